@@ -1,0 +1,58 @@
+"""Image reconstruction with learned convex regularizers, and a proof with every image.
+
+min_x  D(A x, y) + weight R(x),    R an input-convex neural network.
+"""
+
+import logging as _logging
+
+from convexlift import networks as networks
+from convexlift.checks import CheckFailed as CheckFailed
+from convexlift.checks import check_activation as check_activation
+from convexlift.checks import check_functional as check_functional
+from convexlift.checks import check_operator as check_operator
+from convexlift.functionals.box import Box as Box
+from convexlift.functionals.fidelity import L1 as L1
+from convexlift.functionals.fidelity import Fidelity as Fidelity
+from convexlift.functionals.fidelity import KullbackLeibler as KullbackLeibler
+from convexlift.functionals.fidelity import SquaredL2 as SquaredL2
+from convexlift.networks.activations import ELU as ELU
+from convexlift.networks.activations import Abs as Abs
+from convexlift.networks.activations import Activation as Activation
+from convexlift.networks.activations import HalfSquare as HalfSquare
+from convexlift.networks.activations import Huber as Huber
+from convexlift.networks.activations import LeakyReLU as LeakyReLU
+from convexlift.networks.activations import ReLU as ReLU
+from convexlift.networks.activations import SmoothActivation as SmoothActivation
+from convexlift.networks.activations import SmoothedLeakyReLU as SmoothedLeakyReLU
+from convexlift.networks.activations import SmoothedReLU as SmoothedReLU
+from convexlift.networks.activations import Softplus as Softplus
+from convexlift.networks.icnn import ConvexLayer as ConvexLayer
+from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
+from convexlift.operators.imaging import Blur as Blur
+from convexlift.operators.imaging import Mask as Mask
+from convexlift.operators.linear import Composition as Composition
+from convexlift.operators.linear import Identity as Identity
+from convexlift.operators.linear import LinearOperator as LinearOperator
+from convexlift.operators.linear import Scaled as Scaled
+from convexlift.operators.linear import Sum as Sum
+from convexlift.problems.certificate import Certificate as Certificate
+from convexlift.problems.certificate import Guarantee as Guarantee
+from convexlift.problems.certificate import certify as certify
+from convexlift.problems.lifting import lift as lift
+from convexlift.problems.saddle import SaddlePointProblem as SaddlePointProblem
+from convexlift.problems.variational import VariationalProblem as VariationalProblem
+from convexlift.solvers.lbfgs import LBFGS as LBFGS
+from convexlift.solvers.nmapg import NMAPG as NMAPG
+from convexlift.solvers.pdhg import PDHG as PDHG
+from convexlift.solvers.solution import Progress as Progress
+from convexlift.solvers.solution import Solution as Solution
+from convexlift.solvers.solution import Status as Status
+from convexlift.solvers.solve import solve as solve
+from convexlift.solvers.steps import AdaptiveSteps as AdaptiveSteps
+from convexlift.solvers.steps import PaperSteps as PaperSteps
+from convexlift.solvers.stopping import StopWhen as StopWhen
+from convexlift.solvers.subgradient import Subgradient as Subgradient
+
+__version__ = "0.1.0"
+
+_logging.getLogger(__name__).addHandler(_logging.NullHandler())

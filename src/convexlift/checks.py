@@ -1,0 +1,194 @@
+"""Examinations for your own operators, activations and fidelities.
+
+Each function raises ``CheckFailed``, with the numbers, at the first property that does not hold;
+the library's own classes take the same exams in its tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.fidelity import Fidelity
+from convexlift.networks.activations import Activation
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import Shape
+
+
+class CheckFailed(AssertionError):
+    """A property that the mathematics needs does not hold."""
+
+
+def check_operator(
+    operator: LinearOperator,
+    input_shape: Shape | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> None:
+    """Linearity, <A x, y> = <x, A* y>, shapes, the diagonal if there is one, and ||A||.
+
+    Args:
+        operator: A.
+        input_shape: the shape of one input; needed where the operator takes any.
+        dtype: precision of the exam; the operator is converted to it.
+        seed: of the random vectors.
+    """
+    shape = operator.input_shape or input_shape
+    if shape is None:
+        raise ValueError("check_operator needs input_shape=(channels, height, width) here")
+    A = operator.to(dtype=dtype)
+    tolerance = 100 * torch.finfo(dtype).eps
+    random = _Random(seed, dtype)
+    with torch.no_grad():
+        batch = A(torch.zeros((1, *shape), dtype=dtype)).shape[0]
+        x, x2 = random.normal(batch, *shape), random.normal(batch, *shape)
+        Ax = A(x)
+        _require(
+            tuple(Ax.shape[1:]) == tuple(A.output_shape(shape)),
+            f"output_shape says {A.output_shape(shape)}, A(x) has {tuple(Ax.shape[1:])}",
+        )
+        y = random.normal(*Ax.shape)
+        Aty = A.adjoint(y)
+        _require(Aty.shape == x.shape, f"A.adjoint gives {tuple(Aty.shape)}, not {tuple(x.shape)}")
+        scale = float(Ax.norm() * y.norm()) + torch.finfo(dtype).tiny
+        error = abs(float((Ax * y).sum() - (x * Aty).sum())) / scale
+        _require(error <= tolerance, f"<Ax, y> and <x, A*y> differ by {error:.1e}, relatively")
+        error = float((A(2 * x - 3 * x2) - (2 * Ax - 3 * A(x2))).norm()) / (
+            float(Ax.norm()) + 1e-30
+        )
+        _require(error <= tolerance, f"A is not linear: relative error {error:.1e}")
+        if (diagonal := A.diagonal) is not None:
+            error = float((Ax - diagonal.to(dtype) * x).norm()) / (float(Ax.norm()) + 1e-30)
+            _require(error <= tolerance, f"A x and diagonal * x differ by {error:.1e}")
+        norm, growth = A.norm(shape), float(Ax.norm() / x.norm())
+        _require(
+            norm >= growth * (1 - tolerance), f"norm() is {norm:g}, but ||Ax||/||x|| = {growth:g}"
+        )
+
+
+def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 0) -> None:
+    """Convexity, slopes, Fenchel-Young, prox and epigraph projection, in float64.
+
+    Args:
+        activation: h.
+        scale: the size of the random arguments.
+        seed: of the random numbers.
+    """
+    random = _Random(seed, torch.float64)
+    low, high = activation.slopes
+    a, b = scale * random.normal(2000), scale * random.normal(2000)
+    a[:4] = torch.tensor([0.0, 1e-12, -1e-12, 1.0])
+    h, slope = activation.value(a), activation.derivative(a)
+    middle = activation.value((a + b) / 2) - (h + activation.value(b)) / 2
+    _require(float(middle.max()) <= 1e-12 * scale**2, f"not convex: {float(middle.max()):.1e}")
+    _require(bool(((slope >= low) & (slope <= high)).all()), f"derivative leaves {(low, high)}")
+    below = activation.value(b) - h - slope * (b - a)
+    _require(
+        float(below.min()) >= -1e-10, f"derivative is no subgradient: {float(below.min()):.1e}"
+    )
+
+    loss = activation.fenchel_young(a, slope)
+    _require(
+        float(loss.abs().max()) <= 1e-10, f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0"
+    )
+    s = random.uniform(max(low, -scale), min(high, scale), 2000)
+    direct = h + activation.conjugate(s) - s * a
+    loss = activation.fenchel_young(a, s)
+    _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
+    error = float((loss - direct).abs().max())
+    _require(error <= 1e-9 * scale**2, f"fenchel_young and h + h* - s a differ by {error:.1e}")
+    if math.isfinite(high):
+        outside = activation.conjugate(torch.tensor([high + 0.1], dtype=torch.float64))
+        _require(bool(outside.isinf().all()), "conjugate is finite outside the slopes")
+
+    eta = random.uniform(0.01, 3.0, 2000)
+    point = activation.prox(a, eta)
+    loss = activation.fenchel_young(point, ((a - point) / eta).clamp(low, high))
+    _require(float(loss.max()) <= 1e-8, f"prox is not optimal: {float(loss.max()):.1e}")
+    p = activation.scaled_slope(a, eta, torch.ones_like(a))
+    error = float((a - p - point).abs().max())
+    _require(error <= 1e-9 * scale, f"scaled_slope and prox differ by {error:.1e}")
+
+    sigma_a, sigma_z = random.uniform(0.05, 5.0, 2000), random.uniform(0.05, 5.0, 2000)
+    t = activation.multiplier(a, b, sigma_a, sigma_z)
+    _require(float(t.min()) >= 0, "the multiplier is negative")
+    height = activation.value(activation.prox(a, t / sigma_a)) - (b + t / sigma_z)
+    _require(
+        float(height.max()) <= 1e-7, f"the projection leaves the epigraph by {height.max():.1e}"
+    )
+    slackness = float((t * height).abs().max())
+    _require(slackness <= 1e-6, f"the projection is not complementary: {slackness:.1e}")
+    _require(bool((t[h <= b] == 0).all()), "points of the epigraph are moved")
+
+
+def check_functional(
+    fidelity: Fidelity, *, sampler: Callable[[Tensor], Tensor] | None = None, seed: int = 0
+) -> None:
+    """Prox, Moreau, Fenchel-Young, gradient and excess of a fidelity, in float64.
+
+    Args:
+        fidelity: f.
+        sampler: makes arguments w in the domain of f from standard normal numbers; the default
+            scatters them around the data.
+        seed: of the random numbers.
+    """
+    f = fidelity.to(dtype=torch.float64)
+    random = _Random(seed, torch.float64)
+    shape = f.y.shape
+    draw = sampler or (lambda noise: f.y + noise.abs())
+    w = draw(random.normal(*shape))
+    step = random.uniform(0.1, 2.0, *shape)
+    any_w = f.y + random.normal(*shape)
+
+    point = f.prox(any_w, step)
+    v = (any_w - point) / step
+    loss = f.fenchel_young(point, f.clip_to_conjugate_domain(v))
+    _require(float(loss.max()) <= 1e-8, f"prox is not optimal: {float(loss.max()):.1e}")
+    dual = f.conjugate_prox(any_w / step, 1 / step)
+    error = float((any_w - step * dual - point).abs().max())
+    _require(error <= 1e-8 * (1 + float(any_w.abs().max())), f"Moreau fails by {error:.1e}")
+    error = abs(float(f.value(w).sum() - f.density(w).sum()))
+    _require(error <= 1e-9 * (1 + float(f.density(w).sum())), f"value is not the sum: {error:.1e}")
+
+    low, high = (max(end, -5.0) if end < 0 else min(end, 5.0) for end in f.conjugate_domain)
+    s = random.uniform(low, high, *shape) * 0.99
+    loss, direct = f.fenchel_young(w, s), f.density(w) + f.conjugate(s) - s * w
+    _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
+    error = float((loss - direct).abs().max())
+    _require(error <= 1e-8 * (1 + float(direct.max())), f"fenchel_young is off by {error:.1e}")
+    loss = f.fenchel_young(w, f.gradient(w))
+    _require(float(loss.max()) <= 1e-8, f"the gradient is no subgradient: {float(loss.max()):.1e}")
+
+    lower, upper = w - random.uniform(0.0, 1.0, *shape), w + random.uniform(0.0, 1.0, *shape)
+    lower = torch.where(torch.isfinite(f.density(lower)), lower, w)
+    c = 3 * random.normal(*shape)
+    excess = f.excess(w, c, lower, upper)
+    best = f.minimiser(c, lower, upper)
+    error = float((excess - (f.density(w) + c * w - f.density(best) - c * best)).abs().max())
+    _require(error <= 1e-8, f"excess and its definition differ by {error:.1e}")
+    other = lower + random.uniform(0.0, 1.0, *shape) * (upper - lower)
+    worse = f.density(other) + c * other - f.density(best) - c * best
+    _require(float(worse.min()) >= -1e-9, f"minimiser is beaten by {-float(worse.min()):.1e}")
+
+
+class _Random:
+    """Reproducible numbers."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = dtype
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=self.dtype)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(shape, generator=self.generator, dtype=self.dtype)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise CheckFailed(message)

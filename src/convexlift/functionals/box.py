@@ -1,0 +1,53 @@
+"""The constraint lower <= x <= upper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Box:
+    """{x: lower <= x <= upper}; either side may be infinite. ``Box(0)`` is x >= 0."""
+
+    lower: float = -math.inf
+    upper: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.lower < self.upper or self.lower == math.inf or self.upper == -math.inf:
+            raise ValueError(
+                f"a box needs lower < upper, got lower={self.lower} and upper={self.upper}"
+            )
+
+    @classmethod
+    def of(cls, bounds: Box | tuple[float | None, float | None] | None) -> Box:
+        """A box from (lower, upper), None meaning no bound; None alone is no constraint."""
+        if bounds is None:
+            return cls()
+        if isinstance(bounds, Box):
+            return bounds
+        try:
+            lower, upper = bounds
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"box must be None or (lower, upper), for example (0, 1) or (0, None), got {bounds}"
+            ) from None
+        return cls(
+            -math.inf if lower is None else float(lower),
+            math.inf if upper is None else float(upper),
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether there is no constraint at all."""
+        return self.lower == -math.inf and self.upper == math.inf
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Per image, whether every pixel lies in the box."""
+        return ((x >= self.lower) & (x <= self.upper)).flatten(1).all(1)
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest point of the box."""
+        return x if self.is_everything else x.clamp(self.lower, self.upper)

@@ -1,0 +1,283 @@
+"""Data fidelities D(w, y) of predicted data w = A x and measured data y.
+
+Each is a sum over pixels of a convex function f of one variable, so that everything below is
+elementwise. The certificate rests on the last two methods: for a slope c and bounds l <= w <= u,
+
+    minimiser(c, l, u) = argmin_{l <= w <= u}  f(w) + c w          (infinite where unbounded)
+    excess(w, c, l, u) = f(w) + c w - min_{l <= w' <= u} (f(w') + c w')  >= 0.
+
+Without bounds, excess(w, -v) = f(w) + f*(v) - v w is the Fenchel-Young loss of f.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from convexlift.tensors import TensorRecord, first_non_finite, fits, sum_per_image
+
+
+class Fidelity(TensorRecord, ABC):
+    """A separable convex function of the predicted data.
+
+    Attributes:
+        y: the measured data, (B, C, H, W) or (B, ...) as the operator gives it.
+        smooth: whether ``gradient`` is continuous.
+        conjugate_domain: the open interval of slopes v on which f* is finite.
+    """
+
+    smooth: bool
+    conjugate_domain: tuple[float, float]
+
+    def __init__(self, y: Tensor) -> None:
+        name = type(self).__name__
+        if not isinstance(y, Tensor):
+            raise TypeError(f"{name} needs the data as a torch.Tensor, got {type(y).__name__}")
+        if not y.is_floating_point():
+            raise TypeError(f"{name} needs floating-point data, got {y.dtype}; write y.float()")
+        if y.ndim < 2:
+            raise ValueError(
+                f"{name} needs data with a batch dimension, as (batch, channels, H, W), "
+                f"got shape {tuple(y.shape)}"
+            )
+        if y.numel() == 0:
+            raise ValueError(f"{name} got data without entries, shape {tuple(y.shape)}")
+        if (place := first_non_finite(y)) is not None:
+            raise ValueError(
+                f"{name}: the data are {float(y[place])} at index {place}; "
+                "mark missing pixels with cl.Mask and fill them with any number"
+            )
+        self.y = y
+
+    @abstractmethod
+    def density(self, w: Tensor) -> Tensor:
+        """F at every pixel; +inf outside its domain."""
+
+    def value(self, w: Tensor) -> Tensor:
+        """D(w, y) for each image."""
+        return sum_per_image(self.density(w))
+
+    @abstractmethod
+    def gradient(self, w: Tensor) -> Tensor:
+        """f'(w); for a non-smooth f, a subgradient."""
+
+    @abstractmethod
+    def prox(self, w: Tensor, step: Tensor) -> Tensor:
+        """argmin_{w'} step f(w') + (w' - w)^2 / 2."""
+
+    @abstractmethod
+    def conjugate(self, v: Tensor) -> Tensor:
+        """f*(v) at every pixel; +inf outside its domain."""
+
+    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
+        """The prox of step f*, by Moreau: v - step prox_{f/step}(v / step)."""
+        return v - step * self.prox(v / step, 1 / step)
+
+    def clip_to_conjugate_domain(self, v: Tensor) -> Tensor:
+        """The nearest v with finite f*(v)."""
+        return v.clamp(*self.conjugate_domain)
+
+    @abstractmethod
+    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """argmin of f(w) + c w over lower <= w <= upper; infinite where unbounded below."""
+
+    @abstractmethod
+    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """f(w) + c w - min over lower <= w' <= upper, for w between the bounds."""
+
+    def fenchel_young(self, w: Tensor, v: Tensor) -> Tensor:
+        """f(w) + f*(v) - v w >= 0 at every pixel."""
+        unbounded = torch.full_like(w, math.inf)
+        return self.excess(w, -v, -unbounded, unbounded)
+
+
+class SquaredL2(Fidelity):
+    """D(w, y) = 1/2 ||w - y||^2, for Gaussian noise."""
+
+    smooth = True
+    conjugate_domain = (-math.inf, math.inf)
+
+    def density(self, w: Tensor) -> Tensor:
+        """(w - y)^2 / 2."""
+        return (w - self.y) ** 2 / 2
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """W - y."""
+        return w - self.y
+
+    def prox(self, w: Tensor, step: Tensor) -> Tensor:
+        """(w + step y) / (1 + step)."""
+        return (w + step * self.y) / (1 + step)
+
+    def conjugate(self, v: Tensor) -> Tensor:
+        """V^2 / 2 + v y."""
+        return v**2 / 2 + v * self.y
+
+    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
+        """(v - step y) / (1 + step)."""
+        return (v - step * self.y) / (1 + step)
+
+    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Y - c, moved into the bounds."""
+        return torch.minimum(torch.maximum(self.y - c, lower), upper)
+
+    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """(w - w*) (w + w* - 2 (y - c)) / 2, a product of factors of one sign."""
+        best = self.minimiser(c, lower, upper)
+        free = self.y - c
+        return ((w - best) * ((w - free) + (best - free)) / 2).clamp_min(0)
+
+
+class L1(Fidelity):
+    """D(w, y) = scale ||w - y||_1, for outliers such as salt and pepper.
+
+    Args:
+        y: the data.
+        scale: lambda > 0.
+    """
+
+    smooth = False
+
+    def __init__(self, y: Tensor, scale: float = 1.0) -> None:
+        super().__init__(y)
+        if not 0 < scale < math.inf:
+            raise ValueError(f"L1 needs scale > 0, got scale={scale}")
+        self.scale = float(scale)
+        self.conjugate_domain = (-self.scale, self.scale)
+
+    def density(self, w: Tensor) -> Tensor:
+        """Scale |w - y|."""
+        return self.scale * (w - self.y).abs()
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Scale sign(w - y)."""
+        return self.scale * (w - self.y).sign()
+
+    def prox(self, w: Tensor, step: Tensor) -> Tensor:
+        """Towards y by at most step scale (soft shrinkage)."""
+        reach = self.scale * step
+        return torch.minimum(torch.maximum(self.y, w - reach), w + reach)
+
+    def conjugate(self, v: Tensor) -> Tensor:
+        """V y for |v| <= scale."""
+        return torch.where(v.abs() <= self.scale, v * self.y, math.inf)
+
+    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
+        """clip(v - step y, -scale, scale)."""
+        return (v - step * self.y).clamp(-self.scale, self.scale)
+
+    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """One of the three corners: lower, y, upper."""
+        inner = torch.minimum(torch.maximum(self.y, lower), upper)
+        return torch.where(c > self.scale, lower, torch.where(c < -self.scale, upper, inner))
+
+    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Scale (|w - y| - |w* - y|) + c (w - w*); infinite where w* is."""
+        best = self.minimiser(c, lower, upper)
+        finite = torch.where(best.isinf(), w, best)
+        loss = self.scale * ((w - self.y).abs() - (finite - self.y).abs()) + c * (w - finite)
+        return torch.where(best.isinf(), math.inf, loss.clamp_min(0))
+
+
+class KullbackLeibler(Fidelity):
+    """D(w, y) = sum w + r - y + y log(y / (w + r)), for counts y ~ Poisson(w + r).
+
+    The domain is w + r > 0, and w + r >= 0 where y = 0.
+
+    Args:
+        y: counts, nonnegative.
+        background: r >= 0, a number or one for each pixel. It must be positive where counts
+            are, unless the problem keeps x nonnegative.
+    """
+
+    smooth = True
+    conjugate_domain = (-math.inf, 1.0)
+
+    def __init__(self, y: Tensor, background: float | Tensor = 0.0) -> None:
+        super().__init__(y)
+        if (y < 0).any():
+            place = tuple(int(i) for i in (y < 0).nonzero()[0])
+            raise ValueError(
+                f"KullbackLeibler needs counts, but the data are {float(y[place]):g} at index "
+                f"{place}; clip them, or use cl.SquaredL2 for data that can be negative"
+            )
+        r = torch.as_tensor(background, dtype=y.dtype, device=y.device)
+        if not bool(((r >= 0) & (r < math.inf)).all()):
+            raise ValueError("KullbackLeibler needs a finite background >= 0")
+        if not fits(r.shape, y.shape):
+            raise ValueError(
+                f"a background of shape {tuple(r.shape)} does not fit data of {tuple(y.shape)}"
+            )
+        self.background = r
+
+    @property
+    def needs_background(self) -> bool:
+        """Whether some pixel has counts but no background: then A x must be positive there."""
+        return bool(((self.y > 0) & (self.background <= 0)).any())
+
+    def density(self, w: Tensor) -> Tensor:
+        """Y (rho - log(1 + rho)) with rho = (w + r - y)/y; w + r where y = 0."""
+        mean = w + self.background
+        counts = self.y > 0
+        safe = torch.where(counts, self.y, 1.0)
+        positive = torch.where(mean > 0, mean, 1.0)
+        inner = safe * _minus_log1p((positive - safe) / safe)
+        inside = torch.where(counts, mean > 0, mean >= 0)
+        return torch.where(inside, torch.where(counts, inner, mean), math.inf)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """1 - y / (w + r)."""
+        return 1 - torch.where(self.y > 0, self.y / (w + self.background), 0.0)
+
+    def prox(self, w: Tensor, step: Tensor) -> Tensor:
+        """The positive root of m^2 - (w + r - step) m - step y, minus r."""
+        b = w + self.background - step
+        root = torch.sqrt(b**2 + 4 * step * self.y)
+        # The same root twice; the second form does not cancel for negative b.
+        flipped = 2 * step * self.y / (root - b).clamp_min(torch.finfo(b.dtype).tiny)
+        mean = torch.where(b >= 0, (b + root) / 2, flipped)
+        return mean - self.background
+
+    def conjugate(self, v: Tensor) -> Tensor:
+        """-r v - y log(1 - v) for v < 1."""
+        inner = -self.background * v - torch.special.xlog1py(self.y, -v.clamp_max(1))
+        return torch.where(v <= 1, inner, math.inf)
+
+    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
+        """1/2 (v + 1 + step r - sqrt((v - 1 + step r)^2 + 4 step y)), paper section 5.2."""
+        shifted = v + step * self.background
+        return (shifted + 1 - torch.sqrt((shifted - 1) ** 2 + 4 * step * self.y)) / 2
+
+    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Y / (1 + c) - r, moved into the bounds; the upper bound where 1 + c <= 0."""
+        slope = 1 + c
+        free = torch.where(self.y > 0, self.y / slope, 0.0) - self.background
+        rising = torch.where(slope > 0, free, math.inf)
+        # With no counts and no slope every w is as good; take the left end.
+        flat = (slope == 0) & (self.y == 0)
+        best = torch.where(flat, -self.background.expand_as(free), rising)
+        return torch.minimum(torch.maximum(best, lower), upper)
+
+    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """((1 + c) m* - y) rho + y (rho - log(1 + rho)), with m* = w* + r, rho = (w - w*)/m*."""
+        best = self.minimiser(c, lower, upper)
+        finite = torch.where(best.isinf(), w, best)
+        mean = finite + self.background
+        tiny = torch.finfo(w.dtype).tiny
+        rho = (w - finite) / mean.clamp_min(tiny)
+        curved = ((1 + c) * mean - self.y) * rho + self.y * _minus_log1p(rho)
+        linear = (1 + c) * (w - finite)  # where there are no counts
+        loss = torch.where(self.y > 0, curved, linear).clamp_min(0)
+        outside = ~torch.isfinite(self.density(w))
+        return torch.where(best.isinf() | outside, math.inf, loss)
+
+
+def _minus_log1p(rho: Tensor) -> Tensor:
+    """Rho - log(1 + rho) >= 0, accurate near zero."""
+    small = rho.abs() < 1e-2
+    r = torch.where(small, rho, 0.0)
+    series = r**2 * (1 / 2 - r * (1 / 3 - r * (1 / 4 - r * (1 / 5 - r * (1 / 6 - r / 7)))))
+    return torch.where(small, series, rho - torch.log1p(rho.clamp_min(-1)))

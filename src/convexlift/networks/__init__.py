@@ -1,0 +1,21 @@
+"""Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
+
+from convexlift.networks.architectures import baseline as baseline
+from convexlift.networks.architectures import convolutional as convolutional
+from convexlift.networks.architectures import deep as deep
+from convexlift.networks.maps import AveragePool as AveragePool
+from convexlift.networks.maps import Chain as Chain
+from convexlift.networks.maps import Convolution as Convolution
+from convexlift.networks.maps import Dense as Dense
+from convexlift.networks.maps import LinearMap as LinearMap
+
+__all__ = [
+    "AveragePool",
+    "Chain",
+    "Convolution",
+    "Dense",
+    "LinearMap",
+    "baseline",
+    "convolutional",
+    "deep",
+]

@@ -1,0 +1,526 @@
+"""Convex activations, with all that convex analysis asks of them.
+
+For an activation h with slopes [lo, hi] (the closure of its derivative's range, which is the
+domain of h*), the library needs
+
+    value         h(a)
+    derivative    an element of the subdifferential of h at a
+    conjugate     h*(s) = sup_a  s a - h(a),  +inf outside [lo, hi]
+    prox          argmin_a  eta h(a) + (a - y)^2 / 2
+    multiplier    t >= 0 of the projection onto the epigraph {(a, z): h(a) <= z}
+    fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
+
+An activation is a frozen dataclass without trainable parts. After the first layer of a network
+it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.networks.roots import increasing_root
+
+
+class Activation(ABC):
+    """A convex function of one variable, applied to every entry."""
+
+    smooth: bool = False
+    """Whether the derivative is continuous."""
+
+    @property
+    @abstractmethod
+    def slopes(self) -> tuple[float, float]:
+        """(lo, hi), the smallest and the largest slope: the domain of the conjugate."""
+
+    @property
+    def nondecreasing(self) -> bool:
+        """Whether it may follow another layer."""
+        return self.slopes[0] >= 0
+
+    @abstractmethod
+    def value(self, a: Tensor) -> Tensor:
+        """h(a)."""
+
+    @abstractmethod
+    def derivative(self, a: Tensor) -> Tensor:
+        """h'(a); at a kink, one of the subgradients."""
+
+    @abstractmethod
+    def conjugate(self, s: Tensor) -> Tensor:
+        """h*(s) = sup_a s a - h(a); +inf outside the slopes."""
+
+    @abstractmethod
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """argmin_a eta h(a) + (a - y)^2 / 2, for eta >= 0."""
+
+    @abstractmethod
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """The multiplier t >= 0 of the projection of (y, z) onto the epigraph of h.
+
+            min_{a, z'}  sigma_a/2 (a - y)^2 + sigma_z/2 (z' - z)^2   subject to  h(a) <= z'
+
+        is solved by a = prox_{(t/sigma_a) h}(y) and z' = z + t/sigma_z; t = 0 inside. The dual
+        step of the epigraph's indicator is then (``scaled_slope(y, t, sigma_a)``, -t), free of
+        the cancellation in v - sigma * projection(v / sigma).
+        """
+
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """P = t s with s a slope of h at prox_{(t/sigma) h}(y): the dual step of t h."""
+        return t * self.derivative(self.prox(y, t / sigma))
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """h(a) + h*(s) - s a >= 0, and = 0 exactly where s is a slope of h at a."""
+        return (self.value(a) + self.conjugate(s) - s * a).clamp_min(0)
+
+    def project_epigraph(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The point of {(a, z): h(a) <= z} nearest to (p, q)."""
+        one = torch.ones_like(p)
+        t = self.multiplier(p, q, one, one)
+        return self.prox(p, t), q + t
+
+    def _outside(self, s: Tensor, inside_value: Tensor) -> Tensor:
+        """``inside_value`` where s is one of the slopes, +inf elsewhere."""
+        low, high = self.slopes
+        return torch.where((s >= low) & (s <= high), inside_value, math.inf)
+
+
+class PiecewiseLinear(Activation):
+    """h(a) = max(lo a, hi a): one kink, at zero. Everything is in closed form."""
+
+    def value(self, a: Tensor) -> Tensor:
+        """max(lo a, hi a)."""
+        low, high = self.slopes
+        return torch.maximum(low * a, high * a)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """Lo for a <= 0, hi for a > 0."""
+        low, high = self.slopes
+        return torch.where(a > 0, high, low).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """0 on [lo, hi]."""
+        return self._outside(s, torch.zeros_like(s))
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Y - clip(y, lo eta, hi eta)."""
+        return y - self.scaled_slope(y, eta, torch.ones_like(eta))
+
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """clip(sigma y, lo t, hi t)."""
+        low, high = self.slopes
+        return torch.minimum(torch.maximum(sigma * y, low * t), high * t)
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the right ray, on the left ray, or at the kink."""
+        low, high = self.slopes
+        right = (high * y - z) / (high**2 / sigma_a + 1 / sigma_z)
+        left = (low * y - z) / (low**2 / sigma_a + 1 / sigma_z)
+        kink = -sigma_z * z
+        t = torch.where(
+            (right >= 0) & (sigma_a * y >= high * right),
+            right,
+            torch.where((left >= 0) & (sigma_a * y <= low * left), left, kink),
+        )
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """(hi - s) a_+ + (s - lo) a_-."""
+        low, high = self.slopes
+        return (high - s) * a.clamp_min(0) + (s - low) * (-a).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class ReLU(PiecewiseLinear):
+    """h(a) = max(0, a)."""
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[0, 1]."""
+        return (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class LeakyReLU(PiecewiseLinear):
+    """h(a) = max(slope a, a); the paper's first layer, with slope 0.2."""
+
+    slope: float = 0.2
+
+    def __post_init__(self) -> None:
+        _require_between("LeakyReLU", "slope", self.slope, 0.0, 1.0)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[slope, 1]."""
+        return (self.slope, 1.0)
+
+
+@dataclass(frozen=True)
+class Abs(PiecewiseLinear):
+    """h(a) = |a|; not monotone, for first layers."""
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[-1, 1]."""
+        return (-1.0, 1.0)
+
+
+class SmoothActivation(Activation):
+    """A differentiable h; ``second_derivative`` makes prox and projection work out of the box.
+
+    Subclasses are nondecreasing, or even (``h(-a) = h(a)``).
+    """
+
+    smooth = True
+
+    @abstractmethod
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """h''(a) >= 0; anything in between where it jumps."""
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """The root of a - y + eta h'(a), by bracketed Newton."""
+        low, high = self.slopes
+        eta = eta.expand_as(y)
+
+        def equation(a: Tensor) -> tuple[Tensor, Tensor]:
+            return a - y + eta * self.derivative(a), 1 + eta * self.second_derivative(a)
+
+        return increasing_root(equation, y - eta * high, y - eta * low)
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """From the root of a - y + r (h(a) - z) h'(a), r = sigma_z/sigma_a.
+
+        The equation is increasing where h(a) >= z, and negative to the left of that: so the
+        bracket may start anywhere below.
+        """
+        if not self.nondecreasing:
+            y = y.abs()
+        ratio = sigma_z / sigma_a
+        top = self.value(y)
+        target = torch.minimum(z.expand_as(top), top)  # inside points project onto themselves
+
+        def equation(a: Tensor) -> tuple[Tensor, Tensor]:
+            height, slope = ratio * (self.value(a) - target), self.derivative(a)
+            derivative = 1 + ratio * slope**2 + height * self.second_derivative(a)
+            return a - y + height * slope, derivative
+
+        if self.nondecreasing:
+            reach = self.slopes[1] * ratio * (top - target)
+            low = y - reach
+        else:
+            low = torch.zeros_like(y)
+        a = increasing_root(equation, low, y)
+        return torch.where(top <= z, 0.0, sigma_z * (self.value(a) - target)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class SmoothedLeakyReLU(SmoothActivation):
+    """h(a) = kappa a + (1 - kappa) psi_nu(a), the paper's smoothed leaky ReLU (section 5.3).
+
+    psi_nu(a) = 0 for a <= 0,  a^2 / (2 nu) for 0 < a < nu,  a - nu/2 for a >= nu.
+
+    Args:
+        slope: kappa, in [0, 1).
+        smoothing: nu > 0.
+    """
+
+    slope: float = 0.2
+    smoothing: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_between("SmoothedLeakyReLU", "slope", self.slope, 0.0, 1.0)
+        _require_positive("SmoothedLeakyReLU", "smoothing", self.smoothing)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[kappa, 1]."""
+        return (self.slope, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """Kappa a + (1 - kappa) psi_nu(a)."""
+        nu = self.smoothing
+        psi = a.clamp(0, nu) ** 2 / (2 * nu) + (a - nu).clamp_min(0)
+        return self.slope * a + (1 - self.slope) * psi
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """Kappa + (1 - kappa) clip(a / nu, 0, 1)."""
+        return self.slope + (1 - self.slope) * (a / self.smoothing).clamp(0, 1)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """(1 - kappa) / nu between the two rays."""
+        curved = (a > 0) & (a < self.smoothing)
+        return torch.where(curved, (1 - self.slope) / self.smoothing, 0.0).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """Nu (s - kappa)^2 / (2 (1 - kappa)) on [kappa, 1]."""
+        return self._outside(s, self.smoothing * (s - self.slope) ** 2 / (2 * (1 - self.slope)))
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Linear on each of three pieces."""
+        kappa, nu = self.slope, self.smoothing
+        curved = (y - kappa * eta) / (1 + eta * (1 - kappa) / nu)
+        return torch.where(
+            y <= kappa * eta, y - kappa * eta, torch.where(y >= nu + eta, y - eta, curved)
+        )
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the rays in closed form; between them the root of a convex cubic.
+
+        Newton's method from the right approaches that root monotonically.
+        """
+        kappa, nu = self.slope, self.smoothing
+        left = (kappa * y - z) / (kappa**2 / sigma_a + 1 / sigma_z)
+        right = (y - (1 - kappa) * nu / 2 - z) / (1 / sigma_a + 1 / sigma_z)
+        on_left = sigma_a * y <= kappa * left
+        on_right = sigma_a * (y - nu) >= right
+        inside = self.value(y) <= z
+        curved = ~(on_left | on_right | inside)
+
+        ratio, bend = sigma_z / sigma_a, (1 - kappa) / nu
+        a = y.clamp(0, nu)
+        tolerance = torch.finfo(y.dtype).eps * nu
+        for _ in range(60):
+            slope = kappa + bend * a
+            height = ratio * (kappa * a + 0.5 * bend * a**2 - z)
+            newton = a - (a - y + height * slope) / (1 + ratio * slope**2 + height * bend)
+            newton = torch.where(curved, newton.clamp(0, nu), a)
+            moved = (newton - a).abs().amax() if a.numel() else a.new_zeros(())
+            a = newton
+            if bool(moved <= tolerance):
+                break
+        t = torch.where(on_right, right, torch.where(on_left, left, a))
+        between = sigma_z * (kappa * a + 0.5 * bend * a**2 - z)
+        return torch.where(inside, 0.0, torch.where(curved, between, t)).clamp_min(0)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """A sum of nonnegative terms on each piece (u is s mapped onto [0, 1])."""
+        kappa, nu = self.slope, self.smoothing
+        u = (s - kappa) / (1 - kappa)
+        left = nu * u**2 / 2 + u * a.abs()
+        curved = (a - nu * u) ** 2 / (2 * nu)
+        right = (1 - u) * (a - nu) + nu * (1 - u) ** 2 / 2
+        return (1 - kappa) * torch.where(a <= 0, left, torch.where(a < nu, curved, right))
+
+
+@dataclass(frozen=True)
+class SmoothedReLU(SmoothedLeakyReLU):
+    """h = psi_nu, the paper's smoothed ReLU: the smoothed leaky ReLU with kappa = 0."""
+
+    slope: float = 0.0
+    smoothing: float = 0.01
+
+
+@dataclass(frozen=True)
+class Softplus(SmoothActivation):
+    """h(a) = log(1 + exp(b a)) / b.
+
+    Args:
+        sharpness: b > 0; larger is closer to the ReLU.
+    """
+
+    sharpness: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive("Softplus", "sharpness", self.sharpness)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[0, 1]."""
+        return (0.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """log(1 + exp(b a)) / b."""
+        scaled = self.sharpness * a
+        return (scaled.clamp_min(0) + torch.log1p(torch.exp(-scaled.abs()))) / self.sharpness
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """The logistic function of b a."""
+        return torch.sigmoid(self.sharpness * a)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """B s (1 - s)."""
+        scaled = self.sharpness * a
+        return self.sharpness * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """(s log s + (1 - s) log(1 - s)) / b on [0, 1]."""
+        inner = s.clamp(0, 1)
+        entropy = torch.xlogy(inner, inner) + torch.special.xlog1py(1 - inner, -inner)
+        return self._outside(s, entropy / self.sharpness)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """The relative entropy of two coins, KL(s || sigmoid(b a)) / b."""
+        scaled = self.sharpness * a
+        heads: Tensor = torch.xlogy(s, s) - s * F.logsigmoid(scaled)
+        tails: Tensor = torch.special.xlog1py(1 - s, -s) - (1 - s) * F.logsigmoid(-scaled)
+        return (heads + tails).clamp_min(0) / self.sharpness
+
+
+@dataclass(frozen=True)
+class ELU(SmoothActivation):
+    """h(a) = a for a > 0,  alpha (exp(a) - 1) for a <= 0; convex for 0 < alpha <= 1.
+
+    Below alpha = 1 there is a kink at zero.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(
+                f"ELU needs 0 < alpha <= 1 to be convex and nondecreasing, got alpha={self.alpha}"
+            )
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """Only with alpha = 1."""
+        return self.alpha == 1.0
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[0, 1]."""
+        return (0.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """A, or alpha (exp(a) - 1)."""
+        return torch.where(a > 0, a, self.alpha * torch.expm1(a.clamp_max(0)))
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """1, or alpha exp(a)."""
+        return torch.where(a > 0, 1.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """0, or alpha exp(a)."""
+        return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """S log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""
+        inner = s.clamp(0, self.alpha)
+        curved = torch.xlogy(inner, inner / self.alpha) - inner + self.alpha
+        return self._outside(s, torch.where(s < self.alpha, curved, 0.0))
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Y - eta on the right, 0 at the kink, a root on the left."""
+        eta = eta.expand_as(y)
+        left = super().prox(torch.minimum(y, self.alpha * eta), eta).clamp_max(0)
+        return torch.where(y > eta, y - eta, torch.where(y >= self.alpha * eta, 0.0, left))
+
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """At the kink the slope is free between alpha and 1, and sigma y tells it."""
+        curved = super().scaled_slope(y, t, sigma)
+        at_kink = (sigma * y >= self.alpha * t) & (sigma * y <= t)
+        return torch.where(at_kink, sigma * y, torch.where(sigma * y > t, t, curved))
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the right ray or at the kink as for the ReLU, else a root on the left."""
+        right = (y - z) / (1 / sigma_a + 1 / sigma_z)
+        kink = -sigma_z * z
+        on_right = sigma_a * y >= right
+        on_left = sigma_a * y < self.alpha * kink
+        curved = super().multiplier(torch.where(on_left, y, -1.0), z, sigma_a, sigma_z)
+        t = torch.where(on_right, right, torch.where(on_left, curved, kink))
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """(1 - s) a + h*(s) on the right; a relative entropy, or linear, on the left."""
+        right = (1 - s) * a + self.conjugate(s)
+        below = a.clamp_max(0)
+        tangent = self.alpha * torch.exp(below)
+        curved = torch.xlogy(s, s / self.alpha) - s * below - s + tangent
+        steep = self.alpha * torch.expm1(below) - s * below
+        left = torch.where(s < self.alpha, curved, steep)
+        return torch.where(a > 0, right, left).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class HalfSquare(SmoothActivation):
+    """h(a) = a^2 / 2; not monotone, for first layers."""
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """Every number."""
+        return (-math.inf, math.inf)
+
+    def value(self, a: Tensor) -> Tensor:
+        """A^2 / 2."""
+        return a**2 / 2
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """A."""
+        return a
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(a)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """S^2 / 2."""
+        return s**2 / 2
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Y / (1 + eta)."""
+        return y / (1 + eta)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """(a - s)^2 / 2."""
+        return (a - s) ** 2 / 2
+
+
+@dataclass(frozen=True)
+class Huber(SmoothActivation):
+    """h(a) = a^2 / (2 delta) for |a| <= delta,  |a| - delta/2 beyond; for first layers."""
+
+    delta: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_positive("Huber", "delta", self.delta)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[-1, 1]."""
+        return (-1.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """Quadratic, then linear."""
+        size = a.abs()
+        return size.clamp_max(self.delta) ** 2 / (2 * self.delta) + (size - self.delta).clamp_min(0)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """clip(a / delta, -1, 1)."""
+        return (a / self.delta).clamp(-1, 1)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """1 / delta in the middle."""
+        return torch.where(a.abs() < self.delta, 1 / self.delta, 0.0).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """Delta s^2 / 2 on [-1, 1]."""
+        return self._outside(s, self.delta * s**2 / 2)
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Shrinks towards zero, by at most eta."""
+        return torch.where(
+            y.abs() <= self.delta + eta, y / (1 + eta / self.delta), y - eta * y.sign()
+        )
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """A square in the middle, nonnegative terms beyond."""
+        middle = (a - self.delta * s) ** 2 / (2 * self.delta)
+        aligned = s * a.sign()
+        beyond = (1 - aligned) * (a.abs() - self.delta) + self.delta * (1 - aligned) ** 2 / 2
+        return torch.where(a.abs() < self.delta, middle, beyond)
+
+
+def _require_between(owner: str, name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{owner} needs {low:g} <= {name} < {high:g}, got {name}={value}")
+
+
+def _require_positive(owner: str, name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{owner} needs {name} > 0, got {name}={value}")

@@ -1,0 +1,124 @@
+"""Ready-made networks: the paper's baseline and deeper network, and one for any image size."""
+
+from __future__ import annotations
+
+from convexlift.networks.activations import (
+    Activation,
+    LeakyReLU,
+    ReLU,
+    SmoothedLeakyReLU,
+    SmoothedReLU,
+)
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense
+
+
+def baseline(
+    image_size: int | tuple[int, int],
+    *,
+    in_channels: int = 1,
+    channels: int = 32,
+    kernel: int = 5,
+    pool: int = 16,
+    hidden: int = 256,
+    slope: float = 0.2,
+    smoothing: float = 0.0,
+) -> InputConvexNetwork:
+    """R(x) = W_2 h_2(W_1 P h_1(V_0 x + b_0) + b_1), the paper's network (section 5).
+
+    Args:
+        image_size: height and width, or one number for both; a multiple of ``pool``.
+        in_channels: channels of the image.
+        channels: filters of the convolution V_0.
+        kernel: their size.
+        pool: block size of the average pooling P.
+        hidden: outputs of the fully connected W_1.
+        slope: of the leaky ReLU h_1.
+        smoothing: nu; 0 for ReLUs, larger for the paper's smoothed ones (section 5.3: 0.01).
+    """
+    return _pooled(image_size, in_channels, channels, kernel, pool, hidden, slope, smoothing, 0)
+
+
+def deep(
+    image_size: int | tuple[int, int],
+    *,
+    in_channels: int = 1,
+    channels: int = 32,
+    kernel: int = 5,
+    pool: int = 16,
+    hidden: int = 256,
+    slope: float = 0.2,
+    smoothing: float = 0.0,
+) -> InputConvexNetwork:
+    """The baseline with two more nonnegative convolutions (paper section 5.2.1).
+
+    The arguments are those of :func:`baseline`.
+    """
+    return _pooled(image_size, in_channels, channels, kernel, pool, hidden, slope, smoothing, 2)
+
+
+def convolutional(
+    *,
+    in_channels: int = 1,
+    channels: int = 32,
+    kernel: int = 5,
+    slope: float = 0.2,
+    smoothing: float = 0.0,
+) -> InputConvexNetwork:
+    """R(x) = sum_pixels <w, h_2(W_1 h_1(V_0 x + b_0) + b_1)>: no dense layer, any image size.
+
+    Args:
+        in_channels: channels of the image.
+        channels: filters of both convolutions.
+        kernel: their size.
+        slope: of the leaky ReLU h_1.
+        smoothing: nu; 0 for ReLUs, larger for smoothed ones.
+    """
+    first, last = _activations(slope, smoothing)
+    return InputConvexNetwork(
+        [
+            ConvexLayer(first, channels=channels, skip=Convolution(in_channels, channels, kernel)),
+            ConvexLayer(
+                last,
+                channels=channels,
+                previous=Convolution(channels, channels, kernel, nonnegative=True),
+            ),
+        ],
+        in_channels=in_channels,
+    )
+
+
+def _pooled(
+    image_size: int | tuple[int, int],
+    in_channels: int,
+    channels: int,
+    kernel: int,
+    pool: int,
+    hidden: int,
+    slope: float,
+    smoothing: float,
+    extra_convolutions: int,
+) -> InputConvexNetwork:
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if any(n < pool or n % pool for n in size):
+        raise ValueError(
+            f"image_size {size} must be a multiple of the pooling size {pool}; "
+            "choose pool=... accordingly, or networks.convolutional() for any size"
+        )
+    first, last = _activations(slope, smoothing)
+    layers = [
+        ConvexLayer(first, channels=channels, skip=Convolution(in_channels, channels, kernel))
+    ]
+    for _ in range(extra_convolutions):
+        widen = Convolution(channels, channels, kernel, nonnegative=True)
+        layers.append(ConvexLayer(first, channels=channels, previous=widen))
+    features = channels * (size[0] // pool) * (size[1] // pool)
+    dense = Chain(AveragePool(pool), Dense(features, hidden, nonnegative=True))
+    layers.append(ConvexLayer(last, channels=hidden, previous=dense))
+    return InputConvexNetwork(layers, in_channels=in_channels, image_size=size)
+
+
+def _activations(slope: float, smoothing: float) -> tuple[Activation, Activation]:
+    if smoothing == 0.0:
+        return LeakyReLU(slope), ReLU()
+    return SmoothedLeakyReLU(slope, smoothing), SmoothedReLU(smoothing=smoothing)

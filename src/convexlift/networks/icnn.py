@@ -1,0 +1,377 @@
+"""Input-convex neural networks, paper section 2.1 and eq. (EQ-G).
+
+    a_i = V_{i-1} x + sum_{j<i} W_{i-1,j} z_j + b_{i-1}
+    z_i = h_i(a_i)                        (plus z_{i-1} in a residual layer)
+    R(x) = <w, z_L>
+
+R is convex in x if every W and w is nonnegative, every h_i is convex, and h_2, ..., h_L are
+nondecreasing (Assumption 1). Layers are counted from 1, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convexlift.networks.activations import Activation
+from convexlift.networks.maps import AveragePool, Convolution, LinearMap
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import Shape, TensorRecord, sum_per_image
+
+IMAGE = 0
+"""The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
+
+
+class ConvexLayer(nn.Module):
+    """z_i = h(V x + W z_{i-1} + sum_j W_j z_j + b), plus z_{i-1} if residual.
+
+    Args:
+        activation: h.
+        skip: V, a linear map from the image.
+        previous: W, a nonnegative linear map from the previous layer.
+        links: further nonnegative maps from earlier layers, by their number (from 1).
+        channels: length of the bias, the layer's channels or features.
+        bias: whether there is a bias b (one number per channel or feature).
+        residual: whether z_{i-1} is added after the activation.
+    """
+
+    def __init__(
+        self,
+        activation: Activation,
+        *,
+        channels: int,
+        skip: LinearMap | None = None,
+        previous: LinearMap | None = None,
+        links: Mapping[int, LinearMap] | None = None,
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        if skip is None and previous is None and not links:
+            raise ValueError("a layer needs a map: skip=..., previous=... or links={...}")
+        self.activation = activation
+        self.skip = skip
+        self.previous = previous
+        self.links = nn.ModuleDict({str(j): linear_map for j, linear_map in (links or {}).items()})
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.channels = channels
+        self.residual = residual
+
+    def sources(self, number: int) -> dict[int, LinearMap]:
+        """The layer's maps by their source, for the layer with this number."""
+        maps: dict[int, LinearMap] = {}
+        if self.skip is not None:
+            maps[IMAGE] = self.skip
+        if self.previous is not None:
+            maps[number - 1] = self.previous
+        for name, linear_map in self.links.items():
+            assert isinstance(linear_map, LinearMap)
+            maps[int(name)] = linear_map
+        return maps
+
+
+class InputConvexNetwork(nn.Module):
+    """A convex function of an image: (B, C, H, W) -> (B,).
+
+    Assumption 1 is checked when the network is built, when a state dict is loaded, and before
+    it is used in a problem; a violation is an error that names the layer and the value.
+    Training keeps it by calling ``project_`` after each optimiser step.
+
+    Args:
+        layers: the layers, first to last.
+        in_channels: channels of the image.
+        image_size: (height, width) if the network fits one size only, None for any.
+
+    Attributes:
+        output: w, the nonnegative weights of the last layer's channels or features.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ConvexLayer],
+        *,
+        in_channels: int = 1,
+        image_size: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("a network needs at least one layer")
+        self.layers = nn.ModuleList(layers)
+        self.in_channels = in_channels
+        self.image_size = image_size
+        channels = layers[-1].channels
+        self.output = nn.Parameter(torch.full((channels,), 1.0 / channels))
+        self._check_structure()
+        self.check_convexity()
+        self.bind((in_channels, *(image_size or self._probe_size())))
+        self.register_load_state_dict_post_hook(_check_after_loading)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """R(x), one number for each image."""
+        if x.ndim != 4:
+            raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
+        bound = self._bind(tuple(x.shape[1:]))
+        z = bound.forward(x).z[-1]
+        return (bound.output * z).flatten(1).sum(1)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Set negative entries of W and w to zero: call it after every optimiser step."""
+        for _, linear_map in self._nonnegative_maps():
+            linear_map.project_()
+        self.output.clamp_(min=0)
+
+    def check_convexity(self) -> None:
+        """Raise ValueError where Assumption 1 fails, naming the layer and the value."""
+        for number, layer in self._numbered():
+            if number > 1 and not layer.activation.nondecreasing:
+                raise ValueError(
+                    f"layer {number}: {layer.activation} decreases (its slopes start at "
+                    f"{layer.activation.slopes[0]:g}); only the first layer may"
+                )
+        for name, linear_map in self._nonnegative_maps():
+            # `not >=` also catches NaN.
+            if not (smallest := linear_map.smallest_weight()) >= 0:
+                raise ValueError(
+                    f"{name} has the weight {smallest:g}, but must be nonnegative for the "
+                    "network to be convex; construct it with nonnegative=True, or call "
+                    "network.project_() after each optimiser step"
+                )
+        if not (smallest := float(self.output.detach().min())) >= 0:
+            raise ValueError(
+                f"the output weights contain {smallest:g}, but must be nonnegative for the "
+                "network to be convex; call network.project_() after each optimiser step"
+            )
+
+    def bind(self, image_shape: Shape) -> BoundNetwork:
+        """The network on images of one shape, as operators cut from the autograd graph."""
+        return self._bind(image_shape).detach()
+
+    def _bind(self, image_shape: Shape) -> BoundNetwork:
+        """As ``bind``, but differentiable in the weights."""
+        self._check_image_shape(image_shape)
+        shapes: list[Shape] = [image_shape]
+        bound = []
+        for number, layer in self._numbered():
+            operators: dict[int, LinearOperator] = {}
+            outputs: dict[int, Shape] = {}
+            for source, linear_map in layer.sources(number).items():
+                try:
+                    operators[source] = linear_map.operator(shapes[source])
+                except ValueError as error:
+                    raise ValueError(f"layer {number}, map from {_name(source)}: {error}") from None
+                outputs[source] = operators[source].output_shape(shapes[source])
+            shape = next(iter(outputs.values()))
+            self._check_layer_shapes(number, layer, shape, outputs, shapes[-1])
+            shapes.append(shape)
+            bias = None if layer.bias is None else _per_channel(layer.bias, shape)
+            bound.append(BoundLayer(layer.activation, operators, bias, layer.residual, shape))
+        return BoundNetwork(tuple(bound), _per_channel(self.output, shapes[-1]))
+
+    def _check_structure(self) -> None:
+        first = self.layers[0]
+        assert isinstance(first, ConvexLayer)
+        if first.previous is not None or first.residual:
+            raise ValueError("layer 1 has no previous layer: use skip=..., and residual=False")
+        for number, layer in self._numbered():
+            for source in map(int, layer.links):
+                if not 1 <= source < number:
+                    raise ValueError(
+                        f"layer {number} has a link from layer {source}, which is not an earlier "
+                        f"layer (1 to {number - 1})"
+                    )
+                if source == number - 1 and layer.previous is not None:
+                    raise ValueError(
+                        f"layer {number} has both previous=... and a link from layer {source}"
+                    )
+
+    def _probe_size(self) -> tuple[int, int]:
+        """A small image size that every pooling divides, to check channels of any-size nets."""
+        pools = [module.size for module in self.modules() if isinstance(module, AveragePool)]
+        kernels = [max(m.weight.shape[-2:]) for m in self.modules() if isinstance(m, Convolution)]
+        size = max(kernels, default=1) * math.prod(pools)
+        return (size, size)
+
+    def _check_image_shape(self, image_shape: Shape) -> None:
+        size = self.image_size
+        if image_shape[0] != self.in_channels or (size and tuple(image_shape[1:]) != size):
+            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else 'H, W'})"
+            raise ValueError(
+                f"the network takes images of shape {expected}, got {tuple(image_shape)}"
+            )
+
+    @staticmethod
+    def _check_layer_shapes(
+        number: int,
+        layer: ConvexLayer,
+        shape: Shape,
+        outputs: dict[int, Shape],
+        previous: Shape,
+    ) -> None:
+        for source, other in outputs.items():
+            if other != shape:
+                raise ValueError(
+                    f"layer {number}: the map from {_name(source)} gives {other}, "
+                    f"the one from {_name(next(iter(outputs)))} gives {shape}"
+                )
+        if layer.channels != shape[0]:
+            raise ValueError(
+                f"layer {number} has channels={layer.channels}, but its maps give {shape}"
+            )
+        if layer.residual and previous != shape:
+            raise ValueError(
+                f"layer {number} is residual, but its shape {shape} is not that of "
+                f"the previous layer, {previous}"
+            )
+
+    def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:
+        for number, layer in enumerate(self.layers, start=1):
+            assert isinstance(layer, ConvexLayer)
+            yield number, layer
+
+    def _nonnegative_maps(self) -> Iterator[tuple[str, LinearMap]]:
+        for number, layer in self._numbered():
+            for source, linear_map in layer.sources(number).items():
+                if source != IMAGE:
+                    yield f"layer {number}, map from {_name(source)},", linear_map
+
+
+def _check_after_loading(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, InputConvexNetwork)
+    module.check_convexity()
+
+
+def _name(source: int) -> str:
+    return "the image" if source == IMAGE else f"layer {source}"
+
+
+def _per_channel(values: Tensor, shape: Shape) -> Tensor:
+    return values.reshape(-1, *([1] * (len(shape) - 1)))
+
+
+@dataclass(frozen=True, eq=False)
+class BoundLayer(TensorRecord):
+    """One layer on inputs of known shape: operators by source (0 is the image)."""
+
+    activation: Activation
+    operators: dict[int, LinearOperator]
+    bias: Tensor | None
+    residual: bool
+    shape: Shape
+
+    def affine(self, values: Sequence[Tensor]) -> Tensor:
+        """A = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
+        terms = [operator(values[source]) for source, operator in self.operators.items()]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total if self.bias is None else total + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """The preactivations a_1..a_L and the layers z_1..z_L at some image."""
+
+    a: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardPass:
+    """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
+
+    With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
+
+        weight R(x) = <c, x> + const + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>,
+
+    whose last sum is nonnegative: <c, x> + const is an affine minorant of weight R, and its
+    tangent at x (c a subgradient) if s_i is a slope of h_i at a_i.
+    """
+
+    t: tuple[Tensor, ...]
+    p: tuple[Tensor, ...]
+    c: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BoundNetwork(TensorRecord):
+    """A network on images of one shape: the form in which problems use it."""
+
+    layers: tuple[BoundLayer, ...]
+    output: Tensor
+
+    @property
+    def bounded_below(self) -> bool:
+        """Whether slope 0 in the last layer gives a constant minorant of R."""
+        last = self.layers[-1]
+        return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
+
+    def minimum_bound(self) -> Tensor:
+        """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
+        last = self.layers[-1]
+        lowest = -last.activation.conjugate(torch.zeros_like(self.output))
+        return (self.output * lowest).expand(last.shape).sum(dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> ForwardPass:
+        """All preactivations and layers at x."""
+        values, preactivations = [x], []
+        for layer in self.layers:
+            a = layer.affine(values)
+            z = layer.activation.value(a)
+            preactivations.append(a)
+            values.append(z + values[-1] if layer.residual else z)
+        return ForwardPass(tuple(preactivations), tuple(values[1:]))
+
+    def value(self, z: Tensor) -> Tensor:
+        """R = <w, z_L> for each image."""
+        return sum_per_image(self.output * z)
+
+    def backward(
+        self, weight: float, like: Tensor, choose: Callable[[int, Tensor], Tensor]
+    ) -> BackwardPass:
+        """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
+
+        Args:
+            weight: gamma > 0.
+            like: a batch of images, for its size.
+            choose: gives p_i = s_i t_i for layer i (from 1) with s_i in dom h_i*.
+        """
+        count = len(self.layers)
+        batch = like.shape[0]
+        t: list[Tensor | None] = [None] * (count + 1)
+        t[count] = (weight * self.output).expand((batch, *self.layers[-1].shape))
+        c = torch.zeros_like(like)
+        p: list[Tensor] = []
+        for i in range(count, 0, -1):
+            layer = self.layers[i - 1]
+            t_i = t[i]
+            if t_i is None:  # a layer nobody uses
+                t_i = t[i] = like.new_zeros((batch, *layer.shape))
+            p_i = choose(i, t_i)
+            p.insert(0, p_i)
+            for source, operator in layer.operators.items():
+                pulled = operator.adjoint(p_i)
+                if source == IMAGE:
+                    c = c + pulled
+                else:
+                    t[source] = _add(t[source], pulled)
+            if layer.residual:
+                t[i - 1] = _add(t[i - 1], t_i)
+        return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)
+
+    def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
+        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
+        return self.backward(
+            weight,
+            x,
+            lambda i, t: t * self.layers[i - 1].activation.derivative(preactivations[i - 1]),
+        )
+
+
+def _add(left: Tensor | None, right: Tensor) -> Tensor:
+    return right if left is None else left + right

@@ -1,0 +1,144 @@
+"""The trainable linear maps of a network: V_i from the image, W_i >= 0 from earlier layers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from convexlift.operators.convolution import (
+    ConvolutionOperator,
+    DenseOperator,
+    PoolingOperator,
+)
+from convexlift.operators.linear import Composition, LinearOperator
+from convexlift.tensors import Shape
+
+
+class LinearMap(nn.Module, ABC):
+    """A linear map with trainable weights, for inputs of one shape or of any.
+
+    ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and
+    shares its weights. Inside a network, maps from earlier layers must have nonnegative
+    weights: construct them with ``nonnegative=True``, which concerns their initial values;
+    ``InputConvexNetwork.project_`` keeps them so during training.
+    """
+
+    @abstractmethod
+    def operator(self, input_shape: Shape) -> LinearOperator:
+        """The map for one input shape; raises ValueError where it does not fit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the map to a batch."""
+        return self.operator(tuple(x.shape[1:]))(x)
+
+    def smallest_weight(self) -> float:
+        """The most negative entry; zero for maps without weights."""
+        return min((float(p.detach().min()) for p in self.parameters()), default=0.0)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Replace negative weights by zero, in place."""
+        for parameter in self.parameters():
+            parameter.clamp_(min=0)
+
+
+class Convolution(LinearMap):
+    """A convolution with kernels of odd size that keeps the image size (for stride 1).
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: number of filters.
+        kernel_size: odd.
+        stride: keep every stride-th output.
+        padding: how the input continues past its edge, ``zero`` or ``circular``.
+        nonnegative: start with nonnegative weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 5,
+        *,
+        stride: int = 1,
+        padding: Literal["zero", "circular"] = "zero",
+        nonnegative: bool = False,
+    ) -> None:
+        super().__init__()
+        _require_counts(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
+        if padding not in ("zero", "circular"):
+            raise ValueError(f"padding must be 'zero' or 'circular', got {padding!r}")
+        self.stride = stride
+        self.padding: Literal["zero", "circular"] = padding
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
+
+    def operator(self, input_shape: Shape) -> ConvolutionOperator:
+        """The convolution on images of one shape."""
+        return ConvolutionOperator(self.weight, input_shape, self.stride, self.padding)
+
+
+class Dense(LinearMap):
+    """A fully connected map, (B, ...) -> (B, out_features), on the flattened input."""
+
+    def __init__(self, in_features: int, out_features: int, *, nonnegative: bool = False) -> None:
+        super().__init__()
+        _require_counts(in_features=in_features, out_features=out_features)
+        self.weight = nn.Parameter(_initial_weights((out_features, in_features), nonnegative))
+
+    def operator(self, input_shape: Shape) -> DenseOperator:
+        """The matrix on inputs of one shape."""
+        return DenseOperator(self.weight, input_shape)
+
+
+class AveragePool(LinearMap):
+    """The mean over blocks of size x size; has no weights and is nonnegative."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        _require_counts(size=size)
+        self.size = size
+
+    def operator(self, input_shape: Shape) -> PoolingOperator:
+        """The pooling of images of one shape."""
+        return PoolingOperator(self.size, input_shape)
+
+
+class Chain(LinearMap):
+    """Maps applied one after the other: ``Chain(AveragePool(16), Dense(...))`` is W P."""
+
+    def __init__(self, *maps: LinearMap) -> None:
+        super().__init__()
+        if not maps:
+            raise ValueError("a chain needs at least one map")
+        self.maps = nn.ModuleList(maps)
+
+    def operator(self, input_shape: Shape) -> Composition:
+        """The composition; the first map stands rightmost, as in mathematics."""
+        factors: list[LinearOperator] = []
+        shape = input_shape
+        for linear_map in self.maps:
+            assert isinstance(linear_map, LinearMap)
+            factors.insert(0, linear_map.operator(shape))
+            shape = factors[0].output_shape(shape)
+        return Composition(tuple(factors))
+
+
+def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
+    """Uniform: in +-1/sqrt(fan_in); nonnegative ones average their input on the whole."""
+    fan_in = math.prod(shape[1:])
+    if nonnegative:
+        return torch.rand(shape) * (2 / fan_in)
+    return (2 * torch.rand(shape) - 1) / math.sqrt(fan_in)
+
+
+def _require_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,1 @@
+"""Linear operators with exact adjoints."""

@@ -1,0 +1,115 @@
+"""Operators of imaging: masks and blurs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.operators.convolution import BOUNDARIES, Boundary, Padding
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import Shape, first_non_finite, fits
+
+
+class Mask(LinearOperator):
+    """(A x)_p = m_p x_p with m_p in {0, 1}: the pixels that were seen (inpainting).
+
+    Args:
+        mask: 1 or True where a pixel is seen; (H, W), (C, H, W), or one for each image,
+            (B, C, H, W). A floating-point mask sets the precision, a boolean one becomes
+            torch's default.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        if mask.ndim not in (2, 3, 4):
+            raise ValueError(
+                f"a mask has shape (H, W), (C, H, W) or (B, C, H, W), got {tuple(mask.shape)}"
+            )
+        values = mask if mask.is_floating_point() else mask.to(torch.get_default_dtype())
+        wrong = (values != 0) & (values != 1)
+        if wrong.any():
+            place = tuple(int(i) for i in wrong.nonzero()[0])
+            raise ValueError(
+                f"a mask holds only 0 (missing) and 1 (seen), found {float(values[place]):g} "
+                f"at {place}; compare with a threshold first, as in `mask > 0.5`"
+            )
+        self.mask = values.reshape((1,) * (4 - values.ndim) + values.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """M x."""
+        return self.mask * x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """M y, for M is symmetric."""
+        return self.mask * y
+
+    @property
+    def diagonal(self) -> Tensor:
+        """M."""
+        return self.mask
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The input's, if the mask fits it."""
+        if not fits(self.mask.shape[1:], input_shape):
+            raise ValueError(
+                f"a mask of shape {tuple(self.mask.shape)} does not fit images of {input_shape}"
+            )
+        return input_shape
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """One, or zero for a mask that sees nothing."""
+        return float(self.mask.max())
+
+
+class Blur(LinearOperator):
+    """A x = k * x, every channel convolved with one kernel of odd size.
+
+    Args:
+        kernel: (height, width); its centre is the origin. It is not normalised.
+        boundary: how the image continues past its edge: ``zero``, ``circular``, ``reflect`` or
+            ``replicate``.
+    """
+
+    def __init__(self, kernel: Tensor, boundary: Boundary = "reflect") -> None:
+        if kernel.ndim != 2 or any(n % 2 == 0 for n in kernel.shape):
+            raise ValueError(
+                f"a blur kernel has two dimensions of odd size, got {tuple(kernel.shape)}"
+            )
+        if (place := first_non_finite(kernel)) is not None:
+            raise ValueError(f"the blur kernel has {float(kernel[place])} at {place}")
+        if boundary not in BOUNDARIES:
+            raise ValueError(f"boundary must be one of {BOUNDARIES}, got {boundary!r}")
+        self.kernel = kernel
+        self.boundary: Boundary = boundary
+        self.margin = (kernel.shape[0] // 2, kernel.shape[1] // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """K * x."""
+        weight = self.kernel.flip(0, 1)[None, None]
+        planes = x.reshape(-1, 1, *x.shape[-2:])
+        if self.boundary == "zero":
+            return F.conv2d(planes, weight, padding=self.margin).reshape(x.shape)
+        return F.conv2d(self._padding(planes)(planes), weight).reshape(x.shape)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The correlation with k, folded back at the edges."""
+        weight = self.kernel.flip(0, 1)[None, None]
+        planes = y.reshape(-1, 1, *y.shape[-2:])
+        if self.boundary == "zero":
+            return F.conv_transpose2d(planes, weight, padding=self.margin).reshape(y.shape)
+        padded = F.conv_transpose2d(planes, weight)
+        return self._padding(planes).adjoint(padded).reshape(y.shape)
+
+    def _padding(self, planes: Tensor) -> Padding:
+        return Padding(tuple(planes.shape[1:]), self.margin, self.boundary)
+
+    @staticmethod
+    def gaussian(sigma: float, boundary: Boundary = "reflect", radius: int | None = None) -> Blur:
+        """A Gaussian of standard deviation ``sigma`` pixels, cut at three of them."""
+        if not sigma > 0:
+            raise ValueError(f"a Gaussian blur needs sigma > 0, got {sigma}")
+        reach = max(1, round(3 * sigma)) if radius is None else radius
+        places = torch.arange(-reach, reach + 1, dtype=torch.get_default_dtype())
+        profile = torch.exp(-0.5 * (places / sigma) ** 2)
+        profile = profile / profile.sum()
+        return Blur(torch.outer(profile, profile), boundary)

@@ -1,0 +1,264 @@
+"""Linear operators: A(x), A.adjoint(y), their algebra and their norms."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from convexlift.tensors import Shape, TensorRecord, expand_per_image
+
+NORM_MARGIN = 1.02
+"""Power iteration approaches a norm from below; reported norms are larger by this factor."""
+
+
+class LinearOperator(TensorRecord, ABC):
+    """A linear map between batches of images (or of anything else), with its exact adjoint.
+
+    <A x, y> = <x, A* y> for all x and y, image by image. Subclasses write ``forward`` and
+    ``adjoint``; ``check_operator`` examines them.
+
+    Attributes:
+        input_shape: the shape of one input, without the batch; None where any shape will do.
+    """
+
+    input_shape: Shape | None = None
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """A x, for x of shape (batch, ...input_shape)."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A* y, for y of shape (batch, ...output_shape)."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of A x for one x of ``input_shape``; the same shape unless overridden."""
+        return input_shape
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """d with A x = d * x where A is diagonal, else None.
+
+        Behind a diagonal operator every fidelity keeps its closed-form proximal map and its
+        exact certificate.
+        """
+        return None
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """An upper estimate of ||A||, computed once for each shape.
+
+        By power iteration, times ``NORM_MARGIN``, unless a subclass knows better.
+        """
+        shape = self._resolve(input_shape)
+        known: dict[Shape, float] = self.__dict__.setdefault("_norms", {})
+        if shape not in known:
+            known[shape] = self._norm(shape)
+        return known[shape]
+
+    def _norm(self, shape: Shape) -> float:
+        return NORM_MARGIN * power_iteration(self, shape)
+
+    def _resolve(self, input_shape: Shape | None) -> Shape:
+        shape = self.input_shape or input_shape
+        if shape is None:
+            raise ValueError(
+                f"{type(self).__name__} works on images of any shape; "
+                "say for which one: norm(input_shape=(channels, height, width))"
+            )
+        return shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A x, after a look at the shape."""
+        if self.input_shape is not None and tuple(x.shape[1:]) != self.input_shape:
+            raise ValueError(
+                f"{type(self).__name__} expects inputs of shape (batch, "
+                f"{', '.join(map(str, self.input_shape))}), got {tuple(x.shape)}"
+            )
+        return self.forward(x)
+
+    def __matmul__(self, other: LinearOperator) -> Composition:
+        return Composition((self, other))
+
+    def __add__(self, other: LinearOperator) -> Sum:
+        return Sum((self, other))
+
+    def __mul__(self, factor: float) -> Scaled:
+        return Scaled(float(factor), self)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Scaled:
+        return Scaled(-1.0, self)
+
+
+class Identity(LinearOperator):
+    """A x = x, for images of any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X itself."""
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Y itself."""
+        return y
+
+    @property
+    def diagonal(self) -> Tensor:
+        """One, for every pixel."""
+        return torch.ones(())
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """One, exactly."""
+        return 1.0
+
+
+class Scaled(LinearOperator):
+    """(c A) x = c (A x)."""
+
+    def __init__(self, factor: float, operator: LinearOperator) -> None:
+        if not math.isfinite(factor):
+            raise ValueError(f"an operator cannot be scaled by {factor}")
+        self.factor = factor
+        self.operator = operator
+        self.input_shape = operator.input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """C (A x)."""
+        return self.factor * self.operator(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """C (A* y)."""
+        return self.factor * self.operator.adjoint(y)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """That of A."""
+        return self.operator.output_shape(input_shape)
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """C d, if A has a diagonal d."""
+        inner = self.operator.diagonal
+        return None if inner is None else self.factor * inner
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """|c| ||A||."""
+        return abs(self.factor) * self.operator.norm(input_shape)
+
+
+class Composition(LinearOperator):
+    """(A B) x = A (B x), for any number of factors, written left to right."""
+
+    def __init__(self, factors: tuple[LinearOperator, ...]) -> None:
+        if not factors:
+            raise ValueError("a composition needs at least one operator")
+        self.factors = factors
+        self.input_shape = factors[-1].input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A (B x)."""
+        return reduce(lambda value, factor: factor(value), reversed(self.factors), x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """B* (A* y)."""
+        return reduce(lambda value, factor: factor.adjoint(value), self.factors, y)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Through all factors, from the right."""
+        return reduce(
+            lambda shape, factor: factor.output_shape(shape), reversed(self.factors), input_shape
+        )
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """The product of the diagonals, if every factor has one."""
+        diagonals = [factor.diagonal for factor in self.factors]
+        if any(d is None for d in diagonals):
+            return None
+        return reduce(torch.mul, [d for d in diagonals if d is not None])
+
+    def _norm(self, shape: Shape) -> float:
+        """The product of the factors' norms bounds it; power iteration is often closer."""
+        product, inner_shape = 1.0, shape
+        for factor in reversed(self.factors):
+            product *= factor.norm(inner_shape)
+            inner_shape = factor.output_shape(inner_shape)
+        return min(product, super()._norm(shape))
+
+
+class Sum(LinearOperator):
+    """(A + B) x = A x + B x, for any number of terms."""
+
+    def __init__(self, terms: tuple[LinearOperator, ...]) -> None:
+        if not terms:
+            raise ValueError("a sum needs at least one operator")
+        shapes = {term.input_shape for term in terms if term.input_shape is not None}
+        if len(shapes) > 1:
+            raise ValueError(f"operators of input shapes {sorted(shapes)} cannot be added")
+        self.terms = terms
+        self.input_shape = shapes.pop() if shapes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A x + B x."""
+        return reduce(torch.add, [term(x) for term in self.terms])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A* y + B* y."""
+        return reduce(torch.add, [term.adjoint(y) for term in self.terms])
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """That of every term."""
+        return self.terms[0].output_shape(input_shape)
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """The sum of the diagonals, if every term has one."""
+        diagonals = [term.diagonal for term in self.terms]
+        if any(d is None for d in diagonals):
+            return None
+        return reduce(torch.add, [d for d in diagonals if d is not None])
+
+
+def power_iteration(
+    operator: LinearOperator, shape: Shape, steps: int = 200, tolerance: float = 1e-5
+) -> float:
+    """A lower estimate of ||A||: the growth of x <- A* A x from a fixed random start.
+
+    Operators that act differently on the images of a batch (a mask for each image) give the
+    largest norm among them.
+
+    Args:
+        operator: A.
+        shape: the shape of one input.
+        steps: at most so many products with A* A.
+        tolerance: stop once the estimate moves by less than this, relatively.
+    """
+    example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
+    batch = _batch_size(operator, shape, example)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
+    # A positive offset: nonnegative operators have nonnegative leading singular vectors.
+    x = (x + 0.5).to(example)
+    estimate = 0.0
+    with torch.no_grad():
+        for _ in range(steps):
+            lengths = torch.linalg.vector_norm(x.flatten(1), dim=1)
+            if float(lengths.max()) == 0.0:
+                return 0.0
+            tiny = torch.finfo(x.dtype).tiny
+            unit = x / expand_per_image(lengths.clamp_min(tiny), x)
+            x = operator.adjoint(operator(unit))
+            growth = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
+            if abs(growth - estimate) <= tolerance * growth:
+                estimate = max(growth, estimate)
+                break
+            estimate = growth
+    return math.sqrt(estimate)
+
+
+def _batch_size(operator: LinearOperator, shape: Shape, example: Tensor) -> int:
+    with torch.no_grad():
+        return operator(example.new_zeros((1, *shape))).shape[0]

@@ -1,0 +1,1 @@
+"""The variational problem, its lift to a saddle-point problem, and certificates."""

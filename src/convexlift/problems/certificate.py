@@ -1,0 +1,253 @@
+"""Certificates: a lower bound on the optimal value, from any images and any dual variables.
+
+For slopes s_i in dom h_i*, a backward pass (``BoundNetwork.backward``) gives an affine minorant
+of the regularizer; the data term plus that affine function is bounded below in closed form
+(``databound``). The sum of the two slacks is the gap, written as a sum of nonnegative local
+Fenchel-Young terms, so that nothing cancels:
+
+    objective(x) - lower bound = [D(A x) + <c, x> - inf]
+                                 + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>.
+
+The bound holds whatever x and s_i are; good ones make it tight. It needs W >= 0 and exact
+adjoints, both of which the library checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.functionals.fidelity import SquaredL2
+from convexlift.networks.activations import Activation
+from convexlift.networks.icnn import BackwardPass
+from convexlift.problems.databound import DataBound, Slack, bound_data, prefer_first
+from convexlift.problems.saddle import DATA_DUAL, dual_names
+from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.tensors import Blocks, choose_images, sum_per_image
+
+RADIUS = 1.0
+"""The default radius of local guarantees: the full range of images with values in [0, 1]."""
+
+
+class Guarantee(Enum):
+    """What a lower bound says."""
+
+    GLOBAL = "no image in the box has an objective below the lower bound"
+    WITHIN_RADIUS = (
+        "no image in the box has an objective below the lower bound that stays within the radius "
+        "of x on the pixels which neither data nor box bound; give the problem a box for a "
+        "global guarantee"
+    )
+    NONE = "no lower bound: the objective is not finite"
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A proof of near-optimality, for each image of a batch.
+
+    Attributes:
+        objective: the objective at x.
+        lower_bound: no image has a smaller objective, in the sense of ``guarantee``.
+        gap: (objective - lower_bound) / |objective|.
+        guarantee: for whom the bound holds.
+        radius: of the local guarantees among them.
+        map: (B, 1, H, W), where the absolute gap sits; it sums to objective - lower_bound.
+        distance_bound: ||x - x*|| is at most this, where the data term is strongly convex
+            (squared L2 with every pixel seen) and the guarantee global; +inf elsewhere.
+    """
+
+    objective: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+    guarantee: tuple[Guarantee, ...]
+    radius: float
+    map: Tensor
+    distance_bound: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """What a solver needs at each check: the absolute gap, and whether it holds everywhere."""
+
+    gap: Tensor
+    everywhere: Tensor
+    data: DataBound
+    layers: tuple[Tensor, ...]
+    constant: Tensor
+
+
+def certify(
+    problem: VariationalProblem,
+    x: Tensor,
+    duals: Blocks | None = None,
+    *,
+    radius: float = RADIUS,
+    double: bool = False,
+) -> Certificate:
+    """Certify images from anywhere: this library, another one, a network.
+
+    Args:
+        problem: what x is claimed to solve.
+        x: (B, C, H, W).
+        duals: dual variables of a solver, ``solution.duals``, which make the bound tight also
+            where the network has kinks. Without them the network's tangent at x is used: still
+            a proof, and tight for smooth networks.
+        radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
+        double: recompute everything in float64.
+    """
+    if not radius > 0:
+        raise ValueError(f"radius must be positive, got {radius}")
+    if double:
+        problem = problem.to(dtype=torch.float64)
+        x = x.to(torch.float64)
+        duals = (
+            None if duals is None else Blocks({n: v.to(torch.float64) for n, v in duals.items()})
+        )
+    problem.regularizer.check_convexity()
+    with torch.no_grad():
+        evaluation = problem.evaluate(x)
+        return _describe(
+            problem, evaluation, best_bound(problem, evaluation, duals, radius), radius
+        )
+
+
+def best_bound(
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    duals: Blocks | None,
+    radius: float = RADIUS,
+) -> Bound:
+    """The best of the candidates: the solver's duals made feasible, and the tangent at x."""
+    bounds = [
+        _bound(problem, evaluation, backward, v, radius)
+        for backward, v in _candidates(problem, evaluation, duals)
+    ]
+    best = bounds[0]
+    for other in bounds[1:]:
+        best = choose_images(prefer_first(best.data, other.data), best, other)
+    return best
+
+
+def _candidates(
+    problem: VariationalProblem, evaluation: Evaluation, duals: Blocks | None
+) -> Iterator[tuple[BackwardPass, Tensor | None]]:
+    """Pairs of a minorant of weight R and a dual variable of the data."""
+    network = problem.network
+    gradient = None
+    if problem.operator.diagonal is None:
+        gradient = problem.fidelity.gradient(evaluation.prediction).nan_to_num(0.0, 0.0, 0.0)
+    yield network.tangent(problem.weight, evaluation.x, evaluation.layers.a), gradient
+    if duals is None:
+        return
+    count = len(network.layers)
+
+    def feasible(i: int, t: Tensor) -> Tensor:
+        return clip_to_slopes(duals[dual_names(i, count)[0]], t, network.layers[i - 1].activation)
+
+    backward = network.backward(problem.weight, evaluation.x, feasible)
+    yield backward, gradient
+    if gradient is not None and DATA_DUAL in duals:
+        yield backward, duals[DATA_DUAL]
+
+
+def clip_to_slopes(p: Tensor, t: Tensor, activation: Activation) -> Tensor:
+    """The nearest p with p = s t for a slope s of the activation."""
+    low, high = activation.slopes
+    if math.isfinite(low):
+        p = torch.maximum(p, low * t)
+    if math.isfinite(high):
+        p = torch.minimum(p, high * t)
+    return torch.where(t > 0, p, 0.0)
+
+
+def _bound(
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    backward: BackwardPass,
+    v: Tensor | None,
+    radius: float,
+) -> Bound:
+    network = problem.network
+    losses = []
+    for layer, a, t, p in zip(
+        network.layers, evaluation.layers.a, backward.t, backward.p, strict=True
+    ):
+        used = t > 0
+        s = torch.where(used, p / torch.where(used, t, 1.0), layer.activation.derivative(a))
+        losses.append(t * layer.activation.fenchel_young(a, s.clamp(*layer.activation.slopes)))
+    tangent = torch.stack([sum_per_image(loss) for loss in losses]).sum(0)
+    constant = None
+    if network.bounded_below:
+        constant = problem.weight * (evaluation.regularizer - network.minimum_bound())
+        constant = constant.clamp_min(0)
+    slack = Slack(tangent, constant)
+    data = bound_data(problem, evaluation, backward.c, v, slack, radius)
+    spare = torch.zeros_like(tangent) if constant is None else constant
+    return Bound(data.gap, data.everywhere, data, tuple(losses), spare)
+
+
+def _describe(
+    problem: VariationalProblem, evaluation: Evaluation, bound: Bound, radius: float
+) -> Certificate:
+    objective = evaluation.objective
+    finite = torch.isfinite(objective) & torch.isfinite(bound.gap)
+    lower = torch.where(finite, objective - bound.gap, -math.inf)
+    gap = relative_gap(objective, lower)
+    guarantee = tuple(
+        Guarantee.NONE if not ok else Guarantee.GLOBAL if everywhere else Guarantee.WITHIN_RADIUS
+        for ok, everywhere in zip(finite.tolist(), bound.everywhere.tolist(), strict=True)
+    )
+    distance = torch.where(
+        finite & bound.everywhere,
+        torch.sqrt(2 * bound.gap / _strong_convexity(problem)),
+        math.inf,
+    )
+    return Certificate(
+        objective, lower, gap, guarantee, radius, _gap_map(evaluation, bound), distance
+    )
+
+
+def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """(objective - lower bound) / |objective|, zero only where the two are equal."""
+    absolute = (objective - lower_bound).clamp_min(0)
+    relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
+    return torch.where(torch.isfinite(objective), relative, math.inf)
+
+
+def _strong_convexity(problem: VariationalProblem) -> Tensor:
+    """The modulus of D(A .) where it is known to be positive, else zero."""
+    diagonal = problem.operator.diagonal
+    if not isinstance(problem.fidelity, SquaredL2) or diagonal is None:
+        return torch.zeros((), dtype=torch.float64)
+    return diagonal.square().min().to(torch.float64)
+
+
+def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
+    """All local terms on the image's grid, (B, 1, H, W)."""
+    height, width = evaluation.x.shape[-2:]
+    theta = bound.data.theta.to(evaluation.x.dtype)[:, None, None, None]
+    total = bound.data.pixels.sum(1, keepdim=True)
+    data = bound.data.data
+    if data.shape != evaluation.x.shape:  # data that are not pixels have no place on the grid
+        data = data.flatten(1)
+    total = total + _spread(data, height, width)
+    for loss in bound.layers:
+        total = total + theta * _spread(loss, height, width)
+    rest = (1 - bound.data.theta) * bound.constant / (height * width)
+    return total + rest.to(total.dtype)[:, None, None, None]
+
+
+def _spread(values: Tensor, height: int, width: int) -> Tensor:
+    """Local terms to the image's grid, keeping their sum; unplaced ones go everywhere."""
+    if values.ndim == 4 and height % values.shape[-2] == 0 and width % values.shape[-1] == 0:
+        rows, columns = height // values.shape[-2], width // values.shape[-1]
+        coarse = values.sum(1, keepdim=True) / (rows * columns)
+        return F.interpolate(coarse, scale_factor=(rows, columns), mode="nearest")
+    flat = values.flatten(1).sum(1) / (height * width)
+    return flat[:, None, None, None].expand(-1, 1, height, width)

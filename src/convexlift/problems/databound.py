@@ -1,0 +1,240 @@
+"""Lower bounds for  D(A x) + <c, x>  over the box: the data's half of a certificate.
+
+The regularizer's half is an affine minorant weight R(x) >= <c, x> + const, with slack
+
+    tangent  = weight R(x) - <c, x> - const              (of the minorant itself)
+    constant = weight R(x) - weight min R                (of the constant minorant)
+
+at the image x at hand. Where D(A .) + <c, .> is unbounded below, mixing the two minorants,
+theta (c, const) + (1 - theta) (0, weight min R), may help; its slack is the mixture of theirs.
+What stays unbounded after that is bounded only near x: the guarantee is then a local one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.box import Box
+from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+
+MIXTURES = (1.0, 0.99, 0.9, 0.5)
+"""Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slack:
+    """How far the two minorants of weight R lie below it at x; (B,) each."""
+
+    tangent: Tensor
+    constant: Tensor | None
+
+    def mixed(self, theta: Tensor) -> Tensor:
+        """The slack of the mixture."""
+        if self.constant is None:
+            return self.tangent
+        return theta * self.tangent + (1 - theta) * self.constant
+
+
+@dataclass(frozen=True, eq=False)
+class DataBound:
+    """The gap of the whole problem at x, and where it sits.
+
+    Attributes:
+        pixels: the part of each pixel, (B, C, H, W).
+        data: the part of each datum, where the data are not pixels behind a diagonal operator.
+        theta: the mixture of minorants.
+        gap: objective(x) - lower bound, for each image.
+        everywhere: whether the bound holds for all images of the box, or near x only.
+    """
+
+    pixels: Tensor
+    data: Tensor
+    theta: Tensor
+    gap: Tensor
+    everywhere: Tensor
+
+
+def bound_data(
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    c: Tensor,
+    v: Tensor | None,
+    slack: Slack,
+    radius: float,
+) -> DataBound:
+    """The best bound found for slope c.
+
+    Args:
+        problem: the problem.
+        evaluation: of the images x at hand.
+        c: the slope of the minorant of weight R.
+        v: a dual variable for the data; unused (and may be None) behind a diagonal operator.
+        slack: of the minorants at x.
+        radius: pixels that nothing else bounds are compared with those within this distance.
+    """
+    if problem.operator.diagonal is not None:
+        candidates = _diagonal_bounds(problem, evaluation, c, slack, radius)
+    else:
+        assert v is not None
+        candidates = _general_bounds(problem, evaluation, c, v, slack, radius)
+    best = next(candidates)
+    for other in candidates:
+        best = choose_images(prefer_first(best, other), best, other)
+    return best
+
+
+def prefer_first(first: DataBound, second: DataBound) -> Tensor:
+    """Per image: a bound that holds everywhere before a local one, then the smaller gap."""
+    return (first.everywhere & ~second.everywhere) | (
+        (first.everywhere == second.everywhere) & ~(second.gap < first.gap)
+    )
+
+
+def _diagonal_bounds(
+    problem: VariationalProblem, at: Evaluation, c: Tensor, slack: Slack, radius: float
+) -> Iterator[DataBound]:
+    """A = diag(d): every pixel by itself, and exactly."""
+    assert problem.operator.diagonal is not None
+    d = problem.operator.diagonal.to(c).expand_as(c)
+    one = at.objective.new_ones(c.shape[0])
+    direct = _pixel_excess(problem, at.x, c, d, problem.bounds)
+    yield _finish(problem, at, c, d, direct, one, slack, radius)
+    if slack.constant is None or not bool((direct.isinf() & (d != 0)).any()):
+        return
+    # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a hair's
+    # breadth to spare for rounding; pixels bounded by the box do not mind.
+    low, high = problem.fidelity.conjugate_domain
+    v = torch.where(d != 0, -c / torch.where(d != 0, d, 1.0), 0.0)
+    limit = torch.where(v > high, high / v, torch.where(v < low, low / v, 1.0))
+    limit = torch.where(direct.isinf(), limit, 1.0).flatten(1).amin(1)
+    limit = limit * (1 - 8 * torch.finfo(c.dtype).eps)
+    for fraction in MIXTURES:
+        theta = (fraction * limit).to(one.dtype)
+        scaled = expand_per_image(theta, c).to(c.dtype) * c
+        excess = _pixel_excess(problem, at.x, scaled, d, problem.bounds)
+        yield _finish(problem, at, scaled, d, excess, theta, slack, radius)
+
+
+def _pixel_excess(problem: VariationalProblem, x: Tensor, c: Tensor, d: Tensor, box: Box) -> Tensor:
+    lower, upper = torch.full_like(x, box.lower), torch.full_like(x, box.upper)
+    return _excess_between(problem, x, c, d, lower, upper)
+
+
+def _excess_between(
+    problem: VariationalProblem, x: Tensor, c: Tensor, d: Tensor, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """f(d x) + c x minus its minimum over lower <= x' <= upper, pixel by pixel."""
+    seen = d != 0
+    safe = torch.where(seen, d, 1.0)
+    ends = torch.stack([safe * lower, safe * upper])
+    low, high = ends.amin(0), ends.amax(0)
+    of_seen = problem.fidelity.excess(safe * x, c / safe, low, high)
+    return torch.where(seen, of_seen, linear_excess(c, x, lower, upper))
+
+
+def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """G x minus the minimum of g x' over lower <= x' <= upper; +inf where there is none."""
+    rising, falling = g * (x - lower), g * (x - upper)
+    return torch.where(g > 0, rising, torch.where(g < 0, falling, 0.0))
+
+
+def _finish(
+    problem: VariationalProblem,
+    at: Evaluation,
+    c: Tensor,
+    d: Tensor,
+    excess: Tensor,
+    theta: Tensor,
+    slack: Slack,
+    radius: float,
+) -> DataBound:
+    free = excess.isinf()
+    if bool(free.any()):
+        lower, upper = _neighbourhood(problem.bounds, at.x, radius)
+        near = _excess_between(problem, at.x, c, d, lower, upper)
+        excess = torch.where(free, near, excess)
+    gap = sum_per_image(excess) + slack.mixed(theta)
+    everywhere = ~free.flatten(1).any(1)
+    nothing = excess.new_zeros((excess.shape[0], 0))
+    return DataBound(excess, nothing, theta, gap, everywhere)
+
+
+def _neighbourhood(box: Box, x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    return (x - radius).clamp_min(box.lower), (x + radius).clamp_max(box.upper)
+
+
+def _general_bounds(
+    problem: VariationalProblem,
+    at: Evaluation,
+    c: Tensor,
+    v: Tensor,
+    slack: Slack,
+    radius: float,
+) -> Iterator[DataBound]:
+    """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
+    A, box = problem.operator, problem.bounds
+    one = at.objective.new_ones(c.shape[0])
+    v = problem.fidelity.clip_to_conjugate_domain(v)
+    g = A.adjoint(v) + c
+    yield _with_dual(problem, at, v, g, one, slack, radius)
+    one_sided = math.isinf(box.lower) != math.isinf(box.upper)
+    if not one_sided:
+        return
+
+    # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper).
+    sign = 1.0 if math.isfinite(box.lower) else -1.0
+    wrong = sign * g < 0
+    if not bool(wrong.any()):
+        return
+    ones = sign * torch.ones_like(v)
+    push = A.adjoint(ones)  # moving v by delta in this direction moves g by delta A* 1
+    usable = sign * push > 0
+    need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
+    delta = need.flatten(1).amax(1)
+    if bool(torch.isfinite(delta).any()):
+        # A few roundings above what is needed, else the largest entry misses its zero.
+        step = expand_per_image(delta * (1 + 1e-5), v) * ones
+        shifted = v + torch.where(torch.isfinite(step), step, 0.0)
+        inside = problem.fidelity.clip_to_conjugate_domain(shifted)
+        yield _with_dual(problem, at, inside, A.adjoint(inside) + c, one, slack, radius)
+    if slack.constant is None:
+        return
+    end = problem.fidelity.conjugate_domain[1 if sign > 0 else 0]
+    scale = abs(end) if math.isfinite(end) else 1.0
+    for fraction in (0.001, 0.01, 0.1, 0.5):
+        level = fraction * scale
+        m = level * push  # the gradient of the mixture's other end, (v, p) = (level, 0)
+        keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
+        theta = keep.flatten(1).amin(1) * (1 - 1e-5)
+        share = expand_per_image(theta, v)
+        mixed = share * v + (1 - share) * level * ones
+        gradient = A.adjoint(mixed) + expand_per_image(theta, c) * c
+        yield _with_dual(problem, at, mixed, gradient, theta.to(one.dtype), slack, radius)
+
+
+def _with_dual(
+    problem: VariationalProblem,
+    at: Evaluation,
+    v: Tensor,
+    g: Tensor,
+    theta: Tensor,
+    slack: Slack,
+    radius: float,
+) -> DataBound:
+    box = problem.bounds
+    data = problem.fidelity.fenchel_young(at.prediction, v)
+    lower, upper = torch.full_like(g, box.lower), torch.full_like(g, box.upper)
+    pixels = linear_excess(g, at.x, lower, upper)
+    free = pixels.isinf()
+    if bool(free.any()):
+        pixels = torch.where(
+            free, linear_excess(g, at.x, *_neighbourhood(box, at.x, radius)), pixels
+        )
+    gap = sum_per_image(pixels) + sum_per_image(data) + slack.mixed(theta)
+    return DataBound(pixels, data, theta, gap, ~free.flatten(1).any(1))

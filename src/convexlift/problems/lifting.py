@@ -1,0 +1,109 @@
+"""The lift: layers become epigraphs, and the nested problem a flat convex one (paper section 3).
+
+    z_i = h_i(a_i)   is replaced by   z_i >= h_i(a_i),   i = 1, ..., L-1.
+
+Since R is nondecreasing in every z_i, making them larger never pays: the minimisers x are the
+same (the paper's Theorem), and each constraint is the epigraph of an activation, onto which one
+projects unit by unit. In a residual layer the constraint reads (a_i, z_i - z_{i-1}) in epi h_i.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from convexlift.functionals.terms import (
+    BoxTerm,
+    DiagonalFidelityTerm,
+    DualFidelityTerm,
+    DualTerm,
+    EpigraphTerm,
+    LastLayerTerm,
+    LinearTerm,
+    PrimalTerm,
+)
+from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.saddle import (
+    DATA_DUAL,
+    BlockOperator,
+    SaddlePointProblem,
+    dual_names,
+    primal_name,
+)
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import Blocks, Shape
+
+
+def lift(
+    problem: VariationalProblem, *, dualise_fidelity: bool | None = None
+) -> SaddlePointProblem:
+    """The saddle-point problem with the same minimisers x.
+
+    Args:
+        problem: the nested problem.
+        dualise_fidelity: whether D(A x) becomes f_0(K_0 u) instead of a part of g; by default
+            only where it must, that is, where A is not diagonal.
+    """
+    network, operator = problem.network, problem.operator
+    diagonal = operator.diagonal
+    if dualise_fidelity is None:
+        dualise_fidelity = diagonal is None
+
+    rows: dict[str, dict[str, LinearOperator]] = {}
+    f: list[tuple[tuple[str, ...], DualTerm]] = []
+    g: dict[str, PrimalTerm] = {}
+    shapes: dict[str, Shape] = {"x": problem.image_shape}
+
+    if dualise_fidelity:
+        rows[DATA_DUAL] = {"x": operator}  # K_0 = (A 0 ... 0)
+        f.append(((DATA_DUAL,), DualFidelityTerm(problem.fidelity)))
+        g["x"] = BoxTerm(problem.bounds)
+    elif diagonal is not None:
+        y = problem.fidelity.y
+        g["x"] = DiagonalFidelityTerm(problem.fidelity, diagonal.to(y), problem.bounds)
+    else:
+        raise ValueError(
+            f"the fidelity behind {type(operator).__name__} has no closed-form prox; "
+            "leave dualise_fidelity unset"
+        )
+
+    count = len(network.layers)
+    for i, layer in enumerate(network.layers, start=1):
+        names = dual_names(i, count)
+        rows[names[0]] = {primal_name(j): K for j, K in layer.operators.items()}
+        if i < count:  # K_i has the rows (V_{i-1} ... W_{i-1} ...) and (... I ...)
+            shapes[primal_name(i)] = layer.shape
+            rows[names[1]] = {primal_name(i): Identity()}
+            if layer.residual:
+                rows[names[1]][primal_name(i - 1)] = -Identity()
+            f.append((names, EpigraphTerm(layer.activation, layer.bias)))
+        else:
+            weights = problem.weight * network.output
+            f.append((names, LastLayerTerm(layer.activation, layer.bias, weights)))
+            if layer.residual:
+                g[primal_name(i - 1)] = LinearTerm(weights)
+    return SaddlePointProblem(BlockOperator(rows, shapes), tuple(f), g)
+
+
+def lifted_start(
+    problem: VariationalProblem, saddle: SaddlePointProblem, x: Tensor
+) -> tuple[Blocks, Blocks]:
+    """Primal blocks by a forward pass from the image x, dual blocks by one backward pass.
+
+    The duals are those of the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2},
+    and f'(A x) for a dualised fidelity, so that a good image starts with good duals.
+    """
+    evaluation = problem.evaluate(x)
+    backward = problem.network.tangent(problem.weight, x, evaluation.layers.a)
+    count = len(problem.network.layers)
+    u = {"x": x}
+    v = {}
+    for i in range(1, count + 1):
+        names = dual_names(i, count)
+        v[names[0]] = backward.p[i - 1]
+        if i < count:
+            u[primal_name(i)] = evaluation.layers.z[i - 1]
+            v[names[1]] = -backward.t[i - 1]
+    if DATA_DUAL in saddle.K.rows:
+        gradient = problem.fidelity.gradient(evaluation.prediction)
+        v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(gradient)
+    return Blocks(u), Blocks({name: v[name] for name in saddle.K.rows})

@@ -1,0 +1,95 @@
+"""Saddle-point problems  min_u max_v  <K u, v> + g(u) - sum_i f_i*(v_i)  with named blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from convexlift.functionals.terms import DualTerm, PrimalTerm
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
+
+
+def primal_name(source: int) -> str:
+    """x for source 0, else z_1, z_2, ..."""
+    return "x" if source == 0 else f"z{source}"
+
+
+def dual_names(layer: int, layers: int) -> tuple[str, ...]:
+    """(v_{i,1}, v_{i,2}) for the layers with an epigraph, v_L for the last one."""
+    return (f"v{layer}",) if layer == layers else (f"v{layer},1", f"v{layer},2")
+
+
+DATA_DUAL = "v0"
+"""The dual block of a dualised fidelity."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockOperator(TensorRecord):
+    """K, by rows: ``rows[v][u]`` is the operator from primal block u to dual block v."""
+
+    rows: dict[str, dict[str, LinearOperator]]
+    shapes: dict[str, Shape]
+
+    def __call__(self, u: Blocks) -> Blocks:
+        """K u."""
+        return Blocks({v: _sum([K(u[name]) for name, K in row.items()])
+                       for v, row in self.rows.items()})  # fmt: skip
+
+    def adjoint(self, v: Blocks) -> Blocks:
+        """K* v."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.shapes}
+        for dual, row in self.rows.items():
+            for name, K in row.items():
+                parts[name].append(K.adjoint(v[dual]))
+        return Blocks({name: _sum(terms) for name, terms in parts.items()})
+
+    def squared_norms(self) -> dict[str, dict[str, float]]:
+        """||K_vu||^2 for every block, an upper estimate."""
+        return {
+            v: {name: K.norm(self.shapes[name]) ** 2 for name, K in row.items()}
+            for v, row in self.rows.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class SaddlePointProblem(TensorRecord):
+    """min_u  sum_i f_i(K_i u) + g(u), the form PDHG works on (paper section 4).
+
+    Attributes:
+        K: the operator, rows named after the dual blocks.
+        f: f_0 (if the fidelity is dualised), f_1, ..., f_L, each with the names of its rows.
+        g: the primal terms; blocks without one are free.
+    """
+
+    K: BlockOperator
+    f: tuple[tuple[tuple[str, ...], DualTerm], ...]
+    g: dict[str, PrimalTerm]
+
+    def prox_g(self, u: Blocks, tau: Blocks) -> Blocks:
+        """prox_g^T, block by block; the free blocks stay."""
+        return Blocks(
+            {
+                name: self.g[name].prox(part, expand_per_image(tau[name], part))
+                if name in self.g
+                else part
+                for name, part in u.items()
+            }
+        )
+
+    def prox_f_conjugate(self, v: Blocks, sigma: Blocks) -> Blocks:
+        """prox_{f_i*}^{S_i} for every i."""
+        parts: dict[str, Tensor] = {}
+        for names, term in self.f:
+            values = tuple(v[name] for name in names)
+            steps = tuple(expand_per_image(sigma[name], v[name]) for name in names)
+            parts.update(zip(names, term.conjugate_prox(values, steps), strict=True))
+        return Blocks(parts)
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

@@ -1,0 +1,204 @@
+"""The problem people state:  min_x  D(A x, y) + weight R(x)  over the box."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.box import Box
+from convexlift.functionals.fidelity import Fidelity, KullbackLeibler
+from convexlift.networks.icnn import BoundNetwork, ForwardPass, InputConvexNetwork
+from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.tensors import Shape, TensorRecord
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The objective at some images, its two parts, and what was computed on the way."""
+
+    x: Tensor
+    prediction: Tensor
+    layers: ForwardPass
+    data_term: Tensor
+    regularizer: Tensor
+    objective: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class VariationalProblem(TensorRecord):
+    """min_x  D(A x, y) + weight R(x)   subject to  lower <= x <= upper.
+
+    A batch of B data sets states B independent problems that are solved together.
+
+    Args:
+        fidelity: D with its data y, for example ``cl.SquaredL2(y)``.
+        regularizer: R, an input-convex network.
+        weight: gamma > 0.
+        operator: A; the identity (denoising) unless given.
+        box: (lower, upper), each a number or None; ``(0, None)`` is x >= 0; None for no bounds.
+    """
+
+    fidelity: Fidelity
+    regularizer: InputConvexNetwork
+    weight: float
+    operator: LinearOperator = field(default_factory=Identity)
+    box: Box | tuple[float | None, float | None] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fidelity, Fidelity):
+            raise TypeError(
+                "fidelity must be cl.L1(y), cl.SquaredL2(y), cl.KullbackLeibler(y, background) "
+                f"or another Fidelity, got {type(self.fidelity).__name__}"
+            )
+        if not isinstance(self.operator, LinearOperator):
+            raise TypeError(
+                f"operator must be a LinearOperator, got {type(self.operator).__name__}; "
+                "wrap a function and its adjoint in a subclass, and run cl.check_operator on it"
+            )
+        if not isinstance(self.regularizer, InputConvexNetwork):
+            raise TypeError(
+                "regularizer must be an InputConvexNetwork, for example cl.networks.baseline("
+                f"image_size=256), got {type(self.regularizer).__name__}"
+            )
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be positive and finite, got weight={self.weight}")
+        object.__setattr__(self, "weight", float(self.weight))
+        object.__setattr__(self, "box", Box.of(self.box))
+        self._check_same_place()
+        self._check_shapes()
+        self._check_counts()
+        self.regularizer.check_convexity()
+
+    @property
+    def bounds(self) -> Box:
+        """The box, whatever was given for it."""
+        assert isinstance(self.box, Box)
+        return self.box
+
+    @property
+    def image_shape(self) -> Shape:
+        """(C, H, W) of the images sought."""
+        return self.operator.input_shape or tuple(self.fidelity.y.shape[1:])
+
+    @property
+    def batch_size(self) -> int:
+        """How many problems are stated."""
+        return self.fidelity.y.shape[0]
+
+    @cached_property
+    def network(self) -> BoundNetwork:
+        """The regularizer on images of this problem's shape."""
+        return self.regularizer.bind(self.image_shape)
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """The objective and its parts at a batch of images."""
+        if tuple(x.shape) != (self.batch_size, *self.image_shape):
+            raise ValueError(
+                f"x must have shape {(self.batch_size, *self.image_shape)}, got {tuple(x.shape)}"
+            )
+        prediction = self.operator(x)
+        layers = self.network.forward(x)
+        data_term = self.fidelity.value(prediction)
+        regularizer = self.network.value(layers.z[-1])
+        objective = data_term + self.weight * regularizer
+        objective = torch.where(self.bounds.contains(x) | x.flatten(1).isnan().any(1), objective,
+                                math.inf)  # fmt: skip
+        return Evaluation(x, prediction, layers, data_term, regularizer, objective)
+
+    def objective(self, x: Tensor) -> Tensor:
+        """D(A x, y) + weight R(x) for each image, +inf outside the box."""
+        with torch.no_grad():
+            return self.evaluate(x).objective
+
+    def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:
+        """A subgradient of the objective (without the box) at the evaluated images.
+
+        Args:
+            evaluation: of the images.
+            data_term: whether to add A* f'(A x) to that of weight R.
+        """
+        c = self.network.tangent(self.weight, evaluation.x, evaluation.layers.a).c
+        if not data_term:
+            return c
+        return c + self.operator.adjoint(self.fidelity.gradient(evaluation.prediction))
+
+    def initial_image(self) -> Tensor:
+        """A start: the data where pixels are seen and their mean elsewhere; else A* y, rescaled.
+
+        The rescaling divides by A* A 1, which makes a constant image of constant data.
+        """
+        y = self.fidelity.y
+        free = torch.full_like(y, math.inf)
+        best = self.fidelity.minimiser(torch.zeros_like(y), -free, free)
+        diagonal = self.operator.diagonal
+        if diagonal is not None:
+            d = diagonal.to(y).expand_as(y)
+            seen = d != 0
+            filled = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
+            total = filled.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp_min(1)
+            x = torch.where(seen, filled, total.reshape(-1, *([1] * (y.ndim - 1))))
+        else:
+            back = self.operator.adjoint(best)
+            scale = self.operator.adjoint(self.operator(torch.ones_like(back)))
+            x = torch.where(scale > 1e-3 * scale.abs().amax(), back / scale, 0.0)
+        x = self.bounds.project(x)
+        flat = self.bounds.project(torch.zeros_like(x))
+        usable = torch.isfinite(self.objective(x))
+        return torch.where(usable.reshape(-1, *([1] * (x.ndim - 1))), x, flat)
+
+    def _check_same_place(self) -> None:
+        y = self.fidelity.y
+        parts: dict[str, list[Tensor]] = {
+            "operator": list(self.operator.tensors()),
+            "regularizer": list(self.regularizer.parameters()),
+        }
+        for name, tensors in parts.items():
+            for tensor in tensors:
+                if tensor.is_floating_point() and (tensor.dtype, tensor.device) != (
+                    y.dtype,
+                    y.device,
+                ):
+                    raise ValueError(
+                        f"the data are {y.dtype} on {y.device}, but the {name} is "
+                        f"{tensor.dtype} on {tensor.device}; convert one of them with "
+                        f".to(device=..., dtype=...)"
+                    )
+
+    def _check_shapes(self) -> None:
+        y, shape = self.fidelity.y, self.image_shape
+        if len(shape) != 3:
+            raise ValueError(
+                "data and images have shape (batch, channels, H, W); "
+                f"these data make images of {shape} after the batch"
+            )
+        try:
+            self.regularizer.bind(shape)
+        except ValueError as error:
+            raise ValueError(
+                f"the regularizer does not fit images of shape {shape}: {error}"
+            ) from None
+        try:
+            with torch.no_grad():
+                predicted = self.operator(y.new_zeros((self.batch_size, *shape))).shape
+        except RuntimeError as error:
+            raise ValueError(f"the operator does not fit images of {shape}: {error}") from None
+        if predicted != y.shape:
+            raise ValueError(
+                f"the operator maps images of {(self.batch_size, *shape)} to data of "
+                f"{tuple(predicted)}, but the data have {tuple(y.shape)}"
+            )
+
+    def _check_counts(self) -> None:
+        if (
+            isinstance(self.fidelity, KullbackLeibler)
+            and self.fidelity.needs_background
+            and self.bounds.lower < 0
+        ):
+            raise ValueError(
+                "KullbackLeibler without background, where counts are positive, needs x >= 0: "
+                "give box=(0, None), or the expected background as KullbackLeibler(y, background)"
+            )

@@ -1,0 +1,1 @@
+"""One loop, several methods, one kind of result."""

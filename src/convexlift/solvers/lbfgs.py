@@ -1,0 +1,131 @@
+"""L-BFGS, the quasi-Newton method the paper leaves out of its comparison.
+
+    x^{k+1} = P_box (x^k - s H_k g^k),
+
+with H_k from the last pairs (x^{k+1} - x^k, g^{k+1} - g^k) by the two-loop recursion (Nocedal and
+Wright, Numerical Optimization, Algorithm 7.4) and a backtracking (Armijo) line search. With a box,
+pixels that sit on a bound and are pushed outwards are held fixed for the step. Each image of a
+batch has its own pairs and its own line search. The method is made for smooth problems: at kinks
+it stalls, and the certificate tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Method, Solver, State
+from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+
+ARMIJO = 1e-4
+MAX_BACKTRACKS = 40
+
+
+@dataclass(frozen=True)
+class LBFGS(Method):
+    """Options of L-BFGS.
+
+    Args:
+        memory: how many pairs are kept.
+    """
+
+    memory: int = 10
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ValueError(f"LBFGS needs memory >= 1, got {self.memory}")
+
+    def solver(self, problem: VariationalProblem) -> Solver[State]:
+        """Applies to every problem; converges for smooth ones."""
+        return LBFGSSolver(problem, self)
+
+
+@dataclass(frozen=True, eq=False)
+class LBFGSState:
+    """The images, objective and gradient there, and the pairs (s, y, 1/<s, y>), newest last."""
+
+    x: Tensor
+    objective: Tensor
+    gradient: Tensor
+    pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]
+    scale: Tensor  # <s, y> / <y, y> of the newest usable pair
+    duals: None = None
+
+
+class LBFGSSolver(Solver[State]):
+    """All images at once."""
+
+    def __init__(self, problem: VariationalProblem, method: LBFGS) -> None:
+        self.problem, self.method = problem, method
+
+    def start(self, x: Tensor) -> LBFGSState:
+        """No pairs; a first step of about a tenth of the image range."""
+        objective, gradient = self._evaluate(x)
+        length = torch.sqrt(sum_per_image(gradient**2)).clamp_min(1e-30)
+        scale = (0.1 * x[0].numel() ** 0.5 / length).clamp_max(1.0).to(x.dtype)
+        # Unused pairs (of weight 0) keep the shape of the state fixed, as batches need.
+        empty = (torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(scale))
+        return LBFGSState(x, objective, gradient, (empty,) * self.method.memory, scale)
+
+    def resume(self, state: State) -> LBFGSState | None:
+        """With the pairs collected."""
+        usable = isinstance(state, LBFGSState) and len(state.pairs) == self.method.memory
+        return state if usable else None  # type: ignore[return-value]
+
+    def step(self, state: State) -> LBFGSState:
+        """Direction, line search, new pair."""
+        assert isinstance(state, LBFGSState)
+        direction = self._direction(state)
+        x, objective = self._search(state, direction)
+        _, gradient = self._evaluate(x)
+        s, y = x - state.x, gradient - state.gradient
+        sy, yy = sum_per_image(s * y), sum_per_image(y * y)
+        usable = sy > 1e-10 * torch.sqrt(sum_per_image(s * s) * yy)
+        rho = torch.where(usable, 1 / sy, 0.0).to(x.dtype)
+        scale = torch.where(usable, sy / yy, state.scale.to(sy.dtype)).to(x.dtype)
+        return LBFGSState(x, objective, gradient, (*state.pairs[1:], (s, y, rho)), scale)
+
+    def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        evaluation = self.problem.evaluate(x)
+        return evaluation.objective, self.problem.subgradient(evaluation)
+
+    def _direction(self, state: LBFGSState) -> Tensor:
+        """-H g on the free pixels; -g where that is no descent."""
+        box = self.problem.bounds
+        pushed_out = ((state.x <= box.lower) & (state.gradient > 0)) | (
+            (state.x >= box.upper) & (state.gradient < 0)
+        )
+        g = torch.where(pushed_out, 0.0, state.gradient)
+        q, alphas = g, []
+        for s, y, rho in reversed(state.pairs):
+            alpha = rho * sum_per_image(s * q).to(rho.dtype)
+            q = q - expand_per_image(alpha, q) * y
+            alphas.append(alpha)
+        q = expand_per_image(state.scale, q) * q
+        for (s, y, rho), alpha in zip(state.pairs, reversed(alphas), strict=True):
+            beta = rho * sum_per_image(y * q).to(rho.dtype)
+            q = q + expand_per_image(alpha - beta, q) * s
+        direction = torch.where(pushed_out, 0.0, -q)
+        descends = sum_per_image(direction * g) < 0
+        steepest = -expand_per_image(state.scale, g) * g
+        return torch.where(expand_per_image(descends, g), direction, steepest)
+
+    def _search(self, state: LBFGSState, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Halve the step from 1 until F falls by a fraction of what the gradient promises."""
+        x, value = state.x, state.objective
+        step = torch.ones_like(state.scale)
+        searching = torch.ones_like(step, dtype=torch.bool)
+        for _ in range(MAX_BACKTRACKS):
+            trial = self.problem.bounds.project(state.x + expand_per_image(step, x) * direction)
+            trial_value = self.problem.evaluate(trial).objective
+            promised = sum_per_image(state.gradient * (trial - state.x))
+            good = searching & (trial_value <= state.objective + ARMIJO * promised)
+            x, value = choose_images(good, (trial, trial_value), (x, value))
+            searching = searching & ~good
+            if not bool(searching.any()):
+                break
+            step = torch.where(searching, 0.5 * step, step)
+        return x, value

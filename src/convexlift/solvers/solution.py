@@ -1,0 +1,128 @@
+"""What a solve returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.certificate import Guarantee
+from convexlift.tensors import Blocks
+
+
+class Status(Enum):
+    """How a solve ended, for one image; the value says what to do about it."""
+
+    CONVERGED = "The certified gap is below the tolerance."
+    ITERATION_LIMIT = (
+        "The iteration limit came first. Raise StopWhen(max_iterations=...), or continue with "
+        "solve(problem, start=solution.state)."
+    )
+    TIME_LIMIT = (
+        "The time limit came first. Raise StopWhen(seconds=...), or continue with "
+        "solve(problem, start=solution.state)."
+    )
+    NOT_FINITE = (
+        "The iterates became infinite or NaN; x is the best finite one. Check step sizes and the "
+        "scale of the data."
+    )
+    STOPPED = "The callback asked to stop; x is the best iterate so far."
+    INTERRUPTED = "Interrupted from the keyboard; x is the best iterate so far."
+    RUNNING = "Still running."
+
+
+class Record(NamedTuple):
+    """One checked iteration; tensors hold one float64 number for each image."""
+
+    iteration: int
+    seconds: float
+    objective: Tensor
+    data_term: Tensor
+    regularizer: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback is given: the current record and the current image (do not change it)."""
+
+    iteration: int
+    seconds: float
+    objective: Tensor
+    data_term: Tensor
+    regularizer: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+    x: Tensor
+
+
+@dataclass
+class History(Sequence[Record]):
+    """The checked iterations, oldest first.
+
+    ``objective``, ``data_term`` and ``regularizer`` are those of the current iterate;
+    ``lower_bound`` and ``gap`` are the best certified so far. ``history["gap"]`` is a column:
+    a tensor of shape (records, B), or (records,) for ``iteration`` and ``seconds``.
+    """
+
+    records: list[Record] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            values = [getattr(record, key) for record in self.records]
+            return torch.stack(values) if isinstance(values[0], Tensor) else torch.tensor(values)
+        return self.records[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Reconstructed images with a proof of how good they are.
+
+    Attributes:
+        x: the best image found, for each problem of the batch.
+        objective: its objective, (B,).
+        lower_bound: a certified lower bound on the optimal value, (B,).
+        gap: (objective - lower_bound) / |objective|, (B,).
+        status: how the solve ended, for each image.
+        guarantee: for whom the lower bound holds, for each image.
+        iterations: how many iterations each image took.
+        seconds: time in the solver, callbacks excluded.
+        history: the checked iterations.
+        state: pass it back as ``solve(problem, start=solution.state)`` to continue.
+        duals: dual variables for ``certify(problem, x, solution.duals)``, where the method has
+            some.
+    """
+
+    x: Tensor
+    objective: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+    status: tuple[Status, ...]
+    guarantee: tuple[Guarantee, ...]
+    iterations: Tensor
+    seconds: float
+    history: History
+    state: Any
+    duals: Blocks | None
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]
+        for i, status in enumerate(self.status):
+            lines.append(
+                f"  [{i}] {status.name.lower()} after {int(self.iterations[i])} iterations: "
+                f"objective {float(self.objective[i]):.6g}, "
+                f"lower bound {float(self.lower_bound[i]):.6g}, gap {float(self.gap[i]):.1e} "
+                f"({self.guarantee[i].name.lower().replace('_', ' ')})"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,240 @@
+"""``solve``: the one loop of the library."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.certificate import Guarantee, best_bound, relative_gap
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Method, Solver, State
+from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tensors import choose_images, expand_per_image, first_non_finite
+
+Callback = Callable[[Progress], object]
+"""Called at every check; return ``True`` to stop."""
+
+
+def solve(
+    problem: VariationalProblem,
+    *,
+    method: Method | None = None,
+    stop: StopWhen | None = None,
+    start: Tensor | State | None = None,
+    callback: Callback | None = None,
+) -> Solution:
+    """Solve a batch of problems, each to its own certified gap.
+
+    Ctrl-C returns the best images so far; so does every other way to end.
+
+    Args:
+        problem: what to minimise.
+        method: ``PDHG()``, which needs no tuning, unless given; ``PDHG(steps=PaperSteps(c))``,
+            ``Subgradient(step)``, ``NMAPG()``, ``LBFGS()``.
+        stop: when to stop; by default at a relative gap of 1e-3.
+        start: initial images, or the ``state`` of an earlier solution to continue from.
+        callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
+    """
+    method = PDHG() if method is None else method
+    stop = StopWhen() if stop is None else stop
+    with torch.no_grad(), full_precision():
+        solver = method.solver(problem)
+        return _iterate(problem, solver, _first_state(problem, solver, start), stop, callback)
+
+
+def _iterate(
+    problem: VariationalProblem,
+    solver: Solver[State],
+    state: State,
+    stop: StopWhen,
+    callback: Callback | None,
+) -> Solution:
+    clock = Stopwatch()
+    ledger = Ledger(problem, state)
+    iteration = 0
+    wanted = ledger.check(iteration, clock, state, stop, callback)
+    try:
+        while ledger.active.any() and wanted:
+            if iteration == stop.max_iterations:
+                ledger.end(Status.ITERATION_LIMIT)
+            elif stop.seconds is not None and clock.seconds() >= stop.seconds:
+                if iteration % stop.check_every:
+                    ledger.check(iteration, clock, state, stop, callback)
+                ledger.end(Status.TIME_LIMIT)
+            else:
+                following = solver.step(state)
+                state = following if ledger.active.all() else choose_images(
+                    ledger.active, following, state
+                )  # fmt: skip
+                iteration += 1
+                ledger.iterations[ledger.active] = iteration
+                if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
+                    wanted = ledger.check(iteration, clock, state, stop, callback)
+        ledger.end(Status.STOPPED)
+    except KeyboardInterrupt:
+        ledger.check(iteration, clock, state, stop, None)
+        ledger.end(Status.INTERRUPTED)
+    return ledger.solution(clock)
+
+
+class Ledger:
+    """What is known of every image: best iterate, best bound, status, history."""
+
+    def __init__(self, problem: VariationalProblem, state: State) -> None:
+        size, device = problem.batch_size, problem.fidelity.y.device
+        infinite = torch.full((size,), math.inf, dtype=torch.float64, device=device)
+        self.problem = problem
+        self.state = state  # the last one that was finite
+        self.active = torch.ones(size, dtype=torch.bool, device=device)
+        self.iterations = torch.zeros(size, dtype=torch.long, device=device)
+        self.status = [Status.RUNNING] * size
+        self.history = History()
+        # The best image, and the best bound that holds everywhere.
+        self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
+        # The best image with a local bound, which belongs to that image.
+        self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
+
+    def check(
+        self,
+        iteration: int,
+        clock: Stopwatch,
+        state: State,
+        stop: StopWhen,
+        callback: Callback | None,
+    ) -> bool:
+        """Evaluate, certify, record; False if the callback wants to stop."""
+        evaluation = self.problem.evaluate(state.x)
+        finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
+        self.state = choose_images(finite, state, self.state)
+        bound = best_bound(self.problem, evaluation, state.duals)
+        self._keep_best(state.x, evaluation.objective, bound.gap, bound.everywhere, finite)
+        _, _, lower, gap = self._best()
+        record = Record(
+            iteration,
+            clock.seconds(),
+            evaluation.objective,
+            evaluation.data_term,
+            evaluation.regularizer,
+            lower,
+            gap,
+        )
+        self.history.records.append(record)
+        self.end(Status.NOT_FINITE, ~finite)
+        if stop.gap is not None:
+            self.end(Status.CONVERGED, gap <= stop.gap)
+        if callback is None:
+            return True
+        with clock.paused():
+            return callback(Progress(*record, x=state.x)) is not True
+
+    def end(self, status: Status, images: Tensor | None = None) -> None:
+        """Give the active images (among ``images``) their final status."""
+        ending = self.active if images is None else self.active & images
+        for i in ending.nonzero().flatten().tolist():
+            self.status[i] = status
+        self.active = self.active & ~ending
+
+    def solution(self, clock: Stopwatch) -> Solution:
+        """The result, once everything has ended."""
+        x, objective, lower, gap = self._best()
+        everywhere = torch.isfinite(self.lower_bound).tolist()
+        local = torch.isfinite(self.local_gap).tolist()
+        guarantee = tuple(
+            Guarantee.GLOBAL if e else Guarantee.WITHIN_RADIUS if near else Guarantee.NONE
+            for e, near in zip(everywhere, local, strict=True)
+        )
+        return Solution(
+            x,
+            objective,
+            lower,
+            gap,
+            tuple(self.status),
+            guarantee,
+            self.iterations,
+            clock.seconds(),
+            self.history,
+            self.state,
+            self.state.duals,
+        )
+
+    def _keep_best(
+        self, x: Tensor, objective: Tensor, gap: Tensor, everywhere: Tensor, finite: Tensor
+    ) -> None:
+        usable = finite & torch.isfinite(objective)
+        better = usable & (objective < self.objective)
+        self.x = torch.where(expand_per_image(better, x), x, self.x)
+        self.objective = torch.where(better, objective, self.objective)
+        certified = usable & torch.isfinite(gap)
+        lower = torch.where(certified & everywhere, objective - gap, -math.inf)
+        self.lower_bound = torch.maximum(self.lower_bound, lower)
+        near = certified & ~everywhere & (
+            gap / objective.abs() < self.local_gap / self.local_objective.abs().clamp_max(1e300)
+        )  # fmt: skip
+        self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
+        self.local_objective = torch.where(near, objective, self.local_objective)
+        self.local_gap = torch.where(near, gap, self.local_gap)
+
+    def _best(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """X, objective, lower bound and relative gap: the bound for everyone, or the local."""
+        use_local = torch.isinf(self.lower_bound) & torch.isfinite(self.local_gap)
+        x = torch.where(expand_per_image(use_local, self.x), self.local_x, self.x)
+        objective = torch.where(use_local, self.local_objective, self.objective)
+        lower = torch.where(use_local, objective - self.local_gap, self.lower_bound)
+        return x, objective, lower, relative_gap(objective, lower)
+
+
+class Stopwatch:
+    """Seconds since it was made, without the pauses."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """The time so far."""
+        return time.perf_counter() - self._start
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still inside."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - before
+
+
+def _first_state(
+    problem: VariationalProblem, solver: Solver[State], start: Tensor | State | None
+) -> State:
+    if start is None:
+        return solver.start(problem.initial_image())
+    if not isinstance(start, Tensor):
+        resumed = solver.resume(start)
+        if resumed is not None and start.x.shape[0] == problem.batch_size:
+            return resumed
+        start = start.x  # another method's state: its images are a good start all the same
+    y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
+    if tuple(start.shape) != shape:
+        raise ValueError(f"start must have shape {shape}, got {tuple(start.shape)}")
+    if (place := first_non_finite(start)) is not None:
+        raise ValueError(f"start is {float(start[place])} at index {place}")
+    return solver.start(problem.bounds.project(start.to(y)))
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 inside: its three digits would make every certificate below 1e-3 meaningless."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = matmul.fp32_precision, convolution.fp32_precision
+    try:
+        matmul.fp32_precision = convolution.fp32_precision = "ieee"
+        yield
+    finally:
+        matmul.fp32_precision, convolution.fp32_precision = before

@@ -1,0 +1,103 @@
+"""Step sizes of PDHG: diagonal T and S with ||S^(1/2) K T^(1/2)|| < 1, for any lift.
+
+Row i of K maps several primal blocks j. With n_i blocks in a row,
+
+    ||S^(1/2) K u||^2 = sum_i sigma_i ||sum_j K_ij u_j||^2
+                     <= sum_j (sum_i sigma_i n_i ||K_ij||^2) ||u_j||^2,
+
+so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. For
+the paper's networks every row has one block, and this is its rule (step-size).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.tensors import Blocks
+
+SAFETY = 0.999
+"""||S^(1/2) K T^(1/2)||^2 is at most this."""
+
+
+class Coupling:
+    """n_i ||K_ij||^2 for every block of K: all that step sizes need to know of a problem."""
+
+    def __init__(self, saddle: SaddlePointProblem) -> None:
+        squared = saddle.K.squared_norms()
+        self.weights = {
+            v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
+        }
+
+    def tau(self, sigma: Blocks) -> Blocks:
+        """tau_j = SAFETY / sum_i sigma_i n_i ||K_ij||^2."""
+        totals: dict[str, Tensor] = {}
+        for v, row in self.weights.items():
+            for name, weight in row.items():
+                totals[name] = totals.get(name, torch.zeros_like(sigma[v])) + weight * sigma[v]
+        return Blocks({name: SAFETY / total for name, total in totals.items()})
+
+    def balanced_sigma(self, u_sizes: Blocks, v_sizes: Blocks) -> Blocks:
+        """sigma_i = ||dv_i|| / sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2).
+
+        It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
+        distance that PDHG has to travel. Not finite or zero where a size is.
+        """
+        return Blocks(
+            {
+                v: v_sizes[v]
+                / torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
+                for v, row in self.weights.items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class PaperSteps:
+    """sigma_i = c_i / ||K_i||^2, the paper's rule with its hyperparameters c.
+
+    ||K_i|| is that of the row which holds the layer's maps, ||V_{i-1}|| or ||W_{i-1}||; both
+    dual blocks of an epigraph share sigma_i. tau_j follows.
+
+    Args:
+        c: (c_1, ..., c_L), with c_0 before them where the fidelity is dualised. The paper uses
+            (0.01, 0.001) for inpainting, (500, 100, 0.1) for CT, (500, 100, 5, 0.5, 0.1) for
+            CT with the deeper network.
+    """
+
+    c: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.c or not all(0 < value < math.inf for value in self.c):
+            raise ValueError(f"PaperSteps needs positive numbers c, got {self.c}")
+
+    def sigma(self, saddle: SaddlePointProblem, like: Tensor) -> Blocks:
+        """One number for each dual block and image."""
+        if len(self.c) != len(saddle.f):
+            needed = ", ".join(f"c_{rows[0][1]}" for rows, _ in saddle.f)
+            raise ValueError(
+                f"this problem needs {len(saddle.f)} step-size parameters c = ({needed}), "
+                f"got {len(self.c)}: {self.c}"
+            )
+        squared = saddle.K.squared_norms()
+        ones = like.new_ones(like.shape[0])
+        sigma: dict[str, Tensor] = {}
+        for c, (names, _) in zip(self.c, saddle.f, strict=True):
+            norm = sum(squared[names[0]].values())
+            for name in names:
+                sigma[name] = (c / norm) * ones
+        return Blocks(sigma)
+
+
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    """Steps that need no tuning: balanced at the start, and again at every restart.
+
+    Between restarts the iteration is the reflected Halpern iteration, which pulls back towards
+    the last restart point. The rules are those of the linear-programming codes PDLP and
+    cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
+    """

@@ -1,0 +1,214 @@
+"""Small tools on tensors: records that move together, block vectors, sums per image.
+
+The first dimension of every tensor in the library counts the images of a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+"""The shape of one image or one layer, without the batch dimension."""
+
+
+def expand_per_image(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape (B,) to (B, 1, ..., 1) so that it multiplies ``like`` image by image."""
+    return values.reshape(-1, *([1] * (like.ndim - 1)))
+
+
+def fits(shape: Shape, target: Shape) -> bool:
+    """Whether a tensor of ``shape`` broadcasts to ``target`` without enlarging it."""
+    padded = (1,) * (len(target) - len(shape)) + tuple(shape)
+    return len(padded) == len(target) and all(
+        n in (1, m) for n, m in zip(padded, target, strict=True)
+    )
+
+
+def sum_per_image(values: Tensor) -> Tensor:
+    """Sum over everything but the batch, (B, ...) -> (B,), accumulated in float64.
+
+    The sums are objectives and gaps: their last digits decide when a solver stops.
+    """
+    return values.flatten(1).sum(1, dtype=torch.float64)
+
+
+def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
+    """The index of the first NaN or infinity, or None."""
+    bad = ~torch.isfinite(values)
+    if not bad.any():
+        return None
+    return tuple(int(i) for i in bad.nonzero()[0])
+
+
+class TensorRecord:
+    """An object made of tensors (and other records) that move together.
+
+    ``to`` and ``detach`` return a new object in which every tensor, record, module, tuple and
+    dictionary among the attributes was converted; cached properties are computed anew.
+    """
+
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same record on another device or in another precision (integers keep theirs)."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return self._map(move)
+
+    def detach(self) -> Self:
+        """The same record, cut from the autograd graph; memory is shared."""
+        return self._map(Tensor.detach)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor in the record, depth first."""
+        for name, value in vars(self).items():
+            if name not in self._cached_names():
+                yield from _tensors_in(value)
+
+    def __repr__(self) -> str:
+        described = (
+            f"{name}={tuple(value.shape) if isinstance(value, Tensor) else repr(value)}"
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        )
+        return f"{type(self).__name__}({', '.join(described)})"
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        other = copy.copy(self)
+        cached = self._cached_names()
+        for name, value in vars(self).items():
+            if name in cached:
+                other.__dict__.pop(name)
+            else:
+                object.__setattr__(other, name, _convert(value, function))
+        return other
+
+    @classmethod
+    def _cached_names(cls) -> frozenset[str]:
+        return frozenset(
+            name
+            for base in cls.__mro__
+            for name, attribute in vars(base).items()
+            if isinstance(attribute, cached_property)
+        )
+
+
+def _convert(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, TensorRecord):
+        return value._map(function)
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)._apply(function)  # type: ignore[no-untyped-call]
+    if isinstance(value, tuple):
+        return tuple(_convert(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: _convert(item, function) for key, item in value.items()}
+    return value
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, TensorRecord):
+        yield from value.tensors()
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        yield from _tensors_in(tuple(value.values()))
+
+
+class Blocks(Mapping[str, Tensor]):
+    """A vector with named blocks, u = (x, z_1, ..., z_{L-1}), with the arithmetic of vectors.
+
+    Multiplying by a number scales everything; by a tensor of shape (B,), each image; by
+    another ``Blocks`` whose parts have shape (B,), each block of each image: that is what the
+    diagonal step-size matrices T and S do.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Mapping[str, Tensor]) -> None:
+        self._parts = dict(parts)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __add__(self, other: Blocks) -> Blocks:
+        return Blocks({name: part + other[name] for name, part in self.items()})
+
+    def __sub__(self, other: Blocks) -> Blocks:
+        return Blocks({name: part - other[name] for name, part in self.items()})
+
+    def __mul__(self, factor: float | Tensor | Blocks) -> Blocks:
+        if isinstance(factor, Blocks):
+            return Blocks({name: _per_block(factor[name], part) for name, part in self.items()})
+        if isinstance(factor, Tensor):
+            return Blocks({n: expand_per_image(factor, p) * p for n, p in self.items()})
+        return Blocks({name: factor * part for name, part in self.items()})
+
+    __rmul__ = __mul__
+
+    def dot(self, other: Blocks) -> Blocks:
+        """Inner products block by block and image by image; each block becomes (B,)."""
+        return Blocks({name: sum_per_image(part * other[name]) for name, part in self.items()})
+
+    def norms(self) -> Blocks:
+        """Euclidean norms block by block and image by image; each block becomes (B,)."""
+        return Blocks({n: torch.linalg.vector_norm(p.flatten(1), dim=1) for n, p in self.items()})
+
+    def total(self) -> Tensor:
+        """The sum of all blocks, for blocks of one shape."""
+        return torch.stack(list(self.values())).sum(0)
+
+    def where(self, mask: Tensor, other: Blocks) -> Blocks:
+        """This vector for the images with ``mask`` (B,), the other for the rest."""
+        return Blocks(
+            {n: torch.where(expand_per_image(mask, p), p, other[n]) for n, p in self.items()}
+        )
+
+
+def _per_block(left: Tensor, right: Tensor) -> Tensor:
+    """The product, where one of the two may be a number for each image."""
+    if left.ndim > right.ndim:
+        left, right = right, left
+    return expand_per_image(left, right) * right if left.ndim == 1 else left * right
+
+
+def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
+    """Per image: ``chosen`` where ``mask`` (B,) holds, else ``other``.
+
+    Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver
+    states (dataclasses) made of these; anything else is taken from ``chosen``.
+    """
+    if isinstance(chosen, Blocks):
+        return chosen.where(mask, other)
+    if isinstance(chosen, Tensor) and chosen.ndim > 0:
+        return torch.where(expand_per_image(mask, chosen), chosen, other)
+    if isinstance(chosen, tuple):
+        return tuple(choose_images(mask, c, o) for c, o in zip(chosen, other, strict=True))
+    if hasattr(chosen, "__dataclass_fields__"):
+        result = copy.copy(chosen)
+        for name in chosen.__dataclass_fields__:
+            value = choose_images(mask, getattr(chosen, name), getattr(other, name))
+            object.__setattr__(result, name, value)
+        return result
+    return chosen

@@ -1,0 +1,19 @@
+"""A strict environment: float64, fixed seeds, one thread for each test process."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("repeatable")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _double_precision():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
