@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything starts its threads
+
 import hypothesis
 import pytest
 import torch

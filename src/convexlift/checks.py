@@ -95,7 +95,9 @@ def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 
     _require(
         float(loss.abs().max()) <= 1e-10, f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0"
     )
-    s = random.uniform(max(low, -scale), min(high, scale), 2000)
+    s = random.uniform(
+        low if math.isfinite(low) else -scale, high if math.isfinite(high) else scale, 2000
+    )
     direct = h + activation.conjugate(s) - s * a
     loss = activation.fenchel_young(a, s)
     _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")

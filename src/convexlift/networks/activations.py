@@ -183,20 +183,20 @@ class SmoothActivation(Activation):
         """h''(a) >= 0; anything in between where it jumps."""
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
-        """The root of a - y + eta h'(a), by bracketed Newton."""
-        low, high = self.slopes
+        """The root of a - y + eta h'(a), which lies between y and y - eta h'(y)."""
         eta = eta.expand_as(y)
+        other = y - eta * self.derivative(y)
 
         def equation(a: Tensor) -> tuple[Tensor, Tensor]:
             return a - y + eta * self.derivative(a), 1 + eta * self.second_derivative(a)
 
-        return increasing_root(equation, y - eta * high, y - eta * low)
+        return increasing_root(equation, torch.minimum(y, other), torch.maximum(y, other))
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
         """From the root of a - y + r (h(a) - z) h'(a), r = sigma_z/sigma_a.
 
-        The equation is increasing where h(a) >= z, and negative to the left of that: so the
-        bracket may start anywhere below.
+        The equation is increasing where h(a) >= z, and negative to the left of that; the root
+        is at most y, and no further away than the pull at y.
         """
         if not self.nondecreasing:
             y = y.abs()
@@ -209,12 +209,8 @@ class SmoothActivation(Activation):
             derivative = 1 + ratio * slope**2 + height * self.second_derivative(a)
             return a - y + height * slope, derivative
 
-        if self.nondecreasing:
-            reach = self.slopes[1] * ratio * (top - target)
-            low = y - reach
-        else:
-            low = torch.zeros_like(y)
-        a = increasing_root(equation, low, y)
+        low = y - ratio * (top - target) * self.derivative(y)
+        a = increasing_root(equation, low if self.nondecreasing else low.clamp_min(0), y)
         return torch.where(top <= z, 0.0, sigma_z * (self.value(a) - target)).clamp_min(0)
 
 
@@ -283,7 +279,7 @@ class SmoothedLeakyReLU(SmoothActivation):
 
         ratio, bend = sigma_z / sigma_a, (1 - kappa) / nu
         a = y.clamp(0, nu)
-        tolerance = torch.finfo(y.dtype).eps * nu
+        tolerance = 8 * torch.finfo(y.dtype).eps * nu
         for _ in range(60):
             slope = kappa + bend * a
             height = ratio * (kappa * a + 0.5 * bend * a**2 - z)
@@ -407,7 +403,8 @@ class ELU(SmoothActivation):
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
         """Y - eta on the right, 0 at the kink, a root on the left."""
         eta = eta.expand_as(y)
-        left = super().prox(torch.minimum(y, self.alpha * eta), eta).clamp_max(0)
+        on_left = y < self.alpha * eta
+        left = super().prox(torch.where(on_left, y, -1.0), eta).clamp_max(0)
         return torch.where(y > eta, y - eta, torch.where(y >= self.alpha * eta, 0.0, left))
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:

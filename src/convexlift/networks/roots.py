@@ -31,10 +31,13 @@ def increasing_root(
         low = torch.where(value <= 0, a, low)
         high = torch.where(value >= 0, a, high)
         newton = a - value / derivative
-        usable = (newton >= low) & (newton <= high) & ((newton - a).abs() <= 0.5 * moved)
-        following = torch.where(usable, newton, low + 0.5 * (high - low))
+        step, tolerance = (newton - a).abs(), 4 * limits.eps * (a.abs() + size)
+        usable = (newton >= low) & (newton <= high) & (step <= 0.5 * moved)
+        following = torch.where(
+            usable | (step <= tolerance), newton, low + 0.5 * (high - low)
+        ).clamp(low, high)
         moved = (following - a).abs()
         a = following
-        if bool((moved <= 4 * limits.eps * (a.abs() + size)).all()):
+        if bool((moved <= tolerance).all()):
             break
     return a

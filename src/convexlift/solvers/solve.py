@@ -57,7 +57,7 @@ def _iterate(
     callback: Callback | None,
 ) -> Solution:
     clock = Stopwatch()
-    ledger = Ledger(problem, state)
+    ledger = Ledger(problem, state, 0.0 if stop.gap is None else stop.gap)
     iteration = 0
     wanted = ledger.check(iteration, clock, state, stop, callback)
     try:
@@ -87,10 +87,10 @@ def _iterate(
 class Ledger:
     """What is known of every image: best iterate, best bound, status, history."""
 
-    def __init__(self, problem: VariationalProblem, state: State) -> None:
+    def __init__(self, problem: VariationalProblem, state: State, tolerance: float) -> None:
         size, device = problem.batch_size, problem.fidelity.y.device
         infinite = torch.full((size,), math.inf, dtype=torch.float64, device=device)
-        self.problem = problem
+        self.problem, self.tolerance = problem, tolerance
         self.state = state  # the last one that was finite
         self.active = torch.ones(size, dtype=torch.bool, device=device)
         self.iterations = torch.zeros(size, dtype=torch.long, device=device)
@@ -144,11 +144,13 @@ class Ledger:
     def solution(self, clock: Stopwatch) -> Solution:
         """The result, once everything has ended."""
         x, objective, lower, gap = self._best()
-        everywhere = torch.isfinite(self.lower_bound).tolist()
-        local = torch.isfinite(self.local_gap).tolist()
         guarantee = tuple(
-            Guarantee.GLOBAL if e else Guarantee.WITHIN_RADIUS if near else Guarantee.NONE
-            for e, near in zip(everywhere, local, strict=True)
+            Guarantee.WITHIN_RADIUS if near else Guarantee.GLOBAL if everywhere else Guarantee.NONE
+            for near, everywhere in zip(
+                self._prefer_local().tolist(),
+                torch.isfinite(self.lower_bound).tolist(),
+                strict=True,
+            )
         )
         return Solution(
             x,
@@ -174,16 +176,20 @@ class Ledger:
         certified = usable & torch.isfinite(gap)
         lower = torch.where(certified & everywhere, objective - gap, -math.inf)
         self.lower_bound = torch.maximum(self.lower_bound, lower)
-        near = certified & ~everywhere & (
-            gap / objective.abs() < self.local_gap / self.local_objective.abs().clamp_max(1e300)
-        )  # fmt: skip
+        near = certified & ~everywhere & (gap < self.local_gap)
         self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
         self.local_objective = torch.where(near, objective, self.local_objective)
         self.local_gap = torch.where(near, gap, self.local_gap)
 
+    def _prefer_local(self) -> Tensor:
+        """A local bound counts only where it is better than a global one that is not enough."""
+        of_all = relative_gap(self.objective, self.lower_bound)
+        local = self.local_gap / self.local_objective.abs()
+        return (of_all > self.tolerance) & (local < of_all)
+
     def _best(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """X, objective, lower bound and relative gap: the bound for everyone, or the local."""
-        use_local = torch.isinf(self.lower_bound) & torch.isfinite(self.local_gap)
+        """x, objective, lower bound and relative gap: the bound for everyone, or the local."""
+        use_local = self._prefer_local()
         x = torch.where(expand_per_image(use_local, self.x), self.local_x, self.x)
         objective = torch.where(use_local, self.local_objective, self.objective)
         lower = torch.where(use_local, objective - self.local_gap, self.lower_bound)

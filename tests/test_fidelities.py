@@ -1,0 +1,167 @@
+"""Fidelities and the box: definitions, brute force, and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+import convexlift as cl
+
+Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
+FIDELITIES = {
+    "L1": lambda: cl.L1(Y, 0.7),
+    "L2": lambda: cl.SquaredL2(Y),
+    "KL": lambda: cl.KullbackLeibler(Y, 0.5),
+    "KL, background by pixel": lambda: cl.KullbackLeibler(Y, 0.1 + Y / 10),
+}
+every_fidelity = pytest.mark.parametrize("name", FIDELITIES)
+
+
+@every_fidelity
+def test_exam(name):
+    cl.check_functional(FIDELITIES[name]())
+
+
+@every_fidelity
+@pytest.mark.parametrize("step", [0.05, 1.0, 20.0])
+def test_prox_by_brute_force(name, step):
+    f = FIDELITIES[name]()
+    for w in (-0.3, 0.0, 0.6, 1.0, 3.0):
+        point = f.prox(torch.full_like(Y, w), torch.full_like(Y, step)).flatten()
+        for i in range(4):
+
+            def cost(v, i=i, w=w):
+                argument = torch.full_like(Y, v)
+                return step * float(f.density(argument).flatten()[i]) + (v - w) ** 2 / 2
+
+            low = {"KL": -0.49, "KL, background by pixel": -0.099}.get(name, -30)
+            brute = minimize_scalar(cost, bounds=(low, 30), method="bounded",
+                                    options={"xatol": 1e-9})  # fmt: skip
+            assert cost(float(point[i])) <= brute.fun + 1e-9
+
+
+@every_fidelity
+def test_conjugate_is_the_supremum(name):
+    f = FIDELITIES[name]()
+    grid = torch.linspace(-8, 60, 680_001)
+    densities = torch.stack([_density_on(f, i, grid) for i in range(4)])
+    for v in (-0.6, -0.2, 0.0, 0.3, 0.65):
+        brute = (v * grid - densities).max(1).values
+        ours = f.conjugate(torch.full_like(Y, v)).flatten()
+        torch.testing.assert_close(ours, brute, atol=1e-4, rtol=1e-4)
+
+
+def _density_on(f: cl.Fidelity, i: int, grid: torch.Tensor) -> torch.Tensor:
+    """F of pixel i along a grid, by building the same fidelity with that pixel's data."""
+    y = f.y.flatten()[i].expand(1, 1, 1, grid.numel()).clone()
+    if isinstance(f, cl.KullbackLeibler):
+        background = float(f.background.expand_as(f.y).flatten()[i])
+        return cl.KullbackLeibler(y, background).density(grid[None, None, None]).flatten()
+    other = cl.L1(y, f.scale) if isinstance(f, cl.L1) else cl.SquaredL2(y)
+    return other.density(grid[None, None, None]).flatten()
+
+
+@every_fidelity
+def test_gradient_is_that_of_autograd(name):
+    f = FIDELITIES[name]()
+    w = (Y + 0.3).requires_grad_()
+    (gradient,) = torch.autograd.grad(f.density(w).sum(), w)
+    torch.testing.assert_close(f.gradient(w.detach()), gradient)
+
+
+def test_kl_is_the_papers_divergence():
+    w = torch.full_like(Y, 1.5)
+    f = cl.KullbackLeibler(Y, 0.5)
+    direct = w - Y + 0.5 + torch.special.xlogy(Y, Y) - torch.special.xlogy(Y, w + 0.5)
+    torch.testing.assert_close(f.density(w), direct)
+    assert float(f.density(Y - 0.5).abs().max()) < 1e-15
+    assert f.density(torch.full_like(Y, -0.6)).isinf().all()
+
+
+@given(y=st.floats(0, 1e6), w=st.floats(-1, 1e6), r=st.floats(1.5, 100), step=st.floats(1e-6, 1e6))
+def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
+    data = torch.tensor([[y]], dtype=torch.float32)
+    f = cl.KullbackLeibler(data, r)
+    point = f.prox(torch.tensor([[w]], dtype=torch.float32), torch.tensor([[step]]).float())
+    assert torch.isfinite(point).all()
+    assert float(point) + r >= -1e-3 * (1 + r)
+    dual = f.conjugate_prox(
+        torch.tensor([[w]], dtype=torch.float32), torch.tensor([[step]]).float()
+    )
+    assert torch.isfinite(dual).all()
+    assert float(dual) <= 1 + 1e-6
+
+
+@given(
+    c=st.floats(-2, 2), x=st.floats(0, 1), y=st.floats(0, 3), low=st.floats(-1, 0),
+    high=st.floats(1, 2),
+)  # fmt: skip
+def test_excess_in_single_precision(c, x, y, low, high):
+    """Nonnegative, and close to the definition in double precision."""
+
+    def tensors(dtype):
+        return [torch.tensor([[v]], dtype=dtype) for v in (x, c, low, high)]
+
+    for build in (cl.SquaredL2, lambda d: cl.L1(d, 0.5), lambda d: cl.KullbackLeibler(d, 1.5)):
+        single = build(torch.tensor([[y]], dtype=torch.float32)).excess(*tensors(torch.float32))
+        double = build(torch.tensor([[y]], dtype=torch.float64)).excess(*tensors(torch.float64))
+        assert float(single) >= 0
+        assert float(single) == pytest.approx(float(double), abs=2e-6)
+
+
+def test_box():
+    assert cl.Box.of(None).is_everything
+    assert cl.Box.of((0, None)) == cl.Box(0.0, math.inf)
+    x = torch.tensor([[-1.0, 0.5], [0.2, 0.9]])
+    assert cl.Box(0, 1).contains(x).tolist() == [False, True]
+    assert cl.Box(0, 1).project(x).min() == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: cl.SquaredL2([1.0]), TypeError, "as a torch.Tensor, got list"),
+        (lambda: cl.SquaredL2(torch.ones(1, 1, 2, 2).int()), TypeError, r"write y.float\(\)"),
+        (lambda: cl.SquaredL2(torch.ones(4)), ValueError, "batch dimension"),
+        (lambda: cl.SquaredL2(torch.ones(1, 1, 0, 2)), ValueError, "without entries"),
+        (
+            lambda: cl.SquaredL2(torch.tensor([[[[1.0, math.nan]]]])),
+            ValueError,
+            r"the data are nan at index \(0, 0, 0, 1\)",
+        ),
+        (
+            lambda: cl.L1(torch.tensor([[[[math.inf, 1.0]]]])),
+            ValueError,
+            r"the data are inf at index \(0, 0, 0, 0\)",
+        ),
+        (lambda: cl.L1(Y, 0.0), ValueError, "scale > 0, got scale=0.0"),
+        (
+            lambda: cl.KullbackLeibler(-Y),
+            ValueError,
+            r"needs counts, but the data are -1 at index \(0, 0, 0, 1\)",
+        ),
+        (lambda: cl.KullbackLeibler(Y, -1.0), ValueError, "finite background >= 0"),
+        (lambda: cl.KullbackLeibler(Y, math.nan), ValueError, "finite background >= 0"),
+        (lambda: cl.KullbackLeibler(Y, torch.ones(3)), ValueError, "does not fit data"),
+        (lambda: cl.Box(1, 0), ValueError, "lower < upper, got lower=1 and upper=0"),
+        (lambda: cl.Box(0, math.nan), ValueError, "lower < upper"),
+        (lambda: cl.Box.of((0, 1, 2)), ValueError, r"for example \(0, 1\) or \(0, None\)"),
+    ],
+)
+def test_bad_input(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_wrong_prox_is_caught():
+    class Wrong(cl.SquaredL2):
+        def prox(self, w, step):
+            return w
+
+    with pytest.raises(cl.CheckFailed, match="prox is not optimal"):
+        cl.check_functional(Wrong(Y))

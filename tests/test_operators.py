@@ -1,0 +1,190 @@
+"""Exact adjoints, norms from above, and errors that say what to write instead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracle import dense_matrix
+
+import convexlift as cl
+from convexlift.operators.convolution import (
+    BOUNDARIES,
+    ConvolutionOperator,
+    DenseOperator,
+    Padding,
+    PoolingOperator,
+)
+
+SHAPE = (2, 8, 9)
+
+
+def kernel(height: int = 3, width: int = 5) -> torch.Tensor:
+    return torch.rand((height, width), generator=torch.Generator().manual_seed(1)) - 0.2
+
+
+def weights(*shape: int, nonnegative: bool = False) -> torch.Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    return values.abs() if nonnegative else values
+
+
+OPERATORS = {
+    "identity": lambda: (cl.Identity(), SHAPE),
+    "mask": lambda: (cl.Mask(weights(8, 9) > 0), SHAPE),
+    "mask per image": lambda: (cl.Mask(weights(3, 1, 8, 9) > 0), SHAPE),
+    **{f"blur {b}": lambda b=b: (cl.Blur(kernel(), b), SHAPE) for b in BOUNDARIES},
+    "gaussian": lambda: (cl.Blur.gaussian(0.8), SHAPE),
+    "padding": lambda: (Padding(SHAPE, (2, 1), "reflect"), SHAPE),
+    "scaled": lambda: (-2.5 * cl.Blur(kernel()), SHAPE),
+    "sum": lambda: (cl.Identity() + 0.5 * cl.Blur(kernel()), SHAPE),
+    "composition": lambda: (cl.Mask(weights(8, 9) > 0) @ cl.Blur(kernel()), SHAPE),
+    "diagonal composition": lambda: (3 * cl.Mask(weights(8, 9) > 0) @ cl.Identity(), SHAPE),
+    "convolution": lambda: (ConvolutionOperator(weights(4, 2, 3, 3), SHAPE), SHAPE),
+    "convolution, one channel": lambda: (
+        ConvolutionOperator(weights(4, 1, 5, 5), (1, 8, 9)), (1, 8, 9)
+    ),
+    "convolution >= 0": lambda: (
+        ConvolutionOperator(weights(4, 2, 3, 3, nonnegative=True), SHAPE), SHAPE
+    ),
+    "convolution, circular": lambda: (
+        ConvolutionOperator(weights(4, 2, 5, 5), SHAPE, padding="circular"), SHAPE
+    ),
+    "convolution, circular, one channel": lambda: (
+        ConvolutionOperator(weights(4, 1, 3, 3), (1, 8, 9), padding="circular"), (1, 8, 9)
+    ),
+    "convolution, stride 2": lambda: (
+        ConvolutionOperator(weights(4, 2, 3, 3), SHAPE, stride=2), SHAPE
+    ),
+    "convolution, stride 3, circular": lambda: (
+        ConvolutionOperator(weights(4, 2, 5, 5), SHAPE, stride=3, padding="circular"), SHAPE
+    ),
+    "pooling": lambda: (PoolingOperator(2, (3, 8, 6)), (3, 8, 6)),
+    "dense": lambda: (DenseOperator(weights(5, 144), SHAPE), SHAPE),
+    "dense after pooling": lambda: (
+        DenseOperator(weights(5, 36), (3, 4, 3)) @ PoolingOperator(2, (3, 8, 6)), (3, 8, 6)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_exam(name):
+    operator, shape = OPERATORS[name]()
+    cl.check_operator(operator, shape)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_exam_in_single_precision(name):
+    operator, shape = OPERATORS[name]()
+    cl.check_operator(operator, shape, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "mask per image"])
+def test_adjoint_is_the_transpose_and_norm_an_upper_bound(name):
+    operator, shape = OPERATORS[name]()
+    matrix = dense_matrix(operator, shape)
+    output_shape = operator.output_shape(shape)
+    size = int(np.prod(output_shape))
+    rows = torch.eye(size).reshape(size, *output_shape)
+    transpose = torch.stack([operator.adjoint(row[None]).flatten() for row in rows]).numpy()
+    np.testing.assert_allclose(transpose, matrix, atol=1e-14)
+    exact = np.linalg.norm(matrix, 2)
+    assert exact * (1 - 1e-12) <= operator.norm(shape) <= 1.35 * exact
+
+
+def test_convolution_is_that_of_torch():
+    x, w = weights(2, 2, 8, 9), weights(4, 2, 3, 3)
+    theirs = torch.nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", bias=False)
+    theirs.weight.data.copy_(w)
+    ours = ConvolutionOperator(w, SHAPE, padding="circular")
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_blur_is_a_convolution_not_a_correlation():
+    impulse = torch.zeros(1, 1, 7, 7)
+    impulse[0, 0, 3, 3] = 1
+    blurred = cl.Blur(kernel(3, 3), "zero")(impulse)
+    torch.testing.assert_close(blurred[0, 0, 2:5, 2:5], kernel(3, 3))
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_blur_of_a_constant_is_constant_unless_the_border_is_dark(boundary):
+    blurred = cl.Blur.gaussian(1.0, boundary)(torch.ones(1, 1, 16, 16))
+    assert torch.allclose(blurred, torch.ones(1, 1, 16, 16)) == (boundary != "zero")
+
+
+def test_norm_is_computed_once():
+    calls = []
+
+    class Counting(cl.LinearOperator):
+        input_shape = (1, 4, 4)
+
+        def forward(self, x):
+            calls.append(1)
+            return 2 * x
+
+        def adjoint(self, y):
+            return 2 * y
+
+    operator = Counting()
+    first = operator.norm()
+    count = len(calls)
+    assert operator.norm() == first == pytest.approx(2 * 1.02)
+    assert len(calls) == count
+
+
+def test_conversion_moves_every_part():
+    operator = (2 * cl.Blur(kernel())) @ cl.Mask(weights(8, 9) > 0)
+    converted = operator.to(dtype=torch.float32)
+    assert {t.dtype for t in converted.tensors()} == {torch.float32}
+    assert {t.dtype for t in operator.tensors()} == {torch.float64}
+
+
+def test_a_wrong_adjoint_is_caught():
+    class Wrong(cl.LinearOperator):
+        def forward(self, x):
+            return x.roll(1, -1)
+
+        def adjoint(self, y):
+            return y.roll(1, -1)
+
+    with pytest.raises(cl.CheckFailed, match="differ by"):
+        cl.check_operator(Wrong(), (1, 4, 5))
+
+
+def test_a_non_linear_operator_is_caught():
+    class Affine(cl.LinearOperator):
+        def forward(self, x):
+            return x + 1
+
+        def adjoint(self, y):
+            return y
+
+    with pytest.raises(cl.CheckFailed):
+        cl.check_operator(Affine(), (1, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: cl.Mask(torch.tensor([[0.0, 0.5]])), r"found 0.5 at \(0, 1\)"),
+        (lambda: cl.Mask(torch.ones(3)), r"\(H, W\), \(C, H, W\) or \(B, C, H, W\)"),
+        (lambda: cl.Blur(torch.ones(2, 3)), "odd size"),
+        (lambda: cl.Blur(torch.full((3, 3), torch.nan)), r"nan at \(0, 0\)"),
+        (lambda: cl.Blur(torch.ones(3, 3), "mirror"), "boundary must be one of"),
+        (lambda: cl.Blur.gaussian(0.0), "sigma > 0"),
+        (lambda: cl.Blur(torch.ones(9, 9), "reflect")(torch.ones(1, 1, 4, 4)), "does not fit"),
+        (lambda: cl.Identity() * float("nan"), "scaled by nan"),
+        (lambda: cl.Blur(torch.ones(3, 3)).norm(), "say for which one"),
+        (lambda: PoolingOperator(3, (1, 8, 9)), "does not divide"),
+        (lambda: DenseOperator(torch.ones(2, 5), (1, 2, 2)), r"\(4 features\)"),
+        (lambda: ConvolutionOperator(torch.ones(1, 2, 3, 3), (1, 4, 4)), "2 input channels"),
+        (lambda: PoolingOperator(2, (1, 4, 4))(torch.ones(1, 1, 6, 4)), "expects inputs of shape"),
+        (
+            lambda: PoolingOperator(2, (1, 4, 4)) + PoolingOperator(2, (1, 8, 8)),
+            "cannot be added",
+        ),
+    ],
+)
+def test_bad_input(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

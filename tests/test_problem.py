@@ -1,0 +1,133 @@
+"""Problems: what is refused before any work starts, and what a problem computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import zoo
+
+import convexlift as cl
+
+Y = torch.rand((1, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def net() -> cl.InputConvexNetwork:
+    return zoo.network("plain", cl.ReLU())
+
+
+def state(**changes):
+    arguments = {"fidelity": cl.SquaredL2(Y), "regularizer": net(), "weight": 0.1, **changes}
+    return cl.VariationalProblem(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: state(weight=0.0), ValueError, "weight must be positive and finite, got weight=0"),
+        (lambda: state(weight=-1), ValueError, "weight=-1"),
+        (lambda: state(weight=math.nan), ValueError, "weight=nan"),
+        (lambda: state(fidelity=Y), TypeError, r"fidelity must be cl.L1\(y\), .* got Tensor"),
+        (lambda: state(operator=lambda x: x), TypeError, "wrap a function and its adjoint"),
+        (lambda: state(regularizer=torch.nn.ReLU()), TypeError, "must be an InputConvexNetwork"),
+        (lambda: state(box=(1, 0)), ValueError, "lower < upper"),
+        (lambda: state(box=3), ValueError, r"box must be None or \(lower, upper\)"),
+        (
+            lambda: state(fidelity=cl.SquaredL2(Y.float())),
+            ValueError,
+            "the data are torch.float32 on cpu, but the regularizer is torch.float64",
+        ),
+        (
+            lambda: state(operator=cl.Mask(torch.ones(8, 8, dtype=torch.float32))),
+            ValueError,
+            "but the operator is torch.float32",
+        ),
+        (
+            lambda: state(fidelity=cl.SquaredL2(torch.rand(1, 1, 16, 16))),
+            ValueError,
+            r"the regularizer does not fit images of shape \(1, 16, 16\)",
+        ),
+        (
+            lambda: state(fidelity=cl.SquaredL2(torch.rand(1, 64))),
+            ValueError,
+            r"\(batch, channels, H, W\)",
+        ),
+        (
+            lambda: state(operator=cl.Mask(torch.ones(5, 5))),
+            ValueError,
+            r"the operator does not fit images of \(1, 8, 8\)",
+        ),
+        (
+            lambda: state(operator=cl.Mask(torch.ones(2, 1, 8, 8))),
+            ValueError,
+            r"to data of \(2, 1, 8, 8\), but the data have \(1, 1, 8, 8\)",
+        ),
+        (
+            lambda: state(fidelity=cl.KullbackLeibler(Y)),
+            ValueError,
+            r"needs x >= 0: give box=\(0, None\), or the expected background",
+        ),
+    ],
+)
+def test_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_network_made_non_convex_is_refused():
+    broken = net()
+    broken.output.data[0] = -1.0
+    with pytest.raises(ValueError, match="output weights contain -1"):
+        state(regularizer=broken)
+
+
+def test_kl_without_background_is_fine_for_nonnegative_images():
+    problem = state(fidelity=cl.KullbackLeibler((10 * Y).round()), box=(0, None))
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    assert solution.status == (cl.Status.CONVERGED,)
+
+
+def test_the_objective_is_the_sum_of_its_parts():
+    problem = zoo.problem("skips", cl.LeakyReLU(0.2), "KL", "x >= 0", batch=3)
+    x = torch.rand(3, 1, 8, 8)
+    parts = problem.evaluate(x)
+    direct = problem.fidelity.density(20 * x).sum((1, 2, 3)) + 3.0 * problem.regularizer(x).detach()
+    torch.testing.assert_close(parts.objective, direct)
+    torch.testing.assert_close(parts.data_term + 3.0 * parts.regularizer, direct)
+    assert problem.objective(x - 2).isinf().all()
+    with pytest.raises(ValueError, match=r"x must have shape \(3, 1, 8, 8\)"):
+        problem.evaluate(x[:1])
+
+
+def test_the_subgradient_is_that_of_autograd():
+    problem = zoo.problem("deep", cl.Softplus(2.0), "masked L2", batch=2)
+    x = torch.rand(2, 1, 8, 8, requires_grad=True)
+    objective = (
+        problem.fidelity.density(problem.operator(x)).sum() + 0.1 * problem.regularizer(x).sum()
+    )
+    (gradient,) = torch.autograd.grad(objective, x)
+    torch.testing.assert_close(problem.subgradient(problem.evaluate(x.detach())), gradient)
+
+
+@pytest.mark.parametrize("name", zoo.FIDELITIES)
+@pytest.mark.parametrize("box", zoo.BOXES)
+def test_the_initial_image_is_feasible(name, box):
+    problem = zoo.problem(fidelity_name=name, box=box, batch=2)
+    assert torch.isfinite(problem.objective(problem.initial_image())).all()
+
+
+def test_the_initial_image_of_a_blur_has_the_scale_of_the_image():
+    blur = 7.0 * cl.Blur.gaussian(1.0)
+    problem = state(fidelity=cl.SquaredL2(blur(torch.full_like(Y, 0.4))), operator=blur)
+    torch.testing.assert_close(problem.initial_image(), torch.full_like(Y, 0.4), atol=0.05, rtol=0)
+
+
+def test_conversion_keeps_the_problem():
+    problem = zoo.problem("residual", cl.ReLU(), "masked L2", "box")
+    single = problem.to(dtype=torch.float32)
+    x = torch.rand(1, 1, 8, 8)
+    torch.testing.assert_close(
+        single.objective(x.float()), problem.objective(x), rtol=1e-5, atol=1e-6
+    )
+    assert next(problem.regularizer.parameters()).dtype == torch.float64
