@@ -16,8 +16,8 @@ import convexlift as cl
 
 BOXES = list(zoo.BOXES)
 CASES = [
-    # Unseen pixels without bounds may want to go far away; one architecture is enough of that.
-    (a, h, f, "box" if f == "masked L2" and i else BOXES[(i + j + k) % 3])
+    # Unseen pixels without bounds may want to go to infinity; a few of those that do not.
+    (a, h, f, "box" if f == "masked L2" and (i or h == "leaky") else BOXES[(i + j + k) % 3])
     for i, a in enumerate(zoo.ARCHITECTURES)
     for j, h in enumerate(zoo.MONOTONE)
     for k, f in enumerate(zoo.FIDELITIES)

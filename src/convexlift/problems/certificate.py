@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from convexlift.functionals.fidelity import SquaredL2
 from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import BackwardPass
-from convexlift.problems.databound import DataBound, Slack, bound_data, prefer_first
+from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
 from convexlift.problems.saddle import DATA_DUAL, dual_names
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.tensors import Blocks, choose_images, sum_per_image
@@ -73,13 +73,20 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """What a solver needs at each check: the absolute gap, and whether it holds everywhere."""
+    """A lower bound at some images: the absolute gap, and the local terms it is the sum of."""
 
     gap: Tensor
-    everywhere: Tensor
     data: DataBound
     layers: tuple[Tensor, ...]
     constant: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BestBounds:
+    """The best bound that holds everywhere, and the best of all; the gap is +inf for none."""
+
+    everywhere: Bound
+    near: Bound
 
 
 def certify(
@@ -87,6 +94,7 @@ def certify(
     x: Tensor,
     duals: Blocks | None = None,
     *,
+    tolerance: float = 1e-3,
     radius: float = RADIUS,
     double: bool = False,
 ) -> Certificate:
@@ -98,6 +106,8 @@ def certify(
         duals: dual variables of a solver, ``solution.duals``, which make the bound tight also
             where the network has kinks. Without them the network's tangent at x is used: still
             a proof, and tight for smooth networks.
+        tolerance: local guarantees, in problems that need them, are given only where the
+            global gap is above this.
         radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
         double: recompute everything in float64.
     """
@@ -112,26 +122,45 @@ def certify(
     problem.regularizer.check_convexity()
     with torch.no_grad():
         evaluation = problem.evaluate(x)
-        return _describe(
-            problem, evaluation, best_bound(problem, evaluation, duals, radius), radius
-        )
+        bounds = best_bounds(problem, evaluation, duals, radius)
+        return _describe(problem, evaluation, bounds, tolerance, radius)
 
 
-def best_bound(
+def best_bounds(
     problem: VariationalProblem,
     evaluation: Evaluation,
     duals: Blocks | None,
     radius: float = RADIUS,
-) -> Bound:
-    """The best of the candidates: the solver's duals made feasible, and the tangent at x."""
-    bounds = [
-        _bound(problem, evaluation, backward, v, radius)
-        for backward, v in _candidates(problem, evaluation, duals)
-    ]
-    best = bounds[0]
-    for other in bounds[1:]:
-        best = choose_images(prefer_first(best.data, other.data), best, other)
+) -> BestBounds:
+    """The best of all candidates: the solver's duals made feasible, and the tangent at x."""
+    best: BestBounds | None = None
+    for backward, v in _candidates(problem, evaluation, duals):
+        for bound in _bounds(problem, evaluation, backward, v, radius):
+            outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
+            of_all = replace(bound, gap=outside)
+            if best is None:
+                best = BestBounds(of_all, bound)
+            else:
+                best = BestBounds(_smaller(best.everywhere, of_all), _smaller(best.near, bound))
+    assert best is not None
     return best
+
+
+def _smaller(first: Bound, second: Bound) -> Bound:
+    chosen = choose_images(~(second.gap < first.gap), first, second)
+    assert isinstance(chosen, Bound)
+    return chosen
+
+
+def prefer_near(
+    problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
+) -> Tensor:
+    """Which images are to have a local guarantee, from the two relative gaps.
+
+    Only in problems that admit no better in general, and there only where the local bound is
+    better than a global one that is not enough.
+    """
+    return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
 
 
 def _candidates(
@@ -166,13 +195,13 @@ def clip_to_slopes(p: Tensor, t: Tensor, activation: Activation) -> Tensor:
     return torch.where(t > 0, p, 0.0)
 
 
-def _bound(
+def _bounds(
     problem: VariationalProblem,
     evaluation: Evaluation,
     backward: BackwardPass,
     v: Tensor | None,
     radius: float,
-) -> Bound:
+) -> Iterator[Bound]:
     network = problem.network
     losses = []
     for layer, a, t, p in zip(
@@ -186,30 +215,42 @@ def _bound(
     if network.bounded_below:
         constant = problem.weight * (evaluation.regularizer - network.minimum_bound())
         constant = constant.clamp_min(0)
-    slack = Slack(tangent, constant)
-    data = bound_data(problem, evaluation, backward.c, v, slack, radius)
     spare = torch.zeros_like(tangent) if constant is None else constant
-    return Bound(data.gap, data.everywhere, data, tuple(losses), spare)
+    slack = Slack(tangent, constant)
+    for data in bound_data(problem, evaluation, backward.c, v, slack, radius):
+        yield Bound(data.gap, data, tuple(losses), spare)
 
 
 def _describe(
-    problem: VariationalProblem, evaluation: Evaluation, bound: Bound, radius: float
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    bounds: BestBounds,
+    tolerance: float,
+    radius: float,
 ) -> Certificate:
     objective = evaluation.objective
+    scale = objective.abs()
+    near = prefer_near(problem, bounds.everywhere.gap / scale, bounds.near.gap / scale, tolerance)
+    bound = choose_images(near, bounds.near, bounds.everywhere)
     finite = torch.isfinite(objective) & torch.isfinite(bound.gap)
     lower = torch.where(finite, objective - bound.gap, -math.inf)
-    gap = relative_gap(objective, lower)
     guarantee = tuple(
-        Guarantee.NONE if not ok else Guarantee.GLOBAL if everywhere else Guarantee.WITHIN_RADIUS
-        for ok, everywhere in zip(finite.tolist(), bound.everywhere.tolist(), strict=True)
+        Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
+        for ok, local in zip(finite.tolist(), (~bound.data.everywhere).tolist(), strict=True)
     )
     distance = torch.where(
-        finite & bound.everywhere,
+        finite & bound.data.everywhere,
         torch.sqrt(2 * bound.gap / _strong_convexity(problem)),
         math.inf,
     )
     return Certificate(
-        objective, lower, gap, guarantee, radius, _gap_map(evaluation, bound), distance
+        objective,
+        lower,
+        relative_gap(objective, lower),
+        guarantee,
+        radius,
+        _gap_map(evaluation, bound),
+        distance,
     )
 
 

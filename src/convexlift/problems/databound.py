@@ -21,9 +21,9 @@ from torch import Tensor
 
 from convexlift.functionals.box import Box
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+from convexlift.tensors import expand_per_image, sum_per_image
 
-MIXTURES = (1.0, 0.99, 0.9, 0.5)
+MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
 
 
@@ -60,6 +60,22 @@ class DataBound:
     everywhere: Tensor
 
 
+def can_hold_everywhere(problem: VariationalProblem) -> bool:
+    """Whether a tight bound over all images of the box can be expected of this problem.
+
+    It cannot where a pixel is neither seen nor bounded on both sides; where an operator that is
+    not diagonal meets no bounds at all; nor where the fidelity's conjugate has a bounded domain
+    (or the box one side) and R no constant minorant to mix with.
+    """
+    box, diagonal = problem.bounds, problem.operator.diagonal
+    if math.isfinite(box.lower) and math.isfinite(box.upper):
+        return True
+    if diagonal is None:
+        return not box.is_everything and problem.network.bounded_below
+    everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
+    return bool((diagonal != 0).all()) and (everywhere_finite or problem.network.bounded_below)
+
+
 def bound_data(
     problem: VariationalProblem,
     evaluation: Evaluation,
@@ -67,8 +83,8 @@ def bound_data(
     v: Tensor | None,
     slack: Slack,
     radius: float,
-) -> DataBound:
-    """The best bound found for slope c.
+) -> Iterator[DataBound]:
+    """Bounds for slope c: as it is, and mixed or shifted where that leaves pixels unbounded.
 
     Args:
         problem: the problem.
@@ -79,21 +95,10 @@ def bound_data(
         radius: pixels that nothing else bounds are compared with those within this distance.
     """
     if problem.operator.diagonal is not None:
-        candidates = _diagonal_bounds(problem, evaluation, c, slack, radius)
+        yield from _diagonal_bounds(problem, evaluation, c, slack, radius)
     else:
         assert v is not None
-        candidates = _general_bounds(problem, evaluation, c, v, slack, radius)
-    best = next(candidates)
-    for other in candidates:
-        best = choose_images(prefer_first(best, other), best, other)
-    return best
-
-
-def prefer_first(first: DataBound, second: DataBound) -> Tensor:
-    """Per image: a bound that holds everywhere before a local one, then the smaller gap."""
-    return (first.everywhere & ~second.everywhere) | (
-        (first.everywhere == second.everywhere) & ~(second.gap < first.gap)
-    )
+        yield from _general_bounds(problem, evaluation, c, v, slack, radius)
 
 
 def _diagonal_bounds(
@@ -105,7 +110,7 @@ def _diagonal_bounds(
     one = at.objective.new_ones(c.shape[0])
     direct = _pixel_excess(problem, at.x, c, d, problem.bounds)
     yield _finish(problem, at, c, d, direct, one, slack, radius)
-    if slack.constant is None or not bool((direct.isinf() & (d != 0)).any()):
+    if slack.constant is None or not bool(direct.isinf().any()):
         return
     # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a hair's
     # breadth to spare for rounding; pixels bounded by the box do not mind.
@@ -211,7 +216,9 @@ def _general_bounds(
         level = fraction * scale
         m = level * push  # the gradient of the mixture's other end, (v, p) = (level, 0)
         keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
-        theta = keep.flatten(1).amin(1) * (1 - 1e-5)
+        theta = keep.flatten(1).amin(1)
+        # Again a few roundings beyond, measured by what is given up.
+        theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * ones
         gradient = A.adjoint(mixed) + expand_per_image(theta, c) * c

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import Guarantee, best_bound, relative_gap
+from convexlift.problems.certificate import (
+    BestBounds,
+    Guarantee,
+    best_bounds,
+    prefer_near,
+    relative_gap,
+)
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
@@ -113,8 +119,8 @@ class Ledger:
         evaluation = self.problem.evaluate(state.x)
         finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        bound = best_bound(self.problem, evaluation, state.duals)
-        self._keep_best(state.x, evaluation.objective, bound.gap, bound.everywhere, finite)
+        bounds = best_bounds(self.problem, evaluation, state.duals)
+        self._keep_best(state.x, evaluation.objective, bounds, finite)
         _, _, lower, gap = self._best()
         record = Record(
             iteration,
@@ -166,26 +172,23 @@ class Ledger:
             self.state.duals,
         )
 
-    def _keep_best(
-        self, x: Tensor, objective: Tensor, gap: Tensor, everywhere: Tensor, finite: Tensor
-    ) -> None:
+    def _keep_best(self, x: Tensor, objective: Tensor, bounds: BestBounds, finite: Tensor) -> None:
         usable = finite & torch.isfinite(objective)
         better = usable & (objective < self.objective)
         self.x = torch.where(expand_per_image(better, x), x, self.x)
         self.objective = torch.where(better, objective, self.objective)
-        certified = usable & torch.isfinite(gap)
-        lower = torch.where(certified & everywhere, objective - gap, -math.inf)
-        self.lower_bound = torch.maximum(self.lower_bound, lower)
-        near = certified & ~everywhere & (gap < self.local_gap)
+        lower = torch.where(usable, objective - bounds.everywhere.gap, -math.inf)
+        self.lower_bound = torch.maximum(self.lower_bound, lower.nan_to_num(-math.inf))
+        gap = bounds.near.gap
+        near = usable & (gap < self.local_gap)
         self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
         self.local_objective = torch.where(near, objective, self.local_objective)
         self.local_gap = torch.where(near, gap, self.local_gap)
 
     def _prefer_local(self) -> Tensor:
-        """A local bound counts only where it is better than a global one that is not enough."""
-        of_all = relative_gap(self.objective, self.lower_bound)
-        local = self.local_gap / self.local_objective.abs()
-        return (of_all > self.tolerance) & (local < of_all)
+        everywhere = relative_gap(self.objective, self.lower_bound)
+        near = relative_gap(self.local_objective, self.local_objective - self.local_gap)
+        return prefer_near(self.problem, everywhere, near, self.tolerance)
 
     def _best(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x, objective, lower bound and relative gap: the bound for everyone, or the local."""
