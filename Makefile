@@ -1,0 +1,47 @@
+# Everything needs Python 3.11 or newer and make; the environment is made in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help test test-slow lint format demo clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+test: $(VENV)/dev lint ## lint, check types and layers, run the quick test suite
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/dev ## the tests marked slow
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(VENV)/dev ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev ## rewrite the code in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
+	$(BIN)/convexlift demo --output demo-output
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# torch first and alone: once it is there, no other package pulls in another build of it.
+$(VENV)/torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/cli: $(VENV)/torch pyproject.toml
+	$(INSTALL) --constraint constraints.txt --editable '.[cli]'
+	touch $@
+
+$(VENV)/dev: $(VENV)/torch pyproject.toml
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/cli

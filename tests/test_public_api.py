@@ -1,0 +1,79 @@
+"""The public names, their documentation, and the examples people copy."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import convexlift as cl
+
+ROOT = Path(__file__).parent.parent
+NAMES = [
+    name for name in dir(cl)
+    if not name.startswith("_") and not inspect.ismodule(getattr(cl, name))
+]  # fmt: skip
+
+
+def test_the_names_others_rely_on():
+    promised = (
+        "InputConvexNetwork ConvexLayer VariationalProblem solve certify lift StopWhen PDHG "
+        "PaperSteps Subgradient NMAPG LBFGS L1 SquaredL2 KullbackLeibler Identity Mask Blur "
+        "check_operator check_activation check_functional Solution Status Certificate"
+    ).split()
+    assert set(promised) <= set(NAMES)
+    assert {"baseline", "deep", "convolutional"} <= set(dir(cl.networks))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_documented(name):
+    thing = getattr(cl, name)
+    assert (inspect.getdoc(thing) or "").strip()
+    if inspect.isclass(thing):
+        for member, value in vars(thing).items():
+            if inspect.isfunction(value) and not member.startswith("_"):
+                assert inspect.getdoc(getattr(thing, member)), f"{name}.{member}"
+
+
+def test_importing_is_light_and_has_no_side_effects():
+    code = (
+        "import sys, torch; before = torch.get_default_dtype(); import convexlift; "
+        "assert torch.get_default_dtype() is before; "
+        "heavy = {'matplotlib', 'PIL', 'typer', 'rich', 'scipy', 'cvxpy'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_examples_run_as_printed(page, capsys):
+    torch.set_default_dtype(torch.float32)
+    blocks = python_blocks(ROOT / page)
+    assert blocks
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), scope)
+    if page == "README.md":
+        assert "converged" in capsys.readouterr().out
+
+
+def test_modules_stay_small():
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in (ROOT / "src").rglob("*.py")
+        if (count := len(path.read_text().splitlines())) > 500
+    }
+    assert not long
+
+
+def test_the_version_is_stated_once():
+    assert f"version: {cl.__version__}" in (ROOT / "CITATION.cff").read_text()
