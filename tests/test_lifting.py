@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from oracle import dense_matrix
+from dense import dense_matrix
 from scipy.optimize import minimize_scalar
 
 import convexlift as cl

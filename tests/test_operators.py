@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import dense_matrix
+from dense import dense_matrix
 
 import convexlift as cl
 from convexlift.operators.convolution import (

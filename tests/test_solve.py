@@ -209,6 +209,14 @@ def test_single_precision_reaches_its_tolerance():
     assert (exact.gap <= 2e-5).all()
 
 
+@pytest.mark.parametrize("fidelity", zoo.FIDELITIES)
+def test_the_duals_of_a_solution_confirm_its_gap(fidelity):
+    problem = zoo.problem("skips", cl.LeakyReLU(0.2), fidelity, "box", batch=2)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    confirmed = cl.certify(problem, solution.x, solution.duals)
+    torch.testing.assert_close(confirmed.lower_bound, solution.lower_bound, rtol=2e-6, atol=0)
+
+
 def test_gradients_are_left_alone():
     problem = zoo.problem()
     assert not cl.solve(problem).x.requires_grad

@@ -100,8 +100,8 @@ class Solution:
         seconds: time in the solver, callbacks excluded.
         history: the checked iterations.
         state: pass it back as ``solve(problem, start=solution.state)`` to continue.
-        duals: dual variables for ``certify(problem, x, solution.duals)``, where the method has
-            some.
+        duals: the dual variables of the best bound, for ``certify(problem, x, solution.duals)``;
+            None for methods without.
     """
 
     x: Tensor

@@ -104,6 +104,7 @@ class Ledger:
         self.history = History()
         # The best image, and the best bound that holds everywhere.
         self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
+        self.duals = state.duals  # those of the best bound
         # The best image with a local bound, which belongs to that image.
         self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
 
@@ -120,7 +121,7 @@ class Ledger:
         finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
         self.state = choose_images(finite, state, self.state)
         bounds = best_bounds(self.problem, evaluation, state.duals)
-        self._keep_best(state.x, evaluation.objective, bounds, finite)
+        self._keep_best(state, evaluation.objective, bounds, finite)
         _, _, lower, gap = self._best()
         record = Record(
             iteration,
@@ -169,18 +170,25 @@ class Ledger:
             clock.seconds(),
             self.history,
             self.state,
-            self.state.duals,
+            self.duals,
         )
 
-    def _keep_best(self, x: Tensor, objective: Tensor, bounds: BestBounds, finite: Tensor) -> None:
+    def _keep_best(
+        self, state: State, objective: Tensor, bounds: BestBounds, finite: Tensor
+    ) -> None:
+        x = state.x
         usable = finite & torch.isfinite(objective)
         better = usable & (objective < self.objective)
         self.x = torch.where(expand_per_image(better, x), x, self.x)
         self.objective = torch.where(better, objective, self.objective)
         lower = torch.where(usable, objective - bounds.everywhere.gap, -math.inf)
-        self.lower_bound = torch.maximum(self.lower_bound, lower.nan_to_num(-math.inf))
+        raised = lower > self.lower_bound  # False for NaN
+        self.lower_bound = torch.where(raised, lower, self.lower_bound)
         gap = bounds.near.gap
         near = usable & (gap < self.local_gap)
+        if state.duals is not None:
+            of_local = self._prefer_local()
+            self.duals = choose_images(torch.where(of_local, near, raised), state.duals, self.duals)
         self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
         self.local_objective = torch.where(near, objective, self.local_objective)
         self.local_gap = torch.where(near, gap, self.local_gap)
