@@ -73,9 +73,13 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A lower bound at some images: the absolute gap, and the local terms it is the sum of."""
+    """A lower bound at some images: the absolute gap, and the local terms it is the sum of.
+
+    ``witness`` holds the feasible dual variables that prove it, whatever the image.
+    """
 
     gap: Tensor
+    witness: Blocks
     data: DataBound
     layers: tuple[Tensor, ...]
     constant: Tensor
@@ -103,9 +107,9 @@ def certify(
     Args:
         problem: what x is claimed to solve.
         x: (B, C, H, W).
-        duals: dual variables of a solver, ``solution.duals``, which make the bound tight also
-            where the network has kinks. Without them the network's tangent at x is used: still
-            a proof, and tight for smooth networks.
+        duals: the witness of an earlier solve, ``solution.duals``, which makes the bound tight
+            also where the network has kinks. Without it the network's tangent at x is used:
+            still a proof, and tight for smooth networks.
         tolerance: local guarantees, in problems that need them, are given only where the
             global gap is above this.
         radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
@@ -217,8 +221,12 @@ def _bounds(
         constant = constant.clamp_min(0)
     spare = torch.zeros_like(tangent) if constant is None else constant
     slack = Slack(tangent, constant)
+    count = len(network.layers)
+    witness = {dual_names(i, count)[0]: p for i, p in enumerate(backward.p, start=1)}
+    if v is not None:
+        witness[DATA_DUAL] = v
     for data in bound_data(problem, evaluation, backward.c, v, slack, radius):
-        yield Bound(data.gap, data, tuple(losses), spare)
+        yield Bound(data.gap, Blocks(witness), data, tuple(losses), spare)
 
 
 def _describe(

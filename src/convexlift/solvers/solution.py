@@ -100,8 +100,8 @@ class Solution:
         seconds: time in the solver, callbacks excluded.
         history: the checked iterations.
         state: pass it back as ``solve(problem, start=solution.state)`` to continue.
-        duals: the dual variables of the best bound, for ``certify(problem, x, solution.duals)``;
-            None for methods without.
+        duals: the feasible dual variables that prove the lower bound, whatever the method:
+            ``certify(problem, solution.x, solution.duals, double=True)`` checks the proof.
     """
 
     x: Tensor
@@ -114,7 +114,7 @@ class Solution:
     seconds: float
     history: History
     state: Any
-    duals: Blocks | None
+    duals: Blocks
 
     def __str__(self) -> str:
         lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]

@@ -22,7 +22,7 @@ from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import choose_images, expand_per_image, first_non_finite
+from convexlift.tensors import Blocks, choose_images, expand_per_image, first_non_finite
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -104,7 +104,7 @@ class Ledger:
         self.history = History()
         # The best image, and the best bound that holds everywhere.
         self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
-        self.duals = state.duals  # those of the best bound
+        self.witness: Blocks | None = None  # the dual variables of the best bound
         # The best image with a local bound, which belongs to that image.
         self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
 
@@ -150,6 +150,7 @@ class Ledger:
 
     def solution(self, clock: Stopwatch) -> Solution:
         """The result, once everything has ended."""
+        assert self.witness is not None
         x, objective, lower, gap = self._best()
         guarantee = tuple(
             Guarantee.WITHIN_RADIUS if near else Guarantee.GLOBAL if everywhere else Guarantee.NONE
@@ -170,7 +171,7 @@ class Ledger:
             clock.seconds(),
             self.history,
             self.state,
-            self.duals,
+            self.witness,
         )
 
     def _keep_best(
@@ -186,12 +187,14 @@ class Ledger:
         self.lower_bound = torch.where(raised, lower, self.lower_bound)
         gap = bounds.near.gap
         near = usable & (gap < self.local_gap)
-        if state.duals is not None:
-            of_local = self._prefer_local()
-            self.duals = choose_images(torch.where(of_local, near, raised), state.duals, self.duals)
+        if self.witness is None:
+            self.witness = bounds.near.witness
+        self.witness = choose_images(raised, bounds.everywhere.witness, self.witness)
         self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
         self.local_objective = torch.where(near, objective, self.local_objective)
         self.local_gap = torch.where(near, gap, self.local_gap)
+        local = near & self._prefer_local()
+        self.witness = choose_images(local, bounds.near.witness, self.witness)
 
     def _prefer_local(self) -> Tensor:
         everywhere = relative_gap(self.objective, self.lower_bound)
