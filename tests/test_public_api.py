@@ -71,7 +71,7 @@ def test_modules_stay_small():
     long = {
         str(path.relative_to(ROOT)): count
         for path in (ROOT / "src").rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 600
+        if (count := len(path.read_text().splitlines())) > 400
     }
     assert not long
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from convexlift.networks.activations import (
-    Activation,
-    LeakyReLU,
-    ReLU,
-    SmoothedLeakyReLU,
-    SmoothedReLU,
-)
+from convexlift.networks.activations import Activation, LeakyReLU, ReLU
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense
+from convexlift.networks.smooth_activations import SmoothedLeakyReLU, SmoothedReLU
 
 
 def baseline(

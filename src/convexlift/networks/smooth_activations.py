@@ -1,0 +1,362 @@
+"""Smooth convex activations: the paper's smoothed ReLUs, softplus, ELU, half square, Huber.
+
+Where prox and epigraph projection have no closed form they are roots of increasing functions of
+one variable, found by Newton's method in a bracket. A new smooth activation gets them for free
+from ``SmoothActivation``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.networks.activations import Activation, require_between, require_positive
+from convexlift.networks.roots import increasing_root
+
+
+class SmoothActivation(Activation):
+    """A differentiable h; ``second_derivative`` makes prox and projection work out of the box.
+
+    Subclasses are nondecreasing, or even (``h(-a) = h(a)``).
+    """
+
+    smooth = True
+
+    @abstractmethod
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """h''(a) >= 0; anything in between where it jumps."""
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """The root of a - y + eta h'(a), which lies between y and y - eta h'(y)."""
+        eta = eta.expand_as(y)
+        other = y - eta * self.derivative(y)
+
+        def equation(a: Tensor) -> tuple[Tensor, Tensor]:
+            return a - y + eta * self.derivative(a), 1 + eta * self.second_derivative(a)
+
+        return increasing_root(equation, torch.minimum(y, other), torch.maximum(y, other))
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """From the root of a - y + r (h(a) - z) h'(a), r = sigma_z/sigma_a.
+
+        The equation is increasing where h(a) >= z, and negative to the left of that; the root
+        is at most y, and no further away than the pull at y.
+        """
+        if not self.nondecreasing:
+            y = y.abs()
+        ratio = sigma_z / sigma_a
+        top = self.value(y)
+        target = torch.minimum(z.expand_as(top), top)  # inside points project onto themselves
+
+        def equation(a: Tensor) -> tuple[Tensor, Tensor]:
+            height, slope = ratio * (self.value(a) - target), self.derivative(a)
+            derivative = 1 + ratio * slope**2 + height * self.second_derivative(a)
+            return a - y + height * slope, derivative
+
+        low = y - ratio * (top - target) * self.derivative(y)
+        a = increasing_root(equation, low if self.nondecreasing else low.clamp_min(0), y)
+        return torch.where(top <= z, 0.0, sigma_z * (self.value(a) - target)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class SmoothedLeakyReLU(SmoothActivation):
+    """h(a) = kappa a + (1 - kappa) psi_nu(a), the paper's smoothed leaky ReLU (section 5.3).
+
+    psi_nu(a) = 0 for a <= 0,  a^2 / (2 nu) for 0 < a < nu,  a - nu/2 for a >= nu.
+
+    Args:
+        slope: kappa, in [0, 1).
+        smoothing: nu > 0.
+    """
+
+    slope: float = 0.2
+    smoothing: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_between("SmoothedLeakyReLU", "slope", self.slope, 0.0, 1.0)
+        require_positive("SmoothedLeakyReLU", "smoothing", self.smoothing)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[kappa, 1]."""
+        return (self.slope, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """Kappa a + (1 - kappa) psi_nu(a)."""
+        nu = self.smoothing
+        psi = a.clamp(0, nu) ** 2 / (2 * nu) + (a - nu).clamp_min(0)
+        return self.slope * a + (1 - self.slope) * psi
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """Kappa + (1 - kappa) clip(a / nu, 0, 1)."""
+        return self.slope + (1 - self.slope) * (a / self.smoothing).clamp(0, 1)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """(1 - kappa) / nu between the two rays."""
+        curved = (a > 0) & (a < self.smoothing)
+        return torch.where(curved, (1 - self.slope) / self.smoothing, 0.0).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """Nu (s - kappa)^2 / (2 (1 - kappa)) on [kappa, 1]."""
+        return self._outside(s, self.smoothing * (s - self.slope) ** 2 / (2 * (1 - self.slope)))
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Linear on each of three pieces."""
+        kappa, nu = self.slope, self.smoothing
+        curved = (y - kappa * eta) / (1 + eta * (1 - kappa) / nu)
+        return torch.where(
+            y <= kappa * eta, y - kappa * eta, torch.where(y >= nu + eta, y - eta, curved)
+        )
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the rays in closed form; between them the root of a convex cubic.
+
+        Newton's method from the right approaches that root monotonically.
+        """
+        kappa, nu = self.slope, self.smoothing
+        left = (kappa * y - z) / (kappa**2 / sigma_a + 1 / sigma_z)
+        right = (y - (1 - kappa) * nu / 2 - z) / (1 / sigma_a + 1 / sigma_z)
+        on_left = sigma_a * y <= kappa * left
+        on_right = sigma_a * (y - nu) >= right
+        inside = self.value(y) <= z
+        curved = ~(on_left | on_right | inside)
+
+        ratio, bend = sigma_z / sigma_a, (1 - kappa) / nu
+        a = y.clamp(0, nu)
+        tolerance = 8 * torch.finfo(y.dtype).eps * nu
+        for _ in range(60):
+            slope = kappa + bend * a
+            height = ratio * (kappa * a + 0.5 * bend * a**2 - z)
+            newton = a - (a - y + height * slope) / (1 + ratio * slope**2 + height * bend)
+            newton = torch.where(curved, newton.clamp(0, nu), a)
+            moved = (newton - a).abs().amax() if a.numel() else a.new_zeros(())
+            a = newton
+            if bool(moved <= tolerance):
+                break
+        t = torch.where(on_right, right, torch.where(on_left, left, a))
+        between = sigma_z * (kappa * a + 0.5 * bend * a**2 - z)
+        return torch.where(inside, 0.0, torch.where(curved, between, t)).clamp_min(0)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """A sum of nonnegative terms on each piece (u is s mapped onto [0, 1])."""
+        kappa, nu = self.slope, self.smoothing
+        u = (s - kappa) / (1 - kappa)
+        left = nu * u**2 / 2 + u * a.abs()
+        curved = (a - nu * u) ** 2 / (2 * nu)
+        right = (1 - u) * (a - nu) + nu * (1 - u) ** 2 / 2
+        return (1 - kappa) * torch.where(a <= 0, left, torch.where(a < nu, curved, right))
+
+
+@dataclass(frozen=True)
+class SmoothedReLU(SmoothedLeakyReLU):
+    """h = psi_nu, the paper's smoothed ReLU: the smoothed leaky ReLU with kappa = 0."""
+
+    slope: float = 0.0
+    smoothing: float = 0.01
+
+
+@dataclass(frozen=True)
+class Softplus(SmoothActivation):
+    """h(a) = log(1 + exp(b a)) / b.
+
+    Args:
+        sharpness: b > 0; larger is closer to the ReLU.
+    """
+
+    sharpness: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("Softplus", "sharpness", self.sharpness)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[0, 1]."""
+        return (0.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """log(1 + exp(b a)) / b."""
+        scaled = self.sharpness * a
+        return (scaled.clamp_min(0) + torch.log1p(torch.exp(-scaled.abs()))) / self.sharpness
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """The logistic function of b a."""
+        return torch.sigmoid(self.sharpness * a)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """B s (1 - s)."""
+        scaled = self.sharpness * a
+        return self.sharpness * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """(s log s + (1 - s) log(1 - s)) / b on [0, 1]."""
+        inner = s.clamp(0, 1)
+        entropy = torch.xlogy(inner, inner) + torch.special.xlog1py(1 - inner, -inner)
+        return self._outside(s, entropy / self.sharpness)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """The relative entropy of two coins, KL(s || sigmoid(b a)) / b."""
+        scaled = self.sharpness * a
+        heads: Tensor = torch.xlogy(s, s) - s * F.logsigmoid(scaled)
+        tails: Tensor = torch.special.xlog1py(1 - s, -s) - (1 - s) * F.logsigmoid(-scaled)
+        return (heads + tails).clamp_min(0) / self.sharpness
+
+
+@dataclass(frozen=True)
+class ELU(SmoothActivation):
+    """h(a) = a for a > 0,  alpha (exp(a) - 1) for a <= 0; convex for 0 < alpha <= 1.
+
+    Below alpha = 1 there is a kink at zero.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(
+                f"ELU needs 0 < alpha <= 1 to be convex and nondecreasing, got alpha={self.alpha}"
+            )
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """Only with alpha = 1."""
+        return self.alpha == 1.0
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[0, 1]."""
+        return (0.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """A, or alpha (exp(a) - 1)."""
+        return torch.where(a > 0, a, self.alpha * torch.expm1(a.clamp_max(0)))
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """1, or alpha exp(a)."""
+        return torch.where(a > 0, 1.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """0, or alpha exp(a)."""
+        return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """S log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""
+        inner = s.clamp(0, self.alpha)
+        curved = torch.xlogy(inner, inner / self.alpha) - inner + self.alpha
+        return self._outside(s, torch.where(s < self.alpha, curved, 0.0))
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Y - eta on the right, 0 at the kink, a root on the left."""
+        eta = eta.expand_as(y)
+        on_left = y < self.alpha * eta
+        left = super().prox(torch.where(on_left, y, -1.0), eta).clamp_max(0)
+        return torch.where(y > eta, y - eta, torch.where(y >= self.alpha * eta, 0.0, left))
+
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """At the kink the slope is free between alpha and 1, and sigma y tells it."""
+        curved = super().scaled_slope(y, t, sigma)
+        at_kink = (sigma * y >= self.alpha * t) & (sigma * y <= t)
+        return torch.where(at_kink, sigma * y, torch.where(sigma * y > t, t, curved))
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the right ray or at the kink as for the ReLU, else a root on the left."""
+        right = (y - z) / (1 / sigma_a + 1 / sigma_z)
+        kink = -sigma_z * z
+        on_right = sigma_a * y >= right
+        on_left = sigma_a * y < self.alpha * kink
+        curved = super().multiplier(torch.where(on_left, y, -1.0), z, sigma_a, sigma_z)
+        t = torch.where(on_right, right, torch.where(on_left, curved, kink))
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """(1 - s) a + h*(s) on the right; a relative entropy, or linear, on the left."""
+        right = (1 - s) * a + self.conjugate(s)
+        below = a.clamp_max(0)
+        tangent = self.alpha * torch.exp(below)
+        curved = torch.xlogy(s, s / self.alpha) - s * below - s + tangent
+        steep = self.alpha * torch.expm1(below) - s * below
+        left = torch.where(s < self.alpha, curved, steep)
+        return torch.where(a > 0, right, left).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class HalfSquare(SmoothActivation):
+    """h(a) = a^2 / 2; not monotone, for first layers."""
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """Every number."""
+        return (-math.inf, math.inf)
+
+    def value(self, a: Tensor) -> Tensor:
+        """A^2 / 2."""
+        return a**2 / 2
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """A."""
+        return a
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(a)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """S^2 / 2."""
+        return s**2 / 2
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Y / (1 + eta)."""
+        return y / (1 + eta)
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """(a - s)^2 / 2."""
+        return (a - s) ** 2 / 2
+
+
+@dataclass(frozen=True)
+class Huber(SmoothActivation):
+    """h(a) = a^2 / (2 delta) for |a| <= delta,  |a| - delta/2 beyond; for first layers."""
+
+    delta: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_positive("Huber", "delta", self.delta)
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """[-1, 1]."""
+        return (-1.0, 1.0)
+
+    def value(self, a: Tensor) -> Tensor:
+        """Quadratic, then linear."""
+        size = a.abs()
+        return size.clamp_max(self.delta) ** 2 / (2 * self.delta) + (size - self.delta).clamp_min(0)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        """clip(a / delta, -1, 1)."""
+        return (a / self.delta).clamp(-1, 1)
+
+    def second_derivative(self, a: Tensor) -> Tensor:
+        """1 / delta in the middle."""
+        return torch.where(a.abs() < self.delta, 1 / self.delta, 0.0).to(a.dtype)
+
+    def conjugate(self, s: Tensor) -> Tensor:
+        """Delta s^2 / 2 on [-1, 1]."""
+        return self._outside(s, self.delta * s**2 / 2)
+
+    def prox(self, y: Tensor, eta: Tensor) -> Tensor:
+        """Shrinks towards zero, by at most eta."""
+        return torch.where(
+            y.abs() <= self.delta + eta, y / (1 + eta / self.delta), y - eta * y.sign()
+        )
+
+    def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
+        """A square in the middle, nonnegative terms beyond."""
+        middle = (a - self.delta * s) ** 2 / (2 * self.delta)
+        aligned = s * a.sign()
+        beyond = (1 - aligned) * (a.abs() - self.delta) + self.delta * (1 - aligned) ** 2 / 2
+        return torch.where(a.abs() < self.delta, middle, beyond)
