@@ -54,7 +54,7 @@ class Fidelity(TensorRecord, ABC):
 
     @abstractmethod
     def density(self, w: Tensor) -> Tensor:
-        """F at every pixel; +inf outside its domain."""
+        """f at every pixel; +inf outside its domain."""
 
     def value(self, w: Tensor) -> Tensor:
         """D(w, y) for each image."""
@@ -105,7 +105,7 @@ class SquaredL2(Fidelity):
         return (w - self.y) ** 2 / 2
 
     def gradient(self, w: Tensor) -> Tensor:
-        """W - y."""
+        """w - y."""
         return w - self.y
 
     def prox(self, w: Tensor, step: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class SquaredL2(Fidelity):
         return (w + step * self.y) / (1 + step)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """V^2 / 2 + v y."""
+        """v^2 / 2 + v y."""
         return v**2 / 2 + v * self.y
 
     def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class SquaredL2(Fidelity):
         return (v - step * self.y) / (1 + step)
 
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """Y - c, moved into the bounds."""
+        """y - c, moved into the bounds."""
         return torch.minimum(torch.maximum(self.y - c, lower), upper)
 
     def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -149,11 +149,11 @@ class L1(Fidelity):
         self.conjugate_domain = (-self.scale, self.scale)
 
     def density(self, w: Tensor) -> Tensor:
-        """Scale |w - y|."""
+        """scale |w - y|."""
         return self.scale * (w - self.y).abs()
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Scale sign(w - y)."""
+        """scale sign(w - y)."""
         return self.scale * (w - self.y).sign()
 
     def prox(self, w: Tensor, step: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class L1(Fidelity):
         return torch.minimum(torch.maximum(self.y, w - reach), w + reach)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """V y for |v| <= scale."""
+        """v y for |v| <= scale."""
         return torch.where(v.abs() <= self.scale, v * self.y, math.inf)
 
     def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class L1(Fidelity):
         return torch.where(c > self.scale, lower, torch.where(c < -self.scale, upper, inner))
 
     def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """Scale (|w - y| - |w* - y|) + c (w - w*); infinite where w* is."""
+        """scale (|w - y| - |w* - y|) + c (w - w*); infinite where w* is."""
         best = self.minimiser(c, lower, upper)
         finite = torch.where(best.isinf(), w, best)
         loss = self.scale * ((w - self.y).abs() - (finite - self.y).abs()) + c * (w - finite)
@@ -219,7 +219,7 @@ class KullbackLeibler(Fidelity):
         return bool(((self.y > 0) & (self.background <= 0)).any())
 
     def density(self, w: Tensor) -> Tensor:
-        """Y (rho - log(1 + rho)) with rho = (w + r - y)/y; w + r where y = 0."""
+        """y (rho - log(1 + rho)) with rho = (w + r - y)/y; w + r where y = 0."""
         mean = w + self.background
         counts = self.y > 0
         safe = torch.where(counts, self.y, 1.0)
@@ -252,7 +252,7 @@ class KullbackLeibler(Fidelity):
         return (shifted + 1 - torch.sqrt((shifted - 1) ** 2 + 4 * step * self.y)) / 2
 
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """Y / (1 + c) - r, moved into the bounds; the upper bound where 1 + c <= 0."""
+        """y / (1 + c) - r, moved into the bounds; the upper bound where 1 + c <= 0."""
         slope = 1 + c
         free = torch.where(self.y > 0, self.y / slope, 0.0) - self.background
         rising = torch.where(slope > 0, free, math.inf)
@@ -276,7 +276,7 @@ class KullbackLeibler(Fidelity):
 
 
 def _minus_log1p(rho: Tensor) -> Tensor:
-    """Rho - log(1 + rho) >= 0, accurate near zero."""
+    """rho - log(1 + rho) >= 0, accurate near zero."""
     small = rho.abs() < 1e-2
     r = torch.where(small, rho, 0.0)
     series = r**2 * (1 / 2 - r * (1 / 3 - r * (1 / 4 - r * (1 / 5 - r * (1 / 6 - r / 7)))))

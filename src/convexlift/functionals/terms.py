@@ -39,7 +39,7 @@ class DualTerm(TensorRecord, ABC):
 
 @dataclass(frozen=True, eq=False)
 class BoxTerm(PrimalTerm):
-    """G(x) = 0 in the box, +inf outside."""
+    """g(x) = 0 in the box, +inf outside."""
 
     box: Box
 
@@ -55,7 +55,7 @@ class LinearTerm(PrimalTerm):
     cost: Tensor
 
     def prox(self, u: Tensor, tau: Tensor) -> Tensor:
-        """U - tau cost."""
+        """u - tau cost."""
         return u - tau * self.cost
 
 
@@ -127,7 +127,7 @@ class LastLayerTerm(DualTerm):
     def conjugate_prox(
         self, v: tuple[Tensor, ...], sigma: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """T times a slope of h at its proximal point."""
+        """t times a slope of h at its proximal point."""
         y = v[0] / sigma[0]
         y = y if self.bias is None else y + self.bias
         return (self.activation.scaled_slope(y, self.weights.expand_as(y), sigma[0]),)

@@ -68,7 +68,7 @@ class Activation(ABC):
         """
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
-        """P = t s with s a slope of h at prox_{(t/sigma) h}(y): the dual step of t h."""
+        """p = t s with s a slope of h at prox_{(t/sigma) h}(y): the dual step of t h."""
         return t * self.derivative(self.prox(y, t / sigma))
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class PiecewiseLinear(Activation):
         return torch.maximum(low * a, high * a)
 
     def derivative(self, a: Tensor) -> Tensor:
-        """Lo for a <= 0, hi for a > 0."""
+        """lo for a <= 0, hi for a > 0."""
         low, high = self.slopes
         return torch.where(a > 0, high, low).to(a.dtype)
 
@@ -105,7 +105,7 @@ class PiecewiseLinear(Activation):
         return self._outside(s, torch.zeros_like(s))
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
-        """Y - clip(y, lo eta, hi eta)."""
+        """y - clip(y, lo eta, hi eta)."""
         return y - self.scaled_slope(y, eta, torch.ones_like(eta))
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:

@@ -265,7 +265,7 @@ class BoundLayer(TensorRecord):
     shape: Shape
 
     def affine(self, values: Sequence[Tensor]) -> Tensor:
-        """A = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
+        """a = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
         terms = [operator(values[source]) for source, operator in self.operators.items()]
         total = terms[0]
         for term in terms[1:]:

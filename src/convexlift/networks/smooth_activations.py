@@ -87,13 +87,13 @@ class SmoothedLeakyReLU(SmoothActivation):
         return (self.slope, 1.0)
 
     def value(self, a: Tensor) -> Tensor:
-        """Kappa a + (1 - kappa) psi_nu(a)."""
+        """kappa a + (1 - kappa) psi_nu(a)."""
         nu = self.smoothing
         psi = a.clamp(0, nu) ** 2 / (2 * nu) + (a - nu).clamp_min(0)
         return self.slope * a + (1 - self.slope) * psi
 
     def derivative(self, a: Tensor) -> Tensor:
-        """Kappa + (1 - kappa) clip(a / nu, 0, 1)."""
+        """kappa + (1 - kappa) clip(a / nu, 0, 1)."""
         return self.slope + (1 - self.slope) * (a / self.smoothing).clamp(0, 1)
 
     def second_derivative(self, a: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class SmoothedLeakyReLU(SmoothActivation):
         return torch.where(curved, (1 - self.slope) / self.smoothing, 0.0).to(a.dtype)
 
     def conjugate(self, s: Tensor) -> Tensor:
-        """Nu (s - kappa)^2 / (2 (1 - kappa)) on [kappa, 1]."""
+        """nu (s - kappa)^2 / (2 (1 - kappa)) on [kappa, 1]."""
         return self._outside(s, self.smoothing * (s - self.slope) ** 2 / (2 * (1 - self.slope)))
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class Softplus(SmoothActivation):
         return torch.sigmoid(self.sharpness * a)
 
     def second_derivative(self, a: Tensor) -> Tensor:
-        """B s (1 - s)."""
+        """b s (1 - s)."""
         scaled = self.sharpness * a
         return self.sharpness * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
 
@@ -232,7 +232,7 @@ class ELU(SmoothActivation):
         return (0.0, 1.0)
 
     def value(self, a: Tensor) -> Tensor:
-        """A, or alpha (exp(a) - 1)."""
+        """a, or alpha (exp(a) - 1)."""
         return torch.where(a > 0, a, self.alpha * torch.expm1(a.clamp_max(0)))
 
     def derivative(self, a: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ class ELU(SmoothActivation):
         return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
 
     def conjugate(self, s: Tensor) -> Tensor:
-        """S log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""
+        """s log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""
         inner = s.clamp(0, self.alpha)
         curved = torch.xlogy(inner, inner / self.alpha) - inner + self.alpha
         return self._outside(s, torch.where(s < self.alpha, curved, 0.0))
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
-        """Y - eta on the right, 0 at the kink, a root on the left."""
+        """y - eta on the right, 0 at the kink, a root on the left."""
         eta = eta.expand_as(y)
         on_left = y < self.alpha * eta
         left = super().prox(torch.where(on_left, y, -1.0), eta).clamp_max(0)
@@ -293,11 +293,11 @@ class HalfSquare(SmoothActivation):
         return (-math.inf, math.inf)
 
     def value(self, a: Tensor) -> Tensor:
-        """A^2 / 2."""
+        """a^2 / 2."""
         return a**2 / 2
 
     def derivative(self, a: Tensor) -> Tensor:
-        """A."""
+        """a."""
         return a
 
     def second_derivative(self, a: Tensor) -> Tensor:
@@ -305,11 +305,11 @@ class HalfSquare(SmoothActivation):
         return torch.ones_like(a)
 
     def conjugate(self, s: Tensor) -> Tensor:
-        """S^2 / 2."""
+        """s^2 / 2."""
         return s**2 / 2
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
-        """Y / (1 + eta)."""
+        """y / (1 + eta)."""
         return y / (1 + eta)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ class Huber(SmoothActivation):
         return torch.where(a.abs() < self.delta, 1 / self.delta, 0.0).to(a.dtype)
 
     def conjugate(self, s: Tensor) -> Tensor:
-        """Delta s^2 / 2 on [-1, 1]."""
+        """delta s^2 / 2 on [-1, 1]."""
         return self._outside(s, self.delta * s**2 / 2)
 
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:

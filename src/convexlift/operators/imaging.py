@@ -36,16 +36,16 @@ class Mask(LinearOperator):
         self.mask = values.reshape((1,) * (4 - values.ndim) + values.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """M x."""
+        """m x."""
         return self.mask * x
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """M y, for M is symmetric."""
+        """m y, for the mask is symmetric."""
         return self.mask * y
 
     @property
     def diagonal(self) -> Tensor:
-        """M."""
+        """m."""
         return self.mask
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -84,7 +84,7 @@ class Blur(LinearOperator):
         self.margin = (kernel.shape[0] // 2, kernel.shape[1] // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """K * x."""
+        """k * x."""
         weight = self.kernel.flip(0, 1)[None, None]
         planes = x.reshape(-1, 1, *x.shape[-2:])
         if self.boundary == "zero":

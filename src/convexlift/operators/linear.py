@@ -99,11 +99,11 @@ class Identity(LinearOperator):
     """A x = x, for images of any shape."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """X itself."""
+        """x itself."""
         return x
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Y itself."""
+        """y itself."""
         return y
 
     @property
@@ -127,11 +127,11 @@ class Scaled(LinearOperator):
         self.input_shape = operator.input_shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """C (A x)."""
+        """c (A x)."""
         return self.factor * self.operator(x)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """C (A* y)."""
+        """c (A* y)."""
         return self.factor * self.operator.adjoint(y)
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -140,7 +140,7 @@ class Scaled(LinearOperator):
 
     @property
     def diagonal(self) -> Tensor | None:
-        """C d, if A has a diagonal d."""
+        """c d, if A has a diagonal d."""
         inner = self.operator.diagonal
         return None if inner is None else self.factor * inner
 

@@ -144,7 +144,7 @@ def _excess_between(
 
 
 def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """G x minus the minimum of g x' over lower <= x' <= upper; +inf where there is none."""
+    """g x minus the minimum of g x' over lower <= x' <= upper; +inf where there is none."""
     rising, falling = g * (x - lower), g * (x - upper)
     return torch.where(g > 0, rising, torch.where(g < 0, falling, 0.0))
 
