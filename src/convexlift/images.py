@@ -1,0 +1,119 @@
+"""Pictures: the examples inside the package, PNG files, noise, and PSNR.
+
+Images are tensors (B, C, H, W) with values in [0, 1].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.tensors import first_non_finite
+
+
+def example_names() -> tuple[str, ...]:
+    """The pictures inside the package."""
+    folder = resources.files("convexlift") / "data"
+    return tuple(sorted(Path(f.name).stem for f in folder.iterdir() if f.name.endswith(".png")))
+
+
+def load_example(name: str) -> Tensor:
+    """A picture inside the package, (1, 1, 256, 256) in float32."""
+    if name not in example_names():
+        raise ValueError(
+            f"there is no example {name!r}; choose one of {', '.join(example_names())}"
+        )
+    with resources.as_file(resources.files("convexlift") / "data" / f"{name}.png") as path:
+        return load_image(path)
+
+
+def load_image(path: Path) -> Tensor:
+    """A picture file as grey values, (1, 1, H, W) in float32."""
+    try:
+        with _pillow().open(path) as picture:
+            grey = np.asarray(picture.convert("L"), dtype=np.float32) / 255
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+    return torch.from_numpy(grey)[None, None]
+
+
+def save_image(path: Path, image: Tensor) -> None:
+    """Write one grey image, (H, W) or (1, 1, H, W), as an 8-bit PNG; clipped to [0, 1]."""
+    if (place := first_non_finite(image)) is not None:
+        raise ValueError(f"refusing to write {path}: the image is {float(image[place])} at {place}")
+    plane = image.detach().cpu().reshape(image.shape[-2:]).clamp(0, 1)
+    pixels = (255 * plane).round().to(torch.uint8).numpy()
+    with atomic_path(path) as part:
+        _pillow().fromarray(pixels).save(part, format="PNG")
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that becomes it when the block ends well.
+
+    No half-written file ever has the final name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
+    """10 log10(peak^2 / mean (x - truth)^2) in dB, for each image."""
+    error = ((x - truth) ** 2).flatten(1).mean(1, dtype=torch.float64)
+    return 10 * torch.log10(torch.as_tensor(peak**2, dtype=torch.float64) / error)
+
+
+def salt_and_pepper(x: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """Replace a fraction of the pixels by 0 or 1, with equal chances."""
+    _require_fraction(fraction)
+    hit = _uniform(x, generator) < fraction
+    salt = (_uniform(x, generator) < 0.5).to(x.dtype)
+    return torch.where(hit, salt, x)
+
+
+def gaussian_noise(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    """x + sigma n with standard normal n."""
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return x + sigma * noise.to(x.device)
+
+
+def poisson_counts(mean: Tensor, generator: torch.Generator) -> Tensor:
+    """Counts with the given mean at every pixel."""
+    return torch.poisson(mean.cpu(), generator=generator).to(mean.device)
+
+
+def random_mask(x: Tensor, missing: float, generator: torch.Generator) -> Tensor:
+    """1 where a pixel is seen, 0 where it is missing; (1, 1, H, W), of the image's precision."""
+    _require_fraction(missing)
+    return (_uniform(x[:1, :1], generator) >= missing).to(x.dtype)
+
+
+def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(x.shape, generator=generator).to(x.device)
+
+
+def _require_fraction(value: float) -> None:
+    if not 0 <= value <= 1 or math.isnan(value):
+        raise ValueError(f"a fraction lies between 0 and 1, got {value}")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        raise ImportError('pictures need Pillow: pip install "convexlift[cli]"') from None
+    return pillow

@@ -1,0 +1,138 @@
+"""The demo, in its quick version, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift import demo as demo_module
+from convexlift.cli import app
+from convexlift.images import load_image
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    torch.set_default_dtype(torch.float32)
+    result = CliRunner().invoke(
+        app, ["demo", "--quick", "--output", str(folder), "--json", str(folder / "extra.json")]
+    )
+    return folder, result
+
+
+def test_it_succeeds_quietly(finished):
+    folder, result = finished
+    assert result.exit_code == 0, result.output
+    assert "trained on the spot" in " ".join(result.output.split())
+    assert "━" not in result.output  # no progress bar in a pipe
+    assert str(folder / "report.html") in result.output.replace("\n", "")
+
+
+def test_the_pictures(finished):
+    folder, _ = finished
+    for task in ("denoising", "inpainting", "deblurring"):
+        for kind in ("clean", "degraded", "reconstructed"):
+            assert load_image(folder / f"{task}-{kind}.png").shape == (1, 1, 64, 64)
+    assert load_image(folder / "overview.png").shape[-1] > 500
+    assert load_image(folder / "convergence.png").shape[-1] > 500
+    assert not list(folder.glob(".*"))
+
+
+def test_the_numbers(finished):
+    folder, _ = finished
+    results = json.loads((folder / "results.json").read_text())
+    assert json.loads((folder / "extra.json").read_text()) == results
+    assert results["version"] == cl.__version__
+    assert len(results["tasks"]) == 3
+    for task in results["tasks"]:
+        assert task["status"] == "CONVERGED"
+        assert task["guarantee"] == "GLOBAL"
+        assert task["lower_bound"] <= task["objective"]
+        assert task["gap"] <= results["tolerance"]
+        assert task["psnr_after"] > task["psnr_before"] + 1
+
+
+def test_the_page_is_self_contained_and_honest(finished):
+    folder, _ = finished
+    page = (folder / "report.html").read_text()
+    assert "trained on the spot" in page
+    assert page.count("data:image/png;base64,") == 2
+    assert "http" not in page
+    table = (folder / "table.md").read_text()
+    assert "denoising" in table
+    assert table.count("|") > 40
+
+
+def test_training_helps():
+    """A few steps raise the PSNR of the denoised crops, and keep the network convex."""
+    seen = []
+    options = demo_module.DemoOptions(training_steps=12, batch=4)
+    network = demo_module.train_network(
+        options, torch.device("cpu"), lambda text, _: seen.append(float(text.split()[1]))
+    )
+    network.check_convexity()
+    assert sum(seen[-3:]) / 3 > sum(seen[:3]) / 3
+    assert network.layers[0].skip.weight.mean((1, 2, 3)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "Use --device cpu or --device auto"),
+        (["--output", "FILE"], "cannot be used as a folder"),
+        (["--json", "FOLDER"], "is a folder. Name a file in it"),
+    ],
+)
+def test_bad_arguments_fail_before_any_work(arguments, message, tmp_path):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    (tmp_path / "file").write_text("")
+    places = {"FILE": str(tmp_path / "file"), "FOLDER": str(tmp_path)}
+    arguments = [places.get(a, a) for a in arguments]
+    if "--output" not in arguments:
+        arguments += ["--output", str(tmp_path / "out")]
+    started = time.perf_counter()
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert time.perf_counter() - started < 5
+
+
+def test_help_and_version():
+    runner = CliRunner()
+    assert cl.__version__ in runner.invoke(app, ["--version"]).output
+    text = runner.invoke(app, ["demo", "--help"]).output
+    for option in ("--output", "--json", "--device", "--quick"):
+        assert option in text
+
+
+def test_control_c_exits_with_130_and_leaves_nothing_behind(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "convexlift", "demo", "--output", str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    deadline = time.time() + 60
+    while not (tmp_path / "out").exists() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "convexlift: Interrupted; nothing was written."
+    assert not list((tmp_path / "out").iterdir())
