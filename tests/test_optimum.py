@@ -53,6 +53,23 @@ def test_optimum(case):
     agree(zoo.problem(architecture, ALL[activation], fidelity, box))
 
 
+THE_REST = [
+    (a, h, f, box)
+    for a in zoo.ARCHITECTURES
+    for h in zoo.MONOTONE
+    for f in zoo.FIDELITIES
+    for box in zoo.BOXES
+    if (a, h, f, box) not in CASES and (f != "masked L2" or box == "box")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", THE_REST, ids=", ".join)
+def test_optimum_with_every_other_box(case):
+    architecture, activation, fidelity, box = case
+    agree(zoo.problem(architecture, zoo.MONOTONE[activation], fidelity, box))
+
+
 @pytest.mark.parametrize("boundary", ["zero", "circular", "reflect"])
 @pytest.mark.parametrize("fidelity", ["L1", "L2", "KL"])
 @pytest.mark.parametrize("box", [(0.0, 1.0), (0.0, None)], ids=["box", "x >= 0"])
