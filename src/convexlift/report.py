@@ -205,8 +205,8 @@ th:first-child, td:first-child {{ text-align: left; }}
 <body>
 <h1>convexlift demo</h1>
 <p>Each image minimises <em>D(Ax, y) + weight&nbsp;R(x)</em> over images with values in [0,&nbsp;1],
-<em>R</em> a convex neural network. The lower bound is a proof: no image has a smaller objective.
-The solver stopped at a relative gap of {gap}, with nothing tuned.</p>
+<em>R</em> a convex neural network. The lower bound is a proof: no such image has a smaller
+objective. The solver was asked for a relative gap of {gap}, and given no step sizes.</p>
 <p class="note">{html.escape(training_note(demo))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Images</h2>
