@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -78,25 +80,37 @@ def demo(
     """
     # In a pipe, lines are as long as they need to be.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    try:
+    with one_sentence_errors(debug):
         place = _device(device)
         _check_folder(output)
         if json_file is not None and json_file.is_dir():
             raise UserError(f"--json {json_file} is a folder. Name a file in it.")
-        options = QUICK if quick else DemoOptions()
-        result = _run(options, place, console)
+        result = _run(QUICK if quick else DemoOptions(), place, console)
         files = write_report(result, output, convexlift.__version__)
         if json_file is not None:
             with atomic_path(json_file) as part:
                 text = json.dumps(as_json(result, convexlift.__version__), indent=2)
                 part.write_text(text + "\n", encoding="utf-8")
         _show(result, files[-1], console)
-    except UserError as error:
-        _fail(str(error), BAD_INPUT, debug)
-    except KeyboardInterrupt:
-        _fail("Interrupted; nothing was written.", INTERRUPTED, debug)
-    except Exception as error:
-        _fail(f"{type(error).__name__}: {error}. Use --debug for details.", FAILURE, debug)
+
+
+@contextlib.contextmanager
+def one_sentence_errors(debug: bool) -> Iterator[None]:
+    """A sentence and an exit status instead of a traceback, unless ``debug``."""
+    try:
+        yield
+    except BaseException as error:
+        if debug:
+            raise
+        if isinstance(error, UserError):
+            message, status = str(error), BAD_INPUT
+        elif isinstance(error, KeyboardInterrupt):
+            message, status = "Interrupted; nothing was written.", INTERRUPTED
+        else:
+            message = f"{type(error).__name__}: {error}. Use --debug for details."
+            status = FAILURE
+        typer.echo(f"convexlift: {message}", err=True)
+        raise typer.Exit(status) from None
 
 
 def _run(options: DemoOptions, place: torch.device, console: Console) -> Demo:
@@ -134,10 +148,3 @@ def _check_folder(folder: Path) -> None:
         raise UserError(
             f"--output {folder} cannot be used as a folder ({error.strerror}). Name another one."
         ) from None
-
-
-def _fail(message: str, status: int, debug: bool) -> None:
-    if debug:
-        raise
-    typer.echo(f"convexlift: {message}", err=True)
-    raise typer.Exit(status)
