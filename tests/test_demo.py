@@ -133,6 +133,8 @@ def test_control_c_exits_with_130_and_leaves_nothing_behind(tmp_path):
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    # If the signal hits Python inside `exec` of a string (dataclasses and torch do that), it ends
+    # by SIGINT itself after our handling; a shell calls both 130.
+    assert process.returncode in (130, -signal.SIGINT)
     assert errors.strip() == "convexlift: Interrupted; nothing was written."
     assert not list((tmp_path / "out").iterdir())
