@@ -166,6 +166,7 @@ def test_control_c_returns_the_best_iterate(method):
     )
     assert solution.status == (cl.Status.INTERRUPTED,) * 2
     assert solution.iterations.tolist() == [20, 20]
+    assert solution.history["iteration"].tolist() == [0, 10, 20]
     assert torch.isfinite(solution.x).all()
     torch.testing.assert_close(problem.objective(solution.x), solution.objective)
     assert (solution.objective <= solution.history["objective"]).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ class Status(Enum):
     RUNNING = "Still running."
 
 
-class Record(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Record:
     """One checked iteration; tensors hold one float64 number for each image."""
 
     iteration: int
@@ -47,17 +48,10 @@ class Record(NamedTuple):
     gap: Tensor
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a callback is given: the current record and the current image (do not change it)."""
+@dataclass(frozen=True, eq=False)
+class Progress(Record):
+    """What a callback is given: the record and the current images (do not change them)."""
 
-    iteration: int
-    seconds: float
-    objective: Tensor
-    data_term: Tensor
-    regularizer: Tensor
-    lower_bound: Tensor
-    gap: Tensor
     x: Tensor
 
 

@@ -65,8 +65,8 @@ def _iterate(
     clock = Stopwatch()
     ledger = Ledger(problem, state, 0.0 if stop.gap is None else stop.gap)
     iteration = 0
-    wanted = ledger.check(iteration, clock, state, stop, callback)
     try:
+        wanted = ledger.check(iteration, clock, state, stop, callback)
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
@@ -85,7 +85,8 @@ def _iterate(
                     wanted = ledger.check(iteration, clock, state, stop, callback)
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
-        ledger.check(iteration, clock, state, stop, None)
+        if not ledger.history or ledger.history[-1].iteration != iteration:
+            ledger.check(iteration, clock, state, stop, None)
         ledger.end(Status.INTERRUPTED)
     return ledger.solution(clock)
 
@@ -139,7 +140,7 @@ class Ledger:
         if callback is None:
             return True
         with clock.paused():
-            return callback(Progress(*record, x=state.x)) is not True
+            return callback(Progress(**vars(record), x=state.x)) is not True
 
     def end(self, status: Status, images: Tensor | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
