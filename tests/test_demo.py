@@ -121,6 +121,15 @@ def test_help_and_version():
         assert option in text
 
 
+def test_control_c_during_a_solve_ends_the_demo():
+    def interrupt(text: str, _: float) -> None:
+        if text.startswith("Salt"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        demo_module.run_demo(demo_module.QUICK, torch.device("cpu"), interrupt)
+
+
 def test_control_c_exits_with_130_and_leaves_nothing_behind(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

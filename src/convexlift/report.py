@@ -22,7 +22,7 @@ from convexlift.images import atomic_path, save_image
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
 COLUMNS = (
     *("Task", "Given dB", "Result dB", "Objective", "Lower bound", "Gap", "Holds", "Steps"),
-    "Time",
+    *("Time", "Status"),
 )
 """Columns of the table: PSNR before and after, and for whom the bound holds."""
 
@@ -68,6 +68,7 @@ def rows(demo: Demo) -> list[tuple[str, ...]]:
             result.solution.guarantee[0].name.lower().replace("_", " "),
             f"{int(result.solution.iterations)}",
             f"{result.solution.seconds:.1f} s",
+            result.solution.status[0].name.lower().replace("_", " "),
         )
         for result in demo.results
     ]
