@@ -87,13 +87,13 @@ def salt_and_pepper(x: Tensor, fraction: float, generator: torch.Generator) -> T
 
 def gaussian_noise(x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
     """x + sigma n with standard normal n."""
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
     return x + sigma * noise.to(x.device)
 
 
 def poisson_counts(mean: Tensor, generator: torch.Generator) -> Tensor:
     """Counts with the given mean at every pixel."""
-    return torch.poisson(mean.cpu(), generator=generator).to(mean.device)
+    return torch.poisson(mean.to(generator.device), generator=generator).to(mean.device)
 
 
 def random_mask(x: Tensor, missing: float, generator: torch.Generator) -> Tensor:
@@ -103,7 +103,7 @@ def random_mask(x: Tensor, missing: float, generator: torch.Generator) -> Tensor
 
 
 def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(x.shape, generator=generator).to(x.device)
+    return torch.rand(x.shape, generator=generator, device=generator.device).to(x.device)
 
 
 def _require_fraction(value: float) -> None:

@@ -1,4 +1,4 @@
-"""Operators of imaging: masks and blurs."""
+"""Operators of imaging: weights for each pixel, masks and blurs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,53 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite, fits
 
 
-class Mask(LinearOperator):
+class Diagonal(LinearOperator):
+    """(A x)_p = d_p x_p: a weight for each pixel.
+
+    Args:
+        values: d, of shape (H, W), (C, H, W), or one for each image, (B, C, H, W).
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        name = type(self).__name__
+        if values.ndim not in (2, 3, 4):
+            raise ValueError(
+                f"{name} takes the shape (H, W), (C, H, W) or (B, C, H, W), "
+                f"got {tuple(values.shape)}"
+            )
+        if (place := first_non_finite(values)) is not None:
+            raise ValueError(f"{name} got {float(values[place])} at {place}")
+        values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
+        self.values = values.reshape((1,) * (4 - values.ndim) + values.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """d x."""
+        return self.values * x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """d y, for the operator is symmetric."""
+        return self.values * y
+
+    @property
+    def diagonal(self) -> Tensor:
+        """d."""
+        return self.values
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The input's, if the values fit it."""
+        if not fits(self.values.shape[1:], input_shape):
+            raise ValueError(
+                f"{type(self).__name__} of shape {tuple(self.values.shape)} "
+                f"does not fit images of {input_shape}"
+            )
+        return input_shape
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """max |d|."""
+        return float(self.values.abs().max())
+
+
+class Mask(Diagonal):
     """(A x)_p = m_p x_p with m_p in {0, 1}: the pixels that were seen (inpainting).
 
     Args:
@@ -21,44 +67,19 @@ class Mask(LinearOperator):
     """
 
     def __init__(self, mask: Tensor) -> None:
-        if mask.ndim not in (2, 3, 4):
-            raise ValueError(
-                f"a mask has shape (H, W), (C, H, W) or (B, C, H, W), got {tuple(mask.shape)}"
-            )
-        values = mask if mask.is_floating_point() else mask.to(torch.get_default_dtype())
-        wrong = (values != 0) & (values != 1)
+        super().__init__(mask)
+        wrong = (self.values != 0) & (self.values != 1)
         if wrong.any():
             place = tuple(int(i) for i in wrong.nonzero()[0])
             raise ValueError(
-                f"a mask holds only 0 (missing) and 1 (seen), found {float(values[place]):g} "
+                f"a mask holds only 0 (missing) and 1 (seen), found {float(self.values[place]):g} "
                 f"at {place}; compare with a threshold first, as in `mask > 0.5`"
             )
-        self.mask = values.reshape((1,) * (4 - values.ndim) + values.shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """m x."""
-        return self.mask * x
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """m y, for the mask is symmetric."""
-        return self.mask * y
 
     @property
-    def diagonal(self) -> Tensor:
+    def mask(self) -> Tensor:
         """m."""
-        return self.mask
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """The input's, if the mask fits it."""
-        if not fits(self.mask.shape[1:], input_shape):
-            raise ValueError(
-                f"a mask of shape {tuple(self.mask.shape)} does not fit images of {input_shape}"
-            )
-        return input_shape
-
-    def norm(self, input_shape: Shape | None = None) -> float:
-        """One, or zero for a mask that sees nothing."""
-        return float(self.mask.max())
+        return self.values
 
 
 class Blur(LinearOperator):
