@@ -1,0 +1,289 @@
+"""Hypergradients: how the error of a reconstruction depends on the weights of the network.
+
+    x(theta) = argmin_x J(x, theta) = D(A x, y) + weight R_theta(x)   (the lower level)
+    l(x) = 1/2 ||x - truth||^2                                        (the upper level)
+
+Every strategy returns a *surrogate*: one number for each image whose gradient in theta is, or
+approximates, that of l(x(theta)). A training loop then calls ``backward`` on it, whichever the
+strategy. What each one may be trusted with is measured in the tests against finite differences:
+
+    ValueFunction   smooth and non-smooth networks, every pixel-wise data term
+    Implicit        smooth networks; the best choice for them
+    Unrolled        smooth networks, as the number of steps grows
+    JacobianFree    a direction of descent at best (the paper's choice, and the cheapest)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import L1, SquaredL2
+from convexlift.operators.imaging import Diagonal
+from convexlift.operators.linear import Identity
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Method
+from convexlift.solvers.solution import Solution
+from convexlift.solvers.solve import full_precision, solve
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tensors import expand_per_image
+from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
+
+
+def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """J(x, theta) for each image, differentiable in x, in theta and in the weight."""
+    gamma = problem.weight if weight is None else weight
+    data_term = problem.fidelity.value(problem.operator(x))
+    return data_term + gamma * problem.regularizer(x)
+
+
+def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
+    """l(x) = 1/2 ||x - truth||^2 for each image."""
+    return ((x - truth) ** 2).flatten(1).sum(1) / 2
+
+
+class Hypergradient(ABC):
+    """A way to differentiate l(x(theta)) in theta."""
+
+    @abstractmethod
+    def surrogate(
+        self,
+        problem: VariationalProblem,
+        solution: Solution,
+        truth: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """One number for each image whose gradient in theta stands for that of l(x(theta)).
+
+        Args:
+            problem: the lower level, whose ``regularizer`` holds theta.
+            solution: of it.
+            truth: the ground truth.
+            weight: the problem's weight as a tensor, if it is to be learned too.
+        """
+
+
+@dataclass(frozen=True)
+class JacobianFree(Hypergradient):
+    """l(x - step grad_x J(x, theta)), differentiated in theta with x held fixed.
+
+    One more gradient step, as in the paper: the inverse Hessian is replaced by ``step`` times
+    the identity (Fung et al. 2022, Bolte et al. 2023).
+    """
+
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, step=self.step)
+
+    def surrogate(
+        self,
+        problem: VariationalProblem,
+        solution: Solution,
+        truth: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """See the class."""
+        return upper_loss(_descend(problem, solution.x.detach(), self.step, weight), truth)
+
+
+@dataclass(frozen=True)
+class Unrolled(Hypergradient):
+    """l after ``steps`` gradient steps from the solution, differentiated through all of them.
+
+    A truncated Neumann series of the inverse Hessian: exact in the limit for smooth J.
+
+    Args:
+        steps: how many; memory grows with them.
+        step: their length; by default 1/L, with L from power iteration on the Hessian.
+    """
+
+    steps: int
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"Unrolled needs steps >= 1, got {self.steps}")
+        if self.step is not None:
+            _require_positive(self, step=self.step)
+
+    def surrogate(
+        self,
+        problem: VariationalProblem,
+        solution: Solution,
+        truth: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """See the class."""
+        x = solution.x.detach()
+        step = 1 / _largest_curvature(problem, x) if self.step is None else self.step
+        for _ in range(self.steps):
+            x = _descend(problem, x, step, weight)
+        return upper_loss(x, truth)
+
+
+@dataclass(frozen=True)
+class Implicit(Hypergradient):
+    """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
+
+    H is the Hessian of J in x, restricted to the pixels that can move: not those on the box,
+    nor those where an L1 data term holds x at its kink x = y.
+
+    Args:
+        damping: added to H, which is singular where no data and no curvature hold a pixel.
+        linear_solver: ``cg``, or ``minres`` for (nearly) singular H.
+        iterations: of it, at most.
+        tolerance: of its relative residual.
+    """
+
+    damping: float = 1e-3
+    linear_solver: Literal["cg", "minres"] = "cg"
+    iterations: int = 50
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.damping < math.inf:
+            raise ValueError(f"Implicit needs damping >= 0, got {self.damping}")
+        if self.linear_solver not in ("cg", "minres"):
+            raise ValueError(f"linear_solver is 'cg' or 'minres', got {self.linear_solver!r}")
+        if self.iterations < 1:
+            raise ValueError(f"Implicit needs iterations >= 1, got {self.iterations}")
+        _require_positive(self, tolerance=self.tolerance)
+
+    def surrogate(
+        self,
+        problem: VariationalProblem,
+        solution: Solution,
+        truth: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """See the class."""
+        x = solution.x.detach().requires_grad_()
+        free = movable(problem, x.detach())
+        with full_precision():
+            (gradient,) = torch.autograd.grad(
+                energy(problem, x, weight).sum(), x, create_graph=True
+            )
+
+            def hessian(v: Tensor) -> Tensor:
+                (image,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
+                return free * image + self.damping * v
+
+            method = conjugate_gradients if self.linear_solver == "cg" else minimal_residuals
+            right = free * (x.detach() - truth)
+            q = method(
+                hessian,
+                right,
+                start=torch.zeros_like(right),
+                iterations=self.iterations,
+                tolerance=self.tolerance,
+            )
+        return -(q.detach() * gradient).flatten(1).sum(1)
+
+
+@dataclass(frozen=True)
+class ValueFunction(Hypergradient):
+    """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
+
+    The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
+    and theta commute: two solves and no second derivative, right also where J has kinks. The
+    second problem is of the same kind, so the same certified solver does it, starting from x.
+
+    Args:
+        b: small, for an error of O(b), but large against the square root of the gap.
+        gap: of the second solve; None takes the accuracy of the first.
+        max_iterations: of the second solve.
+        method: of the second solve.
+    """
+
+    b: float = 1e-2
+    gap: float = 1e-5
+    max_iterations: int = 500
+    method: Method | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        _require_positive(self, b=self.b, gap=self.gap)
+
+    def surrogate(
+        self,
+        problem: VariationalProblem,
+        solution: Solution,
+        truth: Tensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """See the class."""
+        stop = StopWhen(gap=self.gap, max_iterations=self.max_iterations)
+        pulled = solve(
+            pull_towards(problem, truth, self.b), method=self.method, stop=stop, start=solution.state
+        )
+        difference = energy(problem, pulled.x, weight) - energy(problem, solution.x, weight)
+        return difference / self.b
+
+
+def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
+    """min_x D(A x, y) + b/2 ||x - truth||^2 + weight R(x), up to a constant.
+
+    For D = 1/2 ||m x - y||^2 the two squares make one, with the weights sqrt(m^2 + b).
+    """
+    from dataclasses import replace
+
+    diagonal = problem.operator.diagonal
+    y = problem.fidelity.y
+    if type(problem.fidelity) is SquaredL2 and diagonal is not None:
+        m = diagonal.to(y).expand_as(y)
+        d = torch.sqrt(m**2 + b)
+        data = SquaredL2((m * y + b * truth) / d)
+        return replace(problem, fidelity=data, operator=Diagonal(d))
+    if isinstance(problem.operator, Identity):
+        return replace(problem, fidelity=Anchored(problem.fidelity, truth, b))
+    raise ValueError(
+        f"ValueFunction needs a squared L2 data term behind a diagonal operator, or the identity "
+        f"with any data term; got {type(problem.fidelity).__name__} behind "
+        f"{type(problem.operator).__name__}: use Implicit() there"
+    )
+
+
+def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """1 where a pixel can move with theta, 0 where the box or the kink of an L1 term holds it."""
+    box = problem.bounds
+    margin = 10 * torch.finfo(x.dtype).eps
+    free = (x > box.lower + margin) & (x < box.upper - margin)
+    if isinstance(problem.fidelity, L1) and problem.operator.diagonal is not None:
+        at_kink = (problem.operator(x) - problem.fidelity.y).abs() <= margin
+        free = free & ~(at_kink & (problem.operator.diagonal != 0))
+    return free.to(x.dtype)
+
+
+def _descend(
+    problem: VariationalProblem, x: Tensor, step: float | Tensor, weight: Tensor | None
+) -> Tensor:
+    """P_box(x - step grad_x J(x, theta)), differentiable in theta (and x, if it is)."""
+    x = x if x.requires_grad else x.requires_grad_()
+    (gradient,) = torch.autograd.grad(energy(problem, x, weight).sum(), x, create_graph=True)
+    return problem.bounds.project(x - step * gradient)
+
+
+def _largest_curvature(problem: VariationalProblem, x: Tensor, iterations: int = 20) -> Tensor:
+    """The largest eigenvalue of the Hessian in x for each image, with a margin."""
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(energy(problem, x).sum(), x, create_graph=True)
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    size = torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
+    for _ in range(iterations):
+        (image,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
+        size = image.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+        v = image / expand_per_image(size, image)
+    return expand_per_image(1.1 * size, x)
+
+
+def _require_positive(owner: Hypergradient, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
