@@ -146,6 +146,17 @@ def test_the_fingerprint_sees_every_change(folder):
     assert all(len(text) == 64 for text in prints)
 
 
+def test_the_fingerprint_does_not_see_how_a_file_orders_its_bytes(tmp_path):
+    prints = set()
+    for order in "<>":
+        (tmp_path / order).mkdir()
+        np.save(tmp_path / order / "a.npy", np.arange(600).reshape(20, 30).astype(f"{order}u2"))
+        prints.add(ImageSet.from_folder(tmp_path / order).fingerprint())
+    pixels = torch.arange(600).reshape(20, 30).to(torch.uint16)
+    prints.add(ImageSet.from_tensors([pixels], ["a.npy"]).fingerprint())
+    assert len(prints) == 1
+
+
 # Splits
 
 
