@@ -1,4 +1,4 @@
-"""Pictures: the examples inside the package, PNG files, noise, and PSNR.
+"""Pictures: the examples inside the package, files, noise, and PSNR.
 
 Images are tensors (B, C, H, W) with values in [0, 1].
 """
@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.picture_files import pillow, read_plane, to_float
 from convexlift.tensors import first_non_finite
 
 
@@ -37,13 +36,13 @@ def load_example(name: str) -> Tensor:
 
 
 def load_image(path: Path) -> Tensor:
-    """A picture file as grey values, (1, 1, H, W) in float32."""
-    try:
-        with _pillow().open(path) as picture:
-            grey = np.asarray(picture.convert("L"), dtype=np.float32) / 255
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
-    return torch.from_numpy(grey)[None, None]
+    """A picture file as grey values, (1, 1, H, W) in float32.
+
+    PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
+    NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
+    in TIFF or NPY, are taken as they are and must be finite.
+    """
+    return torch.from_numpy(to_float(read_plane(Path(path))))[None, None]
 
 
 def save_image(path: Path, image: Tensor) -> None:
@@ -53,7 +52,7 @@ def save_image(path: Path, image: Tensor) -> None:
     plane = image.detach().cpu().reshape(image.shape[-2:]).clamp(0, 1)
     pixels = (255 * plane).round().to(torch.uint8).numpy()
     with atomic_path(path) as part:
-        _pillow().fromarray(pixels).save(part, format="PNG")
+        pillow().fromarray(pixels).save(part, format="PNG")
 
 
 @contextlib.contextmanager
@@ -109,11 +108,3 @@ def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:
 def _require_fraction(value: float) -> None:
     if not 0 <= value <= 1 or math.isnan(value):
         raise ValueError(f"a fraction lies between 0 and 1, got {value}")
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image as pillow
-    except ImportError:
-        raise ImportError('pictures need Pillow: pip install "convexlift[cli]"') from None
-    return pillow

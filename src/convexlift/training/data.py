@@ -1,0 +1,306 @@
+"""Images in memory, and batches as a pure function of (seed, step, position).
+
+The images are visited along an endless concatenation of permutations, one for each epoch; the batch
+at ``step`` is its slice [step B, (step + 1) B). Sample k of it is cropped and turned by random
+numbers that depend on (seed, step, k) alone. Nothing is stored between two batches: a resumed run
+sees what an uninterrupted one would have seen, and rank r of w, which takes the positions r,
+r + w, ..., sees its share of the batch of a single process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from convexlift.picture_files import SUFFIXES, Plane, as_plane, read_plane, to_float, white
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Grey images with names, in memory; 8 and 16 bits are kept as they are.
+
+    Make one with ``from_folder``, ``from_folders`` or ``from_tensors``.
+    """
+
+    names: tuple[str, ...]
+    planes: tuple[Plane, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.planes:
+            raise ValueError("an ImageSet needs at least one image")
+        if len(self.names) != len(self.planes):
+            raise ValueError(f"{len(self.planes)} images need as many names, got {len(self.names)}")
+        for plane in self.planes:
+            plane.setflags(write=False)
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, limit: int | None = None) -> ImageSet:
+        """The pictures of a folder, sorted by name; hidden and other files are left out.
+
+        Args:
+            folder: searched without its subfolders.
+            limit: read the first so many only.
+        """
+        paths = _picture_paths(Path(folder), limit)
+        return cls(tuple(path.name for path in paths), tuple(read_plane(path) for path in paths))
+
+    @classmethod
+    def from_folders(cls, folders: Sequence[Path], *, limit: int | None = None) -> ImageSet:
+        """The pictures of several folders, one folder after the other; named "folder/file".
+
+        Args:
+            folders: different ones.
+            limit: read the first so many of each folder only.
+        """
+        places = [Path(folder).resolve() for folder in folders]
+        if not places:
+            raise ValueError("there is no folder; give at least one with pictures")
+        for i, place in enumerate(places):
+            if place in places[:i]:
+                raise ValueError(f"{folders[i]} is given twice; name each folder once")
+        sets = [cls.from_folder(Path(folder), limit=limit) for folder in folders]
+        named = zip(places, sets, strict=True)
+        return cls(
+            tuple(f"{place.name}/{name}" for place, images in named for name in images.names),
+            tuple(plane for images in sets for plane in images.planes),
+        )
+
+    @classmethod
+    def from_tensors(cls, images: Sequence[Tensor], names: Sequence[str] | None = None) -> ImageSet:
+        """Copies of tensors (H, W) or (1, H, W); integers mean what they mean in files."""
+        if names is None:
+            names = [f"image {i}" for i in range(len(images))]
+        if len(names) != len(images):
+            raise ValueError(f"{len(images)} images need as many names, got {len(names)}")
+        planes = []
+        for image, name in zip(images, names, strict=True):
+            values = image.detach().cpu()
+            array = (values.float() if values.is_floating_point() else values).numpy()
+            planes.append(as_plane(array, name))
+        return cls(tuple(names), tuple(planes))
+
+    def __len__(self) -> int:
+        return len(self.planes)
+
+    def __getitem__(self, i: int) -> Tensor:
+        """Image i, (1, H, W) in float32; a new tensor."""
+        return torch.from_numpy(to_float(self.planes[i]))[None]
+
+    def size(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i."""
+        height, width = self.planes[i].shape
+        return height, width
+
+    def split(self, held_out: int | float, seed: int) -> tuple[ImageSet, ImageSet]:
+        """Training and validation: disjoint, together the whole set, each in its order.
+
+        Args:
+            held_out: how many images are for validation (an int), or which fraction (a float).
+            seed: the same seed chooses the same images.
+        """
+        if len(self) < 2:
+            raise ValueError(f"there is only {self.names[0]}; a split needs two images or more")
+        count = held_out
+        if isinstance(held_out, float):
+            if not 0 < held_out < 1:
+                raise ValueError(f"a fraction held out lies between 0 and 1, got {held_out}")
+            count = round(held_out * len(self))
+        if not 0 < count < len(self):
+            part = "validation" if count <= 0 else "training"
+            raise ValueError(
+                f"holding out {held_out} of {len(self)} images leaves none for {part}; "
+                f"hold out 1 to {len(self) - 1}, or the fraction for it"
+            )
+        order = _permutation(len(self), mix("split", seed)).tolist()
+        held = set(order[: int(count)])
+        training = [i for i in range(len(self)) if i not in held]
+        return self._subset(training), self._subset(sorted(held))
+
+    def require_size(self, size: tuple[int, int]) -> None:
+        """Raise unless every image is (H, W)."""
+        for i, name in enumerate(self.names):
+            if self.size(i) != tuple(size):
+                raise ValueError(
+                    f"{name} is {_text(self.size(i))}, not {_text(size)}; "
+                    "use images of one size, or take crops of them"
+                )
+
+    def require_at_least(self, size: tuple[int, int]) -> None:
+        """Raise unless (H, W) fits into every image."""
+        for i, name in enumerate(self.names):
+            height, width = self.size(i)
+            if height < size[0] or width < size[1]:
+                raise ValueError(
+                    f"{name} is {_text(self.size(i))}, smaller than {_text(size)}; "
+                    "leave it out, or take smaller crops"
+                )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of names, types, sizes and pixels: equal for equal sets only."""
+        digest = hashlib.sha256()
+        for name, plane in zip(self.names, self.planes, strict=True):
+            digest.update(repr((name, str(plane.dtype), plane.shape)).encode())
+            digest.update(np.ascontiguousarray(plane).data)
+        return digest.hexdigest()
+
+    def _subset(self, chosen: Sequence[int]) -> ImageSet:
+        return ImageSet(tuple(self.names[i] for i in chosen), tuple(self.planes[i] for i in chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Clean images, and where in the run they are: all that their noise may depend on."""
+
+    clean: Tensor  # (B, 1, H, W), float32
+    indices: Tensor  # (B,), which image of the set
+    positions: Tensor  # (B,), place in the batch of all ranks together
+    step: int
+    seed: int
+
+    def generators(
+        self, device: torch.device | str = "cpu", stream: int = 0
+    ) -> list[torch.Generator]:
+        """One for each sample, seeded by (seed, step, position, stream).
+
+        Streams are for independent purposes, such as a mask and the noise. PyTorch's generator on
+        the CPU uses 32 bits of the seed; those of different devices give different numbers.
+        """
+        return [
+            torch.Generator(device).manual_seed(mix("noise", self.seed, self.step, k, stream))
+            for k in self.positions.tolist()
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSampler:
+    """Batches of crops or whole images, each a pure function of its step.
+
+    Args:
+        images: where they come from.
+        batch_size: of all ranks together.
+        crop: the side of square crops at random places; None for whole images of one size.
+        flips: mirror left and right, by chance.
+        rotations: any of the 8 symmetries of the square, by chance (mirroring is among them).
+        seed: of all random choices.
+    """
+
+    images: ImageSet
+    batch_size: int
+    crop: int | None = None
+    flips: bool = False
+    rotations: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
+        if self.crop is None:
+            size = self.images.size(0)
+            self.images.require_size(size)
+            if self.rotations and size[0] != size[1]:
+                raise ValueError(
+                    f"images of {_text(size)} cannot be rotated into a batch; "
+                    "take square crops, or write rotations=False"
+                )
+            return
+        if self.crop < 1:
+            raise ValueError(f"crop is at least 1, or None for whole images; got {self.crop}")
+        self.images.require_at_least((self.crop, self.crop))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The fewest steps that show every image; the last may reach into the next epoch."""
+        return -(-len(self.images) // self.batch_size)
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The samples at positions rank, rank + world, ... of the batch at ``step``."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        if world < 1 or not 0 <= rank < world:
+            raise ValueError(f"rank counts from 0 to world - 1, got rank {rank} of {world}")
+        if self.batch_size % world:
+            raise ValueError(
+                f"{world} processes cannot share a batch of {self.batch_size} evenly; "
+                f"write batch_size={-(-self.batch_size // world) * world}"
+            )
+        positions = range(rank, self.batch_size, world)
+        indices = [self._index(step * self.batch_size + k) for k in positions]
+        height, width = self._size()
+        pixels = np.empty((len(positions), 1, height, width), dtype=np.float32)
+        for sample, k, i in zip(pixels, positions, indices, strict=True):
+            sample[0] = self._view(self.images.planes[i], step, k)
+        whites = [white(self.images.planes[i]) for i in indices]
+        pixels /= np.asarray(whites, dtype=np.float32)[:, None, None, None]
+        return Batch(
+            clean=torch.from_numpy(pixels),
+            indices=torch.tensor(indices, dtype=torch.long),
+            positions=torch.tensor(positions, dtype=torch.long),
+            step=step,
+            seed=self.seed,
+        )
+
+    def _index(self, place: int) -> int:
+        epoch, place = divmod(place, len(self.images))
+        return int(_permutation(len(self.images), mix("epoch", self.seed, epoch))[place])
+
+    def _size(self) -> tuple[int, int]:
+        return self.images.size(0) if self.crop is None else (self.crop, self.crop)
+
+    def _view(self, plane: Plane, step: int, position: int) -> Plane:
+        """The crop of one sample, turned; no pixel is copied."""
+        height, width = self._size()
+        chance = mix("sample", self.seed, step, position)  # mixed digits: top, left, symmetry
+        chance, top = divmod(chance, plane.shape[0] - height + 1)
+        chance, left = divmod(chance, plane.shape[1] - width + 1)
+        view = plane[top : top + height, left : left + width]
+        if (self.flips or self.rotations) and chance & 1:
+            view = view[:, ::-1]
+        if self.rotations:
+            view = view[::-1] if chance & 2 else view
+            view = view.T if chance & 4 else view
+        return view
+
+
+def mix(purpose: str, *numbers: int) -> int:
+    """A seed of 63 bits from a purpose and integers, by BLAKE2b: near inputs, unrelated seeds."""
+    text = ":".join([purpose, *(str(int(number)) for number in numbers)])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@lru_cache(maxsize=8)
+def _permutation(count: int, seed: int) -> NDArray[np.int64]:
+    """The order of ``count`` raw random numbers, which are the same in every version of NumPy."""
+    order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
+    looked_for = ", ".join(SUFFIXES)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is at least 1, or None for all pictures; got {limit}")
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist; give a folder with pictures ({looked_for})")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give the folder that holds the pictures")
+    paths = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
+    if not paths:
+        raise ValueError(f"{folder} has no pictures; their names end in one of {looked_for}")
+    return paths[:limit]
+
+
+def _text(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
