@@ -164,19 +164,22 @@ class Batch:
     positions: Tensor  # (B,), place in the batch of all ranks together
     step: int
     seed: int
+    fixed: bool = False  # whether an image's noise is the same in every epoch
 
     def generators(
         self, device: torch.device | str = "cpu", stream: int = 0
     ) -> list[torch.Generator]:
-        """One for each sample, seeded by (seed, step, position, stream).
+        """One for each sample, seeded by (seed, step, position, stream), or (seed, image, stream).
 
         Streams are for independent purposes, such as a mask and the noise. PyTorch's generator on
         the CPU uses 32 bits of the seed; those of different devices give different numbers.
         """
-        return [
-            torch.Generator(device).manual_seed(mix("noise", self.seed, self.step, k, stream))
-            for k in self.positions.tolist()
-        ]
+        if self.fixed:
+            seeds = [mix("fixed noise", self.seed, i, stream) for i in self.indices.tolist()]
+        else:
+            places = self.positions.tolist()
+            seeds = [mix("noise", self.seed, self.step, k, stream) for k in places]
+        return [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +193,8 @@ class BatchSampler:
         flips: mirror left and right, by chance.
         rotations: any of the 8 symmetries of the square, by chance (mirroring is among them).
         seed: of all random choices.
+        fixed: take the same crop of an image, turned the same way and with the same noise, in
+            every epoch: a finite training set, whose reconstructions can start warm.
     """
 
     images: ImageSet
@@ -198,6 +203,7 @@ class BatchSampler:
     flips: bool = False
     rotations: bool = False
     seed: int = 0
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -236,7 +242,8 @@ class BatchSampler:
         height, width = self._size()
         pixels = np.empty((len(positions), 1, height, width), dtype=np.float32)
         for sample, k, i in zip(pixels, positions, indices, strict=True):
-            sample[0] = self._view(self.images.planes[i], step, k)
+            chance = self._chance(step, k, i)
+            sample[0] = self._view(self.images.planes[i], chance)
         whites = [white(self.images.planes[i]) for i in indices]
         pixels /= np.asarray(whites, dtype=np.float32)[:, None, None, None]
         return Batch(
@@ -245,6 +252,7 @@ class BatchSampler:
             positions=torch.tensor(positions, dtype=torch.long),
             step=step,
             seed=self.seed,
+            fixed=self.fixed,
         )
 
     def _index(self, place: int) -> int:
@@ -254,10 +262,17 @@ class BatchSampler:
     def _size(self) -> tuple[int, int]:
         return self.images.size(0) if self.crop is None else (self.crop, self.crop)
 
-    def _view(self, plane: Plane, step: int, position: int) -> Plane:
-        """The crop of one sample, turned; no pixel is copied."""
+    def _chance(self, step: int, position: int, image: int) -> int:
+        if self.fixed:
+            return mix("fixed sample", self.seed, image)
+        return mix("sample", self.seed, step, position)
+
+    def _view(self, plane: Plane, chance: int) -> Plane:
+        """The crop of one sample, turned; no pixel is copied.
+
+        The digits of ``chance``, in mixed radix, are its top, its left and its symmetry.
+        """
         height, width = self._size()
-        chance = mix("sample", self.seed, step, position)  # mixed digits: top, left, symmetry
         chance, top = divmod(chance, plane.shape[0] - height + 1)
         chance, left = divmod(chance, plane.shape[1] - width + 1)
         view = plane[top : top + height, left : left + width]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -40,7 +40,8 @@ def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None)
     """J(x, theta) for each image, differentiable in x, in theta and in the weight."""
     gamma = problem.weight if weight is None else weight
     data_term = problem.fidelity.value(problem.operator(x))
-    return data_term + gamma * problem.regularizer(x)
+    regularizer: Tensor = problem.regularizer(x)
+    return data_term + gamma * regularizer
 
 
 def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
@@ -220,7 +221,10 @@ class ValueFunction(Hypergradient):
         """See the class."""
         stop = StopWhen(gap=self.gap, max_iterations=self.max_iterations)
         pulled = solve(
-            pull_towards(problem, truth, self.b), method=self.method, stop=stop, start=solution.state
+            pull_towards(problem, truth, self.b),
+            method=self.method,
+            stop=stop,
+            start=solution.state,
         )
         difference = energy(problem, pulled.x, weight) - energy(problem, solution.x, weight)
         return difference / self.b
@@ -231,8 +235,6 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
 
     For D = 1/2 ||m x - y||^2 the two squares make one, with the weights sqrt(m^2 + b).
     """
-    from dataclasses import replace
-
     diagonal = problem.operator.diagonal
     y = problem.fidelity.y
     if type(problem.fidelity) is SquaredL2 and diagonal is not None:

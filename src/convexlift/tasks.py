@@ -1,0 +1,162 @@
+"""Imaging tasks: how a clean image becomes data, and which data term belongs to them.
+
+Each task is a frozen record. ``measure`` draws the noise of every image from a generator of its
+own, so that a sample does not depend on the batch it is in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
+from convexlift.images import gaussian_noise, random_mask, salt_and_pepper
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.operators.imaging import Mask
+from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import TensorRecord
+
+Bounds = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement(TensorRecord):
+    """Data, how they came about, and a picture of them.
+
+    Attributes:
+        fidelity: D with the data y.
+        operator: A.
+        box: bounds on the images.
+        picture: the data as an image, which the adversarial critic sees: an A^+ y.
+    """
+
+    fidelity: Fidelity
+    operator: LinearOperator
+    box: Bounds | None
+    picture: Tensor
+
+    def problem(self, regularizer: InputConvexNetwork, weight: float) -> VariationalProblem:
+        """min_x D(A x, y) + weight R(x) over the box."""
+        return VariationalProblem(
+            fidelity=self.fidelity,
+            operator=self.operator,
+            regularizer=regularizer,
+            weight=weight,
+            box=self.box,
+        )
+
+
+class Task(ABC):
+    """A way to damage images."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
+        """Data of a batch of clean images, with one generator for each."""
+
+
+@dataclass(frozen=True)
+class SaltAndPepper(Task):
+    """A fraction of the pixels becomes 0 or 1; the data term is scale ||x - y||_1.
+
+    Paper section 5.1, where ``scale`` is lambda = 0.02 and the network has the weight 1.
+    """
+
+    name: ClassVar[str] = "salt-and-pepper"
+    fraction: float = 0.25
+    scale: float = 1.0
+    box: Bounds | None = (0.0, 1.0)
+
+    def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
+        """See the class."""
+        noisy = _each(clean, generators, lambda x, g: salt_and_pepper(x, self.fraction, g))
+        return Measurement(L1(noisy, self.scale), Identity(), self.box, noisy)
+
+
+@dataclass(frozen=True)
+class GaussianDenoising(Task):
+    """y = x + sigma n with standard normal n; the data term is 1/2 ||x - y||^2."""
+
+    name: ClassVar[str] = "gaussian-denoising"
+    sigma: float = 0.1
+    box: Bounds | None = (0.0, 1.0)
+
+    def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
+        """See the class."""
+        noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.sigma, g))
+        return Measurement(SquaredL2(noisy), Identity(), self.box, noisy)
+
+
+@dataclass(frozen=True, eq=False)
+class Inpainting(Task):
+    """y = m (x + noise n): missing pixels and Gaussian noise on the others; 1/2 ||m x - y||^2.
+
+    Args:
+        missing: fraction of the pixels that are not seen, where masks are drawn afresh.
+        noise: standard deviation on the seen ones.
+        mask: one mask for all images, (H, W), in place of random ones.
+        fill: what the picture shows in missing pixels: ``zero`` as in the paper, or the mean
+            of the seen ``neighbours``.
+        box: bounds on the images.
+    """
+
+    name: ClassVar[str] = "inpainting"
+    missing: float = 0.3
+    noise: float = 0.03
+    mask: Tensor | None = None
+    fill: Literal["zero", "neighbours"] = "neighbours"
+    box: Bounds | None = (0.0, 1.0)
+
+    def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
+        """See the class."""
+        if self.mask is None:
+            mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
+        else:
+            mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
+        noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
+        data = mask * noisy
+        picture = fill_from_neighbours(data, mask) if self.fill == "neighbours" else data
+        return Measurement(SquaredL2(data), Mask(mask), self.box, picture)
+
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (SaltAndPepper, GaussianDenoising, Inpainting)
+}
+"""By name."""
+
+
+def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
+    """Missing pixels become the mean of the seen ones around them.
+
+    Pixels with no seen neighbour in size x size wait for the next round, in which the filled
+    ones count as seen.
+    """
+    image, seen = data * mask, mask.expand_as(data)
+    while bool((seen == 0).any()):
+        count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
+        total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
+        reached = count > 0
+        if not bool((reached & (seen == 0)).any()):
+            break  # a mask that sees nothing
+        mean = total / count.clamp_min(1)
+        image = torch.where((seen == 0) & reached, mean, image)
+        seen = torch.maximum(seen, reached.to(seen))
+    return image
+
+
+def _each(
+    clean: Tensor,
+    generators: Sequence[torch.Generator],
+    degrade: Callable[[Tensor, torch.Generator], Tensor],
+) -> Tensor:
+    if len(generators) != clean.shape[0]:
+        raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")
+    return torch.cat([degrade(clean[i : i + 1], g) for i, g in enumerate(generators)])

@@ -1,0 +1,375 @@
+"""``train``: the one training loop, for every objective.
+
+A step is a pure function of the weights, the optimiser's state and the step's number: batch,
+noise and masks are drawn from (seed, step, position). Hence a run that is killed and resumed, or
+split over several processes, takes the same steps as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.training import distributed
+from convexlift.training.checkpoint import (
+    Checkpoint,
+    check_identity,
+    load_checkpoint,
+    save_checkpoint,
+)
+from convexlift.training.data import Batch, BatchSampler
+from convexlift.training.initial import subtract_means_
+from convexlift.training.logs import RunLog
+from convexlift.training.objectives import Loss, Objective
+from convexlift.training.validation import Score, Validation
+
+CHECKPOINT = "checkpoint.pt"
+VALIDATED = ("psnr", "ssim", "weight")
+"""What a validation adds to the row of its step."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train.
+
+    Args:
+        steps: of the optimiser.
+        learning_rate: of Adam.
+        relative: multiply the learning rate of each tensor by the root mean square of its
+            entries at the start, so that filters of size 1 and weights of size 0.01 both
+            change by the same fraction per step.
+        betas: of Adam.
+        schedule: ``constant``, or ``cosine`` down to zero at the end.
+        warm_up: steps of a linear rise of the learning rate.
+        clip: largest norm of the gradient, or None.
+        zero_mean: keep the filters on the image at mean zero.
+        validate_every: steps between validations.
+        checkpoint_every: steps between checkpoints.
+        patience: validations without a better one after which to stop, or None.
+        mixed_precision: compute the loss in bfloat16 where the objective allows it.
+    """
+
+    steps: int
+    learning_rate: float = 1e-3
+    relative: bool = False
+    betas: tuple[float, float] = (0.9, 0.99)
+    schedule: Literal["constant", "cosine"] = "constant"
+    warm_up: int = 0
+    clip: float | None = None
+    zero_mean: bool = False
+    validate_every: int = 100
+    checkpoint_every: int = 100
+    patience: int | None = None
+    mixed_precision: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "validate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"schedule is 'constant' or 'cosine', got {self.schedule!r}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be positive or None, got {self.clip}")
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rate at a step."""
+        rise = min(1.0, (step + 1) / (self.warm_up + 1))
+        if self.schedule == "constant":
+            return rise
+        return rise * (1 + math.cos(math.pi * step / self.steps)) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a callback sees after each step; ``score`` only after a validation."""
+
+    step: int
+    steps: int
+    row: dict[str, float]
+    score: Score | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        network: with the weights of the best validation (the last ones without validation).
+        score: of that validation, or None.
+        step: at which it was.
+        rows: the log.
+        interrupted: whether it ended before its last step by Ctrl-C or SIGTERM; the checkpoint
+            holds the state to go on from.
+    """
+
+    network: InputConvexNetwork
+    score: dict[str, float] | None
+    step: int
+    rows: list[dict[str, float]]
+    interrupted: bool
+
+
+Callback = Callable[[Report], object]
+
+
+def train(
+    network: InputConvexNetwork,
+    objective: Objective,
+    batches: BatchSampler,
+    options: TrainingOptions,
+    *,
+    validation: Validation | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+) -> Trained:
+    """Minimise the objective over the weights of the network, in place.
+
+    Inside a process group (torchrun) every process calls it with the same arguments; batches
+    are shared out, and gradients averaged.
+
+    Args:
+        network: trained where it is (device and precision).
+        objective: the loss.
+        batches: of clean images.
+        options: see there.
+        validation: measures PSNR and SSIM from time to time; the best weights are kept.
+        folder: for log and checkpoint; None writes nothing.
+        resume: go on from the checkpoint in the folder, if there is one.
+        callback: called after each step with a ``Report``.
+    """
+    run = _Run(network, objective, batches, options, validation, folder)
+    if resume and folder is not None and (folder / CHECKPOINT).exists():
+        run.restore(folder / CHECKPOINT)
+    with _stop_signals() as stop_wanted, RunLog(run.files, run.columns, run.rows) as log:
+        if run.step == 0 and validation is not None:
+            run.validate(log, {"step": 0.0}, callback)
+        while run.step < options.steps and not run.patience_is_over():
+            row = run.advance()
+            due = run.step % options.validate_every == 0 or run.step == options.steps
+            if validation is not None and due:
+                run.validate(log, row, callback)
+            else:
+                log.add(row)
+                run.tell(row, None, callback)
+            if run.step % options.checkpoint_every == 0 or run.step == options.steps:
+                run.save(log)
+            if distributed.any_process(stop_wanted(), run.device):
+                run.save(log)
+                return run.result(log, interrupted=run.step < options.steps)
+    return run.result(log, interrupted=False)
+
+
+class _Run:
+    """The state of a training between two steps."""
+
+    columns: tuple[str, ...]
+
+    def __init__(
+        self,
+        network: InputConvexNetwork,
+        objective: Objective,
+        batches: BatchSampler,
+        options: TrainingOptions,
+        validation: Validation | None,
+        folder: Path | None,
+    ) -> None:
+        if options.mixed_precision and not objective.mixed_precision_allowed:
+            raise ValueError(
+                f"{type(objective).__name__} needs full precision, since its reconstructions are "
+                "certified; write mixed_precision=False"
+            )
+        self.network, self.objective, self.batches = network, objective, batches
+        self.options, self.validation, self.folder = options, validation, folder
+        self.device = next(network.parameters()).device
+        objective.to(self.device)
+        self.place = distributed.place()
+        batches.batch(0, self.place.rank, self.place.world)  # a bad batch fails before any work
+        self.files = folder if self.place.first else None
+        self.module = _LossModule(network, objective, options.mixed_precision)
+        self.parallel: nn.Module = self.module
+        if self.place.world > 1:
+            self.parallel = DistributedDataParallel(self.module)
+        self.optimiser = _adam(self.module, options)
+        self.base_rates = [group["lr"] for group in self.optimiser.param_groups]
+        self.step = 0
+        self.rows: list[dict[str, float]] = []
+        self.best: dict[str, Any] | None = None
+        self.weight: float | None = None  # of the last validation
+        self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
+        self.identity = {
+            "options": json.dumps(asdict(options), sort_keys=True),
+            "objective": type(objective).__name__,
+            "batches": f"{batches.batch_size}, crop {batches.crop}, seed {batches.seed}",
+            "training images": batches.images.fingerprint(),
+        }
+
+    def advance(self) -> dict[str, float]:
+        """One step of the optimiser; returns the row for the log."""
+        for group, base in zip(self.optimiser.param_groups, self.base_rates, strict=True):
+            group["lr"] = base * self.options.rate(self.step)
+        batch = self.batches.batch(self.step, self.place.rank, self.place.world)
+        batch = replace(batch, clean=batch.clean.to(next(self.network.parameters())))
+        self.optimiser.zero_grad(set_to_none=True)
+        surrogate = self.parallel(batch)
+        surrogate.backward()
+        loss = self.module.last
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        limit = math.inf if self.options.clip is None else self.options.clip
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        if not bool(torch.isfinite(norm)):
+            raise FloatingPointError(
+                f"the gradient is {float(norm)} at step {self.step + 1}; "
+                "lower the learning rate, or set clip=..."
+            )
+        self.optimiser.step()
+        self.network.project_()
+        if self.options.zero_mean:
+            subtract_means_(self.network)
+        self.step += 1
+        numbers = {"loss": loss.value, **loss.metrics}
+        return {
+            "step": float(self.step),
+            "learning_rate": self.base_rates[0] * self.options.rate(self.step - 1),
+            **{name: distributed.mean(value) for name, value in numbers.items()},
+        }
+
+    def validate(self, log: RunLog, row: dict[str, float], callback: Callback | None) -> None:
+        """Reconstruct the held-out images, and keep the weights if they are the best so far."""
+        assert self.validation is not None
+        score = self.validation(self.network, self.weight)
+        self.weight = score.weight
+        decibel, similarity = float(score.psnr.mean()), float(score.ssim.mean())
+        row = {**row, "psnr": decibel, "ssim": similarity, "weight": score.weight}
+        log.add(row)
+        self.tell(row, score, callback)
+        if self.best is None or decibel > self.best["psnr"]:
+            self.best = {
+                **{name: row[name] for name in VALIDATED},
+                "step": self.step,
+                "network": _copied(self.network.state_dict()),
+                "misses": 0,
+            }
+        else:
+            self.best["misses"] += 1
+
+    def patience_is_over(self) -> bool:
+        """Whether too many validations brought nothing better."""
+        patience = self.options.patience
+        return patience is not None and self.best is not None and self.best["misses"] >= patience
+
+    def tell(self, row: dict[str, float], score: Score | None, callback: Callback | None) -> None:
+        """Report to the callback, if there is one."""
+        if callback is not None:
+            callback(Report(self.step, self.options.steps, row, score))
+
+    def save(self, log: RunLog) -> None:
+        """Write the checkpoint, in the process that writes."""
+        if self.files is not None:
+            checkpoint = Checkpoint(
+                self.step,
+                self.network.state_dict(),
+                self.objective.state_dict(),
+                self.optimiser.state_dict(),
+                self.best,
+                log.rows,
+                self.identity,
+                self.weight,
+                torch.get_rng_state(),
+            )
+            save_checkpoint(self.files / CHECKPOINT, checkpoint)
+
+    def restore(self, path: Path) -> None:
+        """Take over the state of a checkpoint."""
+        checkpoint = load_checkpoint(path)
+        check_identity(path, checkpoint.identity, self.identity)
+        self.network.load_state_dict(checkpoint.network)
+        self.objective.load_state_dict(checkpoint.objective)
+        self.optimiser.load_state_dict(checkpoint.optimiser)
+        self.step, self.best, self.rows = checkpoint.step, checkpoint.best, checkpoint.rows
+        self.weight = checkpoint.weight
+        torch.set_rng_state(checkpoint.generator)
+
+    def result(self, log: RunLog, *, interrupted: bool) -> Trained:
+        """The best weights, in the network."""
+        if self.best is None:
+            return Trained(self.network, None, self.step, log.rows, interrupted)
+        self.network.load_state_dict(self.best["network"])
+        score = {name: self.best[name] for name in VALIDATED}
+        return Trained(self.network, score, self.best["step"], log.rows, interrupted)
+
+
+class _LossModule(nn.Module):
+    """Network and objective as one module, which is what DistributedDataParallel wraps."""
+
+    def __init__(
+        self, network: InputConvexNetwork, objective: Objective, mixed_precision: bool
+    ) -> None:
+        super().__init__()
+        self.network, self.objective = network, objective
+        self.mixed_precision = mixed_precision
+        self.last: Loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The surrogate; the rest of the loss is kept in ``last``."""
+        kind = batch.clean.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.mixed_precision):
+            self.last = self.objective(self.network, batch)
+        # Weights that this batch does not move get the gradient zero, in every process alike.
+        unmoved = sum(p.sum() for p in self.parameters() if p.requires_grad)
+        return self.last.surrogate + 0.0 * unmoved
+
+
+def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
+    groups = []
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.numel():
+            scale = _size(parameter) if options.relative else 1.0
+            groups.append({"params": [parameter], "lr": options.learning_rate * scale})
+    return torch.optim.Adam(groups, betas=options.betas)
+
+
+def _size(parameter: Tensor) -> float:
+    """The root mean square of the entries; 0.01 where all are zero, as biases are at first."""
+    return float(parameter.detach().square().mean().sqrt()) or 0.01
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM end the run after the step they come in; a second Ctrl-C at once."""
+    wanted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield wanted.is_set  # only the main thread may watch signals
+        return
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(kind: int, _: object) -> None:
+        if wanted.is_set() and kind == signal.SIGINT:
+            raise KeyboardInterrupt
+        wanted.set()
+
+    for kind in before:
+        signal.signal(kind, note)
+    try:
+        yield wanted.is_set
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

@@ -1,0 +1,132 @@
+"""How good a regularizer is: PSNR and SSIM of reconstructions of images it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from convexlift.images import psnr
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.solvers.method import Method
+from convexlift.solvers.solve import solve
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Measurement, Task
+from convexlift.training.data import ImageSet, mix
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Of one validation: PSNR and SSIM for each image, and the weight they were reached with."""
+
+    psnr: Tensor
+    ssim: Tensor
+    weight: float
+    gap: Tensor
+    iterations: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """Reconstructions of held-out images, with the same noise every time.
+
+    Args:
+        task: damages the images.
+        images: held out, never trained on.
+        weight: the regularization weight, or the first guess of a search.
+        search: whether the weight is searched, by factors of ``ratio``, for the best mean PSNR.
+        crop: the middle part of this size of every image, or None for whole images.
+        method: of the solver.
+        stop: of the solver.
+        seed: of the noise.
+        ratio: of neighbouring weights in the search.
+    """
+
+    task: Task
+    images: ImageSet
+    weight: float = 1.0
+    search: bool = False
+    crop: int | None = None
+    method: Method | None = None
+    stop: StopWhen = field(default_factory=lambda: StopWhen(gap=1e-3, max_iterations=300))
+    seed: int = 0
+    ratio: float = 1.3
+
+    def __call__(self, network: InputConvexNetwork, weight: float | None = None) -> Score:
+        """Validate a network, from ``weight`` on if it is searched for."""
+        parameter = next(network.parameters())
+        clean = self._clean().to(parameter)
+        generators = [
+            torch.Generator(clean.device).manual_seed(mix("validation", self.seed, i))
+            for i in range(len(clean))
+        ]
+        measurement = self.task.measure(clean, generators)
+        first = self.weight if weight is None else weight
+        if not self.search:
+            return self._score(network, measurement, clean, first)
+        scores: dict[int, Score] = {}
+
+        def score(power: int) -> float:
+            if power not in scores:
+                scores[power] = self._score(network, measurement, clean, first * self.ratio**power)
+            return float(scores[power].psnr.mean())
+
+        best = climb(score)
+        return scores[best]
+
+    def _score(
+        self, network: InputConvexNetwork, measurement: Measurement, clean: Tensor, weight: float
+    ) -> Score:
+        problem = measurement.problem(network, weight)
+        solution = solve(problem, method=self.method, stop=self.stop)
+        return Score(
+            psnr(solution.x, clean),
+            ssim(solution.x, clean),
+            weight,
+            solution.gap,
+            solution.iterations,
+        )
+
+    def _clean(self) -> Tensor:
+        pictures = [self.images[i] for i in range(len(self.images))]
+        if self.crop is not None:
+            pictures = [_middle(picture, self.crop) for picture in pictures]
+        else:
+            self.images.require_size(self.images.size(0))
+        return torch.stack(pictures)
+
+
+def climb(score: Callable[[int], float], limit: int = 40) -> int:
+    """The integer from 0 on, reached by steps of one, whose neighbours do not score higher."""
+    here = 0
+    for _ in range(limit):
+        best = max((here, here - 1, here + 1), key=score)
+        if best == here:
+            break
+        here = best
+    return here
+
+
+def ssim(x: Tensor, truth: Tensor) -> Tensor:
+    """The structural similarity for each image; NaN for images smaller than its window (11)."""
+    if min(x.shape[-2:]) < 11:
+        return torch.full((x.shape[0],), math.nan, dtype=torch.float64, device=x.device)
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+    except ImportError:
+        raise ImportError('SSIM needs torchmetrics: pip install "convexlift[train]"') from None
+    values = structural_similarity_index_measure(x, truth, data_range=1.0, reduction="none")
+    assert isinstance(values, Tensor)
+    return values.reshape(-1).to(torch.float64)
+
+
+def _middle(picture: Tensor, size: int) -> Tensor:
+    top, left = (picture.shape[-2] - size) // 2, (picture.shape[-1] - size) // 2
+    if min(top, left) < 0:
+        raise ValueError(
+            f"validation crops of {size} do not fit an image of {tuple(picture.shape[-2:])}"
+        )
+    return picture[..., top : top + size, left : left + size]
