@@ -1,0 +1,6 @@
+"""The command line: one module for each command, which registers it, and ``app`` they share."""
+
+from convexlift.cli import demo as demo
+from convexlift.cli.app import app as app
+
+__all__ = ["app", "demo"]
