@@ -8,6 +8,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import convexlift
 from convexlift.cli.app import (
@@ -20,9 +21,9 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.models import names
 from convexlift.models.cards import ModelCard
-from convexlift.models.store import Sheet, sheet
+from convexlift.models.sheets import Sheet
+from convexlift.models.store import sheet, shipped_sheets
 
 COLUMNS = ("Name", "Network", "Task", "Weight", "PSNR on test", "Licence")
 NUMBERS = ("Weight", "PSNR on test")
@@ -44,7 +45,7 @@ def models(
     screen = console()
     with one_sentence_errors(debug):
         check_json_file(json_file)
-        sheets = {each: sheet(each) for each in names()} if name is None else {name: _sheet(name)}
+        sheets = shipped_sheets() if name is None else {name: _sheet(name)}
         write_json(json_file, as_json(sheets, convexlift.__version__))
         if name is not None:
             screen.print(details(sheets[name]), highlight=False, markup=False, soft_wrap=True)
@@ -108,7 +109,7 @@ def _show(sheets: dict[str, Sheet], screen: Console) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     for row in rows(sheets):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     screen.print(table)
 
 

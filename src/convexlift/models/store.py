@@ -11,11 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,83 +22,14 @@ from torch import Tensor
 
 from convexlift.images import atomic_path
 from convexlift.models.cards import ModelCard
-from convexlift.models.describe import Description, build, describe
-from convexlift.models.values import construct, listed
+from convexlift.models.describe import build, describe
+from convexlift.models.files import PathLike, find, find_shipped, names, pair
+from convexlift.models.sheets import Layout, Sheet, compare, naming, read_sheet
+from convexlift.models.values import listed
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tensors import first_non_finite
 
-FORMAT, VERSION = "convexlift model", 1
-WEIGHTS, SHEET = ".safetensors", ".json"
 PRECISIONS = ("float16", "float32", "float64")
-SHIPPED = resources.files("convexlift") / "models" / "weights"
-"""The folder of the models inside the package."""
-
-PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shape and precision of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
-        """The layout of a tensor."""
-        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-    def __str__(self) -> str:
-        return f"{self.dtype} of shape {self.shape}"
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """What stands beside the weights: the content of the JSON file.
-
-    Args:
-        architecture: the description from which the network is built.
-        card: its card, if it has one.
-        sha256: of the weights' file, in hexadecimal digits.
-        tensors: shape and precision of each tensor in it, by name.
-    """
-
-    architecture: Mapping[str, Any]
-    card: ModelCard | None
-    sha256: str
-    tensors: Mapping[str, Layout]
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers the file of weights holds."""
-        return sum(math.prod(layout.shape) for layout in self.tensors.values())
-
-    def to_json(self) -> Description:
-        """The content of the file."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "architecture": self.architecture,
-            "card": None if self.card is None else self.card.to_json(),
-            "sha256": self.sha256,
-            "tensors": {
-                name: {"shape": list(layout.shape), "dtype": layout.dtype}
-                for name, layout in self.tensors.items()
-            },
-        }
-
-    @classmethod
-    def from_json(cls, content: Any) -> Sheet:
-        """The sheet in a file's content; ValueError if it is none, or of another version."""
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f'this is no model: it does not say "format": "{FORMAT}"')
-        if (version := content.get("version")) != VERSION:
-            raise ValueError(
-                f"the format has version {version!r}, but this convexlift reads {VERSION} only; "
-                "update convexlift, or save the network again"
-            )
-        fields = {key: content[key] for key in content if key not in ("format", "version")}
-        return construct(cls, fields, "model", _make_part)
 
 
 def save(
@@ -126,14 +53,14 @@ def save(
     """
     if card is not None and not isinstance(card, ModelCard):
         raise ValueError(f"card must be a ModelCard, got a {type(card).__name__}")
-    weights, sheet_file = _files(path)
+    weights, sheet_file = pair(path)
     for target in (Path(path), weights, sheet_file):
         if target.is_dir():
             raise ValueError(f"{target} is a folder; name a file in it, such as {target / 'model'}")
     architecture = describe(network)
     network.check_convexity()
     tensors = _stored_tensors(network, half)
-    _compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
+    compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     sheet = Sheet(
         architecture=architecture,
@@ -166,8 +93,8 @@ def load(
     target = _check_device(device)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    with _find(name_or_path) as (weights, sheet_file):
-        sheet = _read_sheet(sheet_file)
+    with find(name_or_path) as (weights, sheet_file):
+        sheet = read_sheet(sheet_file)
         data = weights.read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if digest != sheet.sha256.lower():
@@ -176,38 +103,33 @@ def load(
                 f"{digest[:12]}..., not {sheet.sha256[:12]}... One of the two was damaged, "
                 "changed or copied alone, or its writing was interrupted; save or copy both again"
             )
-        with _naming(weights):
+        with naming(weights):
             tensors = _parse(data)
             found = {name: Layout.of(tensor) for name, tensor in tensors.items()}
-            _compare(found, sheet.tensors, "its description")
-        with _naming(sheet_file), _undisturbed():
+            compare(found, sheet.tensors, "its description")
+        with naming(sheet_file), _undisturbed():
             network = build(sheet.architecture)
-        with _naming(weights):
-            _compare(found, _expected(sheet.architecture, tensors, network))
+        with naming(weights):
+            compare(found, _expected(sheet.architecture, tensors, network))
             network.to(dtype=dtype or _precision(tensors))
             _fill(network, tensors)
     network.card = sheet.card
     return network.to(target)
 
 
-def names() -> tuple[str, ...]:
-    """The models inside the package, which ``load`` takes by name."""
-    if not SHIPPED.is_dir():
-        return ()
-    files = {entry.name for entry in SHIPPED.iterdir()}
-    return tuple(
-        sorted(
-            name.removesuffix(SHEET)
-            for name in files
-            if name.endswith(SHEET) and name.removesuffix(SHEET) + WEIGHTS in files
-        )
-    )
-
-
 def sheet(name_or_path: PathLike) -> Sheet:
     """Architecture, card and tensors' shapes of a model, without its weights."""
-    with _find(name_or_path) as (_, sheet_file):
-        return _read_sheet(sheet_file)
+    with find(name_or_path) as (_, sheet_file):
+        return read_sheet(sheet_file)
+
+
+def shipped_sheets() -> dict[str, Sheet]:
+    """The sheets of the models inside the package, whatever files are around."""
+    found = {}
+    for name in names():
+        with find_shipped(name) as (_, sheet_file):
+            found[name] = read_sheet(sheet_file)
+    return found
 
 
 def card(name_or_path: PathLike) -> ModelCard:
@@ -266,18 +188,6 @@ def _expected(
     }
 
 
-def _compare(
-    found: Mapping[str, Layout], wanted: Mapping[str, Layout], whose: str = "its architecture"
-) -> None:
-    for name in sorted(found.keys() | wanted.keys()):
-        if name not in found:
-            raise ValueError(f"the tensor {name} of {whose} is missing")
-        if name not in wanted:
-            raise ValueError(f"the tensor {name} is none of {whose}")
-        if found[name] != wanted[name]:
-            raise ValueError(f"the tensor {name} is {found[name]}, in {whose} {wanted[name]}")
-
-
 def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """float64 for double precision; float32 for single and half."""
     is_double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
@@ -306,85 +216,6 @@ def _parse(data: bytes) -> dict[str, Tensor]:
         raise ValueError(f"this is no safetensors file that can be read ({error})") from None
 
 
-def _read_sheet(path: Path) -> Sheet:
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number in JSON")
-
-    with _naming(path):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not valid JSON ({error})") from None
-        return Sheet.from_json(content)
-
-
-def _make_part(value: Any, kind: type[Any], place: str) -> Any:
-    """The card or the layouts of a sheet."""
-    return ModelCard.from_json(value) if kind is ModelCard else construct(kind, value, place)
-
-
-@contextlib.contextmanager
-def _find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
-    """The two files of a model, which exist."""
-    weights, sheet_file = _files(name_or_path)
-    if not _is_path(name_or_path) and name_or_path in names():
-        with (
-            resources.as_file(SHIPPED / f"{name_or_path}{WEIGHTS}") as weights,
-            resources.as_file(SHIPPED / f"{name_or_path}{SHEET}") as sheet_file,
-        ):
-            yield weights, sheet_file
-        return
-    missing = [file for file in (weights, sheet_file) if not file.is_file()]
-    if len(missing) == 1:
-        (present,) = {weights, sheet_file} - set(missing)
-        raise ValueError(
-            f"{missing[0]} is missing beside {present.name}; a model is a pair of files"
-        )
-    if missing:
-        raise ValueError(_nothing_there(name_or_path, weights, sheet_file))
-    yield weights, sheet_file
-
-
-def _nothing_there(name_or_path: PathLike, weights: Path, sheet_file: Path) -> str:
-    path = Path(name_or_path)
-    if not _is_path(name_or_path) and not path.is_dir():
-        if not names():
-            return f"there is no model {str(path)!r}: none are shipped, and no {weights} is here"
-        return f"there is no model {str(path)!r}; the models shipped are {listed(names())}"
-    if path.is_dir():
-        inside = sorted(file.stem for file in path.glob(f"*{SHEET}"))
-        return f"{path} is a folder; name a model in it (there: {listed(inside)})"
-    if path.is_file() and path not in (weights, sheet_file):
-        return (
-            f"{path} is no model: a model is a pair of files NAME{WEIGHTS} and NAME{SHEET}, "
-            "written by convexlift.save"
-        )
-    return f"there is no model {path}: neither {weights.name} nor {sheet_file.name} exists there"
-
-
-def _is_path(name_or_path: PathLike) -> bool:
-    """Whether this means a file: a Path, a separator, an ending, or such a file is there."""
-    if not isinstance(name_or_path, str):
-        return True
-    separated = any(s in name_or_path for s in (os.sep, os.altsep) if s)
-    return (
-        separated
-        or Path(name_or_path).suffix != ""
-        or any(file.is_file() for file in _files(name_or_path))
-    )
-
-
-def _files(path: PathLike) -> tuple[Path, Path]:
-    """The files of weights and of all else, for a path with or without either ending."""
-    whole = Path(path)
-    stem = whole.name
-    for ending in (WEIGHTS, SHEET):
-        stem = stem.removesuffix(ending) if whole.name.endswith(ending) else stem
-    if stem in ("", ".", ".."):
-        raise ValueError(f"{str(path)!r} names no file; write a path such as folder/model")
-    return whole.with_name(stem + WEIGHTS), whole.with_name(stem + SHEET)
-
-
 def _check_device(device: torch.device | str | None) -> torch.device:
     try:
         return torch.empty(0, device=device or "cpu").device
@@ -398,12 +229,3 @@ def _undisturbed() -> Iterator[None]:
     """Starting weights are drawn on the CPU, and the random numbers go on as if they were not."""
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         yield
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors begin with the file they are about."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
