@@ -142,6 +142,24 @@ def test_one_line_registers_a_new_activation(monkeypatch):
         build(description)
 
 
+class Same(LinearMap):
+    """A map without arguments, and without a constructor."""
+
+    def operator(self, input_shape):
+        return cl.Identity()
+
+
+def test_one_line_registers_a_map_without_arguments(monkeypatch):
+    net = cl.InputConvexNetwork([cl.ConvexLayer(cl.Abs(), channels=1, skip=Same())])
+    monkeypatch.setitem(describe_module.PARTS, "Same", Part(Same))
+    description = json.loads(json.dumps(describe(net)))
+    assert description["layers"][0]["skip"] == {"Same": {}}
+    assert isinstance(build(description).layers[0].skip, Same)
+    description["layers"][0]["skip"] = {"Same": {"args": [1]}}
+    with pytest.raises(ValueError, match="Same has no field args; its fields are none"):
+        build(description)
+
+
 class Quiet(cl.InputConvexNetwork):
     """Only its constructor differs."""
 

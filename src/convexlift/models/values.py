@@ -22,13 +22,19 @@ Make = Callable[[Any, type[Any], str], Any]
 """(value, class, place) -> an object of the class, for hints that are classes of the library."""
 
 
+_ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
 def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, inspect.Parameter]:
     """The parameters of a constructor, with their type hints as annotations."""
+    found = inspect.signature(kind).parameters
+    if {parameter.kind for parameter in found.values()} == _ANYTHING:
+        return {}  # the constructor of a base class such as nn.Module: nothing of its own
     source = kind if dataclasses.is_dataclass(kind) else kind.__init__
     hints = typing.get_type_hints(source)
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
-        for name, parameter in inspect.signature(kind).parameters.items()
+        for name, parameter in found.items()
         if name not in leave_out
     }
 
