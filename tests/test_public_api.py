@@ -26,9 +26,12 @@ def test_the_names_others_rely_on():
         *("solve", "certify", "lift", "check_operator", "check_activation", "check_functional"),
         *("PDHG", "PaperSteps", "Subgradient", "NMAPG", "LBFGS", "Solution", "Status"),
         *("L1", "SquaredL2", "KullbackLeibler", "Identity", "Mask", "Blur"),
+        *("load", "save", "ModelCard"),
     }
     assert promised <= set(NAMES)
     assert {"baseline", "deep", "convolutional"} <= set(dir(cl.networks))
+    assert {"names", "card", "load", "save", "ModelCard"} <= set(dir(cl.models))
+    assert callable(cl.models.card)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +59,8 @@ def python_blocks(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_the_examples_run_as_printed(page, capsys):
+def test_the_examples_run_as_printed(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     torch.set_default_dtype(torch.float32)
     blocks = python_blocks(ROOT / page)
     assert blocks
@@ -64,7 +68,9 @@ def test_the_examples_run_as_printed(page, capsys):
     for block in blocks:
         exec(compile(block, page, "exec"), scope)
     if page == "README.md":
-        assert "converged" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "converged" in printed
+        assert "mine: An untrained example." in printed
 
 
 def test_modules_stay_small():

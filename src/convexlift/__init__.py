@@ -5,6 +5,7 @@ min_x  D(A x, y) + weight R(x),    R an input-convex neural network.
 
 import logging as _logging
 
+from convexlift import models as models
 from convexlift import networks as networks
 from convexlift.checks import CheckFailed as CheckFailed
 from convexlift.checks import check_activation as check_activation
@@ -15,6 +16,9 @@ from convexlift.functionals.fidelity import L1 as L1
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.fidelity import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.fidelity import SquaredL2 as SquaredL2
+from convexlift.models.cards import ModelCard as ModelCard
+from convexlift.models.store import load as load
+from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU

@@ -89,7 +89,10 @@ class InputConvexNetwork(nn.Module):
 
     Attributes:
         output: w, the nonnegative weights of the last layer's channels or features.
+        card: the ``ModelCard`` of a network that was loaded with one, else None.
     """
+
+    card: Any = None
 
     def __init__(
         self,

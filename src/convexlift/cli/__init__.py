@@ -1,0 +1,7 @@
+"""The command line: one module for each command, which registers it, and ``app`` they share."""
+
+from convexlift.cli import demo as demo
+from convexlift.cli import models as models
+from convexlift.cli.app import app as app
+
+__all__ = ["app", "demo", "models"]

@@ -1,0 +1,120 @@
+"""``convexlift models``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import convexlift
+from convexlift.cli.app import (
+    Debug,
+    JsonFile,
+    UserError,
+    app,
+    check_json_file,
+    console,
+    one_sentence_errors,
+    write_json,
+)
+from convexlift.models.cards import ModelCard
+from convexlift.models.sheets import Sheet
+from convexlift.models.store import sheet, shipped_sheets
+
+COLUMNS = ("Name", "Network", "Task", "Weight", "PSNR on test", "Licence")
+NUMBERS = ("Weight", "PSNR on test")
+UNKNOWN = "-"
+
+
+@app.command()
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, or the path of a saved one; all if omitted.")
+    ] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """The trained regularizers inside the package, or the whole card of one.
+
+    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    """
+    screen = console()
+    with one_sentence_errors(debug):
+        check_json_file(json_file)
+        sheets = shipped_sheets() if name is None else {name: _sheet(name)}
+        write_json(json_file, as_json(sheets, convexlift.__version__))
+        if name is not None:
+            screen.print(details(sheets[name]), highlight=False, markup=False, soft_wrap=True)
+        elif sheets:
+            _show(sheets, screen)
+        else:
+            text = f"No regularizers are shipped with convexlift {convexlift.__version__}."
+            screen.print(text, highlight=False)
+
+
+def as_json(sheets: dict[str, Sheet], version: str) -> dict[str, Any]:
+    """The cards of models, for other programs."""
+    return {
+        "version": version,
+        "models": [
+            {
+                "name": name,
+                "network": outline(each),
+                "parameters": each.parameters,
+                "sha256": each.sha256,
+                "card": None if each.card is None else each.card.to_json(),
+            }
+            for name, each in sheets.items()
+        ],
+    }
+
+
+def rows(sheets: dict[str, Sheet]) -> list[tuple[str, ...]]:
+    """The table's cells, in the order of ``COLUMNS``."""
+    return [(name, outline(each), *_cells(each.card)) for name, each in sheets.items()]
+
+
+def outline(sheet: Sheet) -> str:
+    """The network in a few words."""
+    layers = sheet.architecture.get("layers", ())
+    size = sheet.architecture.get("image_size")
+    count = f"{len(layers)} layer{'s' if len(layers) != 1 else ''}"
+    return f"{count}, {sheet.parameters} weights" + (f", {size[0]} x {size[1]}" if size else "")
+
+
+def details(sheet: Sheet) -> str:
+    """The whole card, and the network it belongs to."""
+    text = "It has no card." if sheet.card is None else sheet.card.text()
+    return f"{text}\n{'Network':<17} {outline(sheet)}\n{'SHA-256':<17} {sheet.sha256}"
+
+
+def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
+    if card is None:
+        return (UNKNOWN,) * 4
+    psnr = card.results.get("test", {}).get("psnr")
+    return (
+        card.task,
+        f"{card.weight:g}",
+        UNKNOWN if psnr is None else f"{psnr:.2f}",
+        card.license.split(";")[0].strip() or UNKNOWN,
+    )
+
+
+def _show(sheets: dict[str, Sheet], screen: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    for row in rows(sheets):
+        table.add_row(*map(Text, row))
+    screen.print(table)
+
+
+def _sheet(name: str) -> Sheet:
+    try:
+        return sheet(name)
+    except ValueError as error:
+        raise UserError(f"{error}.") from None

@@ -1,0 +1,231 @@
+"""Networks in files: weights in NAME.safetensors, all else in NAME.json beside them.
+
+The JSON file holds the architecture, the card, and the SHA-256 of the weights' file, which ties
+the two together. Both files are numbers and text: nothing that is read is ever executed. What
+``load`` returns is a network that has the described architecture, finite weights, and is convex;
+anything else is a ValueError that names the file and the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from convexlift.images import atomic_path
+from convexlift.models.cards import ModelCard
+from convexlift.models.describe import build, describe
+from convexlift.models.files import PathLike, find, find_shipped, names, pair
+from convexlift.models.sheets import Layout, Sheet, compare, naming, read_sheet
+from convexlift.models.values import listed
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.tensors import first_non_finite
+
+PRECISIONS = ("float16", "float32", "float64")
+
+
+def save(
+    network: InputConvexNetwork,
+    path: PathLike,
+    card: ModelCard | None = None,
+    *,
+    half: bool = False,
+) -> Path:
+    """Write a network as ``path.safetensors`` and ``path.json``; returns the former.
+
+    A failure leaves the files that were there before. If the process dies between the two, the
+    files do not fit together, and ``load`` says so.
+
+    Args:
+        network: the network, built of the library's activations and maps.
+        path: where to, with or without either ending.
+        card: what others should know; the card of a loaded network is written only if it is
+            given here (``card=network.card``), since training makes it untrue.
+        half: store float16, at half the size of float32; ``load`` gives float32 again.
+    """
+    if card is not None and not isinstance(card, ModelCard):
+        raise ValueError(f"card must be a ModelCard, got a {type(card).__name__}")
+    weights, sheet_file = pair(path)
+    for target in (Path(path), weights, sheet_file):
+        if target.is_dir():
+            raise ValueError(f"{target} is a folder; name a file in it, such as {target / 'model'}")
+    architecture = describe(network)
+    network.check_convexity()
+    tensors = _stored_tensors(network, half)
+    compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
+    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    sheet = Sheet(
+        architecture=architecture,
+        card=card,
+        sha256=hashlib.sha256(data).hexdigest(),
+        tensors={name: Layout.of(tensor) for name, tensor in tensors.items()},
+    )
+    text = json.dumps(sheet.to_json(), indent=2, allow_nan=False) + "\n"
+    # Both are on the disk before the first takes its name; the sheet comes last.
+    with atomic_path(sheet_file) as sheet_part, atomic_path(weights) as weights_part:
+        weights_part.write_bytes(data)
+        sheet_part.write_text(text, encoding="utf-8")
+    return weights
+
+
+def load(
+    name_or_path: PathLike,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> InputConvexNetwork:
+    """The network of a file, or one inside the package; its card is ``network.card``.
+
+    Args:
+        name_or_path: a name among ``models.names()``, or a path with or without either ending.
+            A text is a path if it has a separator or an ending, or if there is such a file.
+        device: where to put it; the CPU by default.
+        dtype: float32 or float64; by default the precision it was saved in, float32 for half.
+    """
+    target = _check_device(device)
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    with find(name_or_path) as (weights, sheet_file):
+        sheet = read_sheet(sheet_file)
+        data = weights.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != sheet.sha256.lower():
+            raise ValueError(
+                f"{weights} is not the file that {sheet_file.name} describes: its SHA-256 is "
+                f"{digest[:12]}..., not {sheet.sha256[:12]}... One of the two was damaged, "
+                "changed or copied alone, or its writing was interrupted; save or copy both again"
+            )
+        with naming(weights):
+            tensors = _parse(data)
+            found = {name: Layout.of(tensor) for name, tensor in tensors.items()}
+            compare(found, sheet.tensors, "its description")
+        with naming(sheet_file), _undisturbed():
+            network = build(sheet.architecture)
+        with naming(weights):
+            compare(found, _expected(sheet.architecture, tensors, network))
+            network.to(dtype=dtype or _precision(tensors))
+            _fill(network, tensors)
+    network.card = sheet.card
+    return network.to(target)
+
+
+def sheet(name_or_path: PathLike) -> Sheet:
+    """Architecture, card and tensors' shapes of a model, without its weights."""
+    with find(name_or_path) as (_, sheet_file):
+        return read_sheet(sheet_file)
+
+
+def shipped_sheets() -> dict[str, Sheet]:
+    """The sheets of the models inside the package, whatever files are around."""
+    found = {}
+    for name in names():
+        with find_shipped(name) as (_, sheet_file):
+            found[name] = read_sheet(sheet_file)
+    return found
+
+
+def card(name_or_path: PathLike) -> ModelCard:
+    """The card of a model, without its weights; ValueError if it has none."""
+    found = sheet(name_or_path).card
+    if found is None:
+        raise ValueError(f"{name_or_path} has no card; save it with card=ModelCard(...)")
+    return found
+
+
+def _stored_tensors(network: InputConvexNetwork, half: bool) -> dict[str, Tensor]:
+    """Copies of all weights on the CPU, finite and in the precision of the file."""
+    _refuse_shared(network)
+    tensors = {}
+    for name, value in network.state_dict().items():
+        tensor = value.detach().cpu().contiguous()
+        if (place := first_non_finite(tensor)) is not None:
+            raise ValueError(f"refusing to save: {name} is {float(tensor[place])} at {place}")
+        tensors[name] = tensor.half() if half and tensor.is_floating_point() else tensor.clone()
+        if (place := first_non_finite(tensors[name])) is not None:
+            raise ValueError(
+                f"{name} is {float(tensor[place]):g} at {place}, too large for half precision "
+                f"(at most {torch.finfo(torch.half).max:g}); save with half=False"
+            )
+    return tensors
+
+
+def _refuse_shared(network: InputConvexNetwork) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if (other := seen.setdefault(id(parameter), name)) != name:
+            raise ValueError(
+                f"{other} and {name} are one and the same tensor, which a file cannot say; "
+                "give each layer a map of its own (copy.deepcopy)"
+            )
+
+
+def _expected(
+    architecture: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    network: InputConvexNetwork | None = None,
+) -> dict[str, Layout]:
+    """The layouts of an architecture's tensors in the precision of ``tensors``."""
+    if network is None:
+        with _undisturbed():
+            network = build(architecture)
+    floating = sorted({Layout.of(t).dtype for t in tensors.values() if t.is_floating_point()})
+    if len(floating) != 1 or floating[0] not in PRECISIONS:
+        raise ValueError(
+            f"all weights must be of one precision out of {listed(PRECISIONS)}, but are "
+            f"{listed(floating)}; convert the network with .to(torch.float32)"
+        )
+    return {
+        name: Layout(tuple(t.shape), floating[0]) if t.is_floating_point() else Layout.of(t)
+        for name, t in network.state_dict().items()
+    }
+
+
+def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """float64 for double precision; float32 for single and half."""
+    is_double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
+    return torch.float64 if is_double else torch.float32
+
+
+def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
+    """Put the values into the network, which checks that it is convex."""
+    for name, tensor in tensors.items():
+        if (place := first_non_finite(tensor)) is not None:
+            raise ValueError(f"{name} is {float(tensor[place])} at {place}")
+    network.load_state_dict(dict(tensors))
+    for name, tensor in network.state_dict().items():
+        if (place := first_non_finite(tensor)) is not None:
+            raise ValueError(
+                f"{name} is {float(tensors[name][place]):g} at {place}, too large for "
+                f"{Layout.of(tensor).dtype}; load it with dtype=torch.float64"
+            )
+
+
+def _parse(data: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    # A KeyError is a precision that torch does not have.
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(f"this is no safetensors file that can be read ({error})") from None
+
+
+def _check_device(device: torch.device | str | None) -> torch.device:
+    try:
+        return torch.empty(0, device=device or "cpu").device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {str(device)!r} cannot be used ({reason}); try 'cpu'") from None
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Starting weights are drawn on the CPU, and the random numbers go on as if they were not."""
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        yield

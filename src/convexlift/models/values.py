@@ -1,0 +1,201 @@
+"""JSON values as the arguments of constructors, checked against their type hints.
+
+What a class takes is read off its signature: ``construct(Kind, content, place)`` is
+``Kind(**content)``, where every value has the type its parameter asks for, no key is unknown and
+none is missing. An error is a ValueError that names the place, as in ``layers[0].skip``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+Make = Callable[[Any, type[Any], str], Any]
+"""(value, class, place) -> an object of the class, for hints that are classes of the library."""
+
+
+_ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, inspect.Parameter]:
+    """The parameters of a constructor, with their type hints as annotations."""
+    found = inspect.signature(kind).parameters
+    if {parameter.kind for parameter in found.values()} == _ANYTHING:
+        return {}  # the constructor of a base class such as nn.Module: nothing of its own
+    source = kind if dataclasses.is_dataclass(kind) else kind.__init__
+    hints = typing.get_type_hints(source)
+    return {
+        name: parameter.replace(annotation=hints.get(name, Any))
+        for name, parameter in found.items()
+        if name not in leave_out
+    }
+
+
+def construct(
+    kind: type[T],
+    content: Any,
+    place: str,
+    make: Make | None = None,
+    *,
+    make_for: Mapping[str, Make] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+) -> T:
+    """``kind(**content)``, with every value checked.
+
+    Args:
+        kind: the class.
+        content: its arguments by name; one that has a default may be missing.
+        place: where the content stands, for error messages.
+        make: makes the objects among the arguments.
+        make_for: another ``make`` for some of the arguments.
+        fixed: further arguments, which the content may not name.
+    """
+    fixed = fixed or {}
+    known = parameters(kind, leave_out=fixed)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{place} must be an object with {listed(known)}, got {content!r}")
+    if unknown := [str(key) for key in content if key not in known]:
+        raise ValueError(f"{place} has no field {listed(unknown)}; its fields are {listed(known)}")
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in known.items():
+        many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        if name not in content:
+            if parameter.default is inspect.Parameter.empty and not many:
+                raise ValueError(f"{place} lacks the field {name}")
+            continue
+        hint = Sequence[parameter.annotation] if many else parameter.annotation  # type: ignore[name-defined]
+        value = read(content[name], hint, f"{place}.{name}", (make_for or {}).get(name, make))
+        if many:
+            positional += value
+        else:
+            named[name] = value
+    try:
+        return kind(*positional, **named, **fixed)
+    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+        message = str(error)
+        raise ValueError(message if message.startswith(place) else f"{place}: {message}") from None
+
+
+def read(value: Any, hint: Any, place: str, make: Make | None = None) -> Any:
+    """``value`` as the type ``hint``; ValueError names the place where it is something else."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return plain(value, place)
+    if origin in (Union, types.UnionType):
+        return _read_union(value, arguments, place, make)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{place} must be one of {listed(arguments)}, got {value!r}")
+        return value
+    if isinstance(origin, type) and issubclass(origin, tuple | Sequence):
+        return _read_sequence(value, origin, arguments, place, make)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{place} must be an object, got {value!r}")
+        key_hint, item_hint = arguments
+        return {
+            _key(key, key_hint, place): read(item, item_hint, f"{place}.{key}", make)
+            for key, item in value.items()
+        }
+    if hint in _SCALARS:
+        return _read_scalar(value, hint, place)
+    if isinstance(hint, type) and isinstance(value, hint):
+        return value
+    if make is None:
+        raise ValueError(f"{place} must be {hint}, got {value!r}")
+    return make(value, hint, place)
+
+
+def plain(value: Any, place: str) -> Any:
+    """What JSON can say, with lists for tuples; ValueError for anything else, and for NaN."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} must be finite, got {value}")
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_key(key, str, place): plain(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{place}[{i}]") for i, item in enumerate(value)]
+    raise ValueError(
+        f"{place} must be a number, a text, a list or an object, got a {type(value).__name__}"
+    )
+
+
+def listed(names: Iterable[Any]) -> str:
+    """The names with commas between them."""
+    return ", ".join(map(str, names)) or "none"
+
+
+_SCALARS: dict[Any, tuple[str, type[Any]]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", Integral),
+    float: ("a finite number", Real),
+    str: ("a text", str),
+    type(None): ("null", type(None)),
+}
+
+
+def _read_scalar(value: Any, hint: Any, place: str) -> Any:
+    words, accepted = _SCALARS[hint]
+    # True is an Integral to Python, but no count; NaN is a Real, but no number.
+    wrong_bool = isinstance(value, bool) and hint is not bool
+    if not isinstance(value, accepted) or wrong_bool:
+        raise ValueError(f"{place} must be {words}, got {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise ValueError(f"{place} must be {words}, got {value}")
+    return value if value is None else hint(value)
+
+
+def _read_union(value: Any, choices: tuple[Any, ...], place: str, make: Make | None) -> Any:
+    others = [choice for choice in choices if choice is not type(None)]
+    if value is None and len(others) < len(choices):
+        return None
+    for choice in others[:-1]:
+        try:
+            return read(value, choice, place, make)
+        except ValueError:
+            continue
+    return read(value, others[-1], place, make)
+
+
+def _read_sequence(
+    value: Any, origin: type[Any], arguments: tuple[Any, ...], place: str, make: Make | None
+) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{place} must be a list, got {value!r}")
+    is_tuple = issubclass(origin, tuple)
+    if is_tuple and arguments[-1] is not Ellipsis:
+        if len(value) != len(arguments):
+            raise ValueError(f"{place} must have {len(arguments)} entries, got {list(value)!r}")
+        hints = list(arguments)
+    else:
+        hints = [arguments[0]] * len(value)
+    items = [
+        read(item, hint, f"{place}[{i}]", make)
+        for i, (item, hint) in enumerate(zip(value, hints, strict=True))
+    ]
+    return tuple(items) if is_tuple else items
+
+
+def _key(key: Any, hint: Any, place: str) -> Any:
+    try:
+        if hint is int:
+            return int(key)
+    except (TypeError, ValueError):
+        raise ValueError(f"{place} must have whole numbers as keys, got {key!r}") from None
+    if not isinstance(key, str):
+        raise ValueError(f"{place} must have texts as keys, got {key!r}")
+    return key

@@ -1,0 +1,102 @@
+"""Cards: to JSON and back, checked field by field, and readable."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import convexlift as cl
+
+FULL = cl.ModelCard(
+    name="toy",
+    summary="A toy for tests.",
+    task="denoising",
+    weight=7,
+    weights={"inpainting": 0.2},
+    weight_choice="best PSNR on one picture",
+    data="four pictures",
+    license="CC0-1.0; the pictures are in the public domain",
+    recipe={"steps": 90, "rates": (1e-2, 1e-3), "nested": {"flag": True, "none": None}},
+    command="make toy",
+    commit="abc123",
+    seed=0,
+    training_time=3 * 3600 + 61,
+    machine="two cores",
+    results={"test": {"psnr": np.float32(28.5), "ssim": 0.8125}},
+    not_for="diagnosis",
+    citation="nobody",
+)
+
+
+def test_round_trip():
+    text = json.dumps(FULL.to_json())
+    assert cl.ModelCard.from_json(json.loads(text)) == FULL
+    assert json.loads(text)["recipe"]["rates"] == [0.01, 0.001]
+    assert FULL.weight == 7.0
+    assert FULL.weights == {"denoising": 7.0, "inpainting": 0.2}
+
+
+def test_what_is_given_is_copied():
+    recipe = {"steps": [1]}
+    card = cl.ModelCard("a", "b.", "c", 1.0, recipe=recipe)
+    recipe["steps"].append(2)
+    assert card.recipe == {"steps": [1]}
+
+
+def test_the_text_says_everything_in_lines_that_fit():
+    text = FULL.text(60)
+    assert max(map(len, text.splitlines())) <= 60
+    words = " ".join(text.split())
+    for part in (
+        *("toy: A toy for tests.", "Weight 7", "inpainting 0.2", "best PSNR on one picture"),
+        *("four pictures", "CC0-1.0; the pictures", "steps 90", "make toy", "abc123", "Seed 0"),
+        *("3 h 2 min", "two cores", "Results, test psnr 28.5, ssim 0.8125", "diagnosis", "nobody"),
+    ):
+        assert part in words
+    assert str(FULL) == FULL.text()
+    short = str(cl.ModelCard("a", "b.", "c", 1.0))
+    assert short.split() == ["a:", "b.", "Task", "c", "Weight", "1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "card.name must be a text, got 3"),
+        ({"name": " "}, "card.name must not be empty"),
+        ({"task": ""}, "card.task must not be empty"),
+        ({"weight": "large"}, "card.weight must be a finite number, got 'large'"),
+        ({"weight": True}, "card.weight must be a finite number, got True"),
+        ({"weight": float("nan")}, "card.weight must be a finite number, got nan"),
+        ({"weight": 0}, "card.weights.denoising must be positive, got 0"),
+        ({"weights": {"inpainting": -1}}, "card.weights.inpainting must be positive, got -1"),
+        ({"weights": {"denoising": 8}}, "card.weights says 8 for 'denoising', but card.weight"),
+        ({"weights": 7}, "card.weights must be an object, got 7"),
+        ({"seed": 1.5}, "card.seed must be a whole number, got 1.5"),
+        ({"training_time": -1}, "card.training_time is negative: -1"),
+        ({"training_time": "1 h"}, "card.training_time must be a finite number"),
+        ({"recipe": {"net": object()}}, "card.recipe.net must be a number, a text, a list"),
+        ({"recipe": {"rate": [float("inf")]}}, r"card.recipe.rate\[0\] must be finite, got inf"),
+        ({"recipe": {3: 4}}, "card.recipe must have texts as keys, got 3"),
+        ({"results": {"test": 28.5}}, "card.results.test must be an object, got 28.5"),
+        ({"results": {"test": {"psnr": "28"}}}, "card.results.test.psnr must be a finite number"),
+    ],
+)
+def test_wrong_values_are_named(change, message):
+    content = {**FULL.to_json(), "weights": {}, **change}
+    with pytest.raises(ValueError, match=message):
+        cl.ModelCard(**content)
+    with pytest.raises(ValueError, match=message):
+        cl.ModelCard.from_json(content)
+
+
+def test_unknown_and_missing_fields_are_named():
+    with pytest.raises(ValueError, match="card has no field colour; its fields are name, summary"):
+        cl.ModelCard.from_json({**FULL.to_json(), "colour": "red"})
+    content = FULL.to_json()
+    del content["task"]
+    with pytest.raises(ValueError, match="card lacks the field task"):
+        cl.ModelCard.from_json(content)
+    with pytest.raises(ValueError, match=r"card must be an object with name, .*, got \[\]"):
+        cl.ModelCard.from_json([])

@@ -1,0 +1,118 @@
+"""``convexlift models``, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+from zoo import network
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.models import files, store
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["models", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    weights = tmp_path / "weights"
+    card = cl.ModelCard(
+        name="small",
+        summary="A toy [not bold].",
+        task="denoising",
+        weight=0.25,
+        license="CC0-1.0; and so on",
+        results={"test": {"psnr": 28.456}},
+        not_for="diagnosis",
+    )
+    cl.save(network("plain", cl.ReLU()), weights / "small", card)
+    cl.save(network("deep", cl.ReLU()), weights / "bare")
+    monkeypatch.setattr(files, "SHIPPED", weights)
+    return weights
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_table():
+    result = run()
+    assert result.exit_code == 0, result.output
+    for column in ("Name", "Network", "Task", "Weight", "PSNR on test", "Licence"):
+        assert column in result.output
+    (small,) = [line for line in result.output.splitlines() if line.strip().startswith("small")]
+    assert small.split("   ")[-1].strip() == "CC0-1.0"
+    assert all(text in small for text in ("2 layers", "8 x 8", "denoising", "0.25", "28.46"))
+    assert " bare " in result.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_whole_card():
+    result = run("small")
+    assert result.exit_code == 0
+    assert "small: A toy [not bold]." in result.output
+    assert "Not for           diagnosis" in result.output
+    assert store.sheet("small").sha256 in result.output
+    assert "It has no card." in run("bare").output
+
+
+@pytest.mark.usefixtures("folder")
+def test_json(tmp_path):
+    assert run("--json", tmp_path / "all.json").exit_code == 0
+    content = json.loads((tmp_path / "all.json").read_text())
+    assert content["version"] == cl.__version__
+    assert [model["name"] for model in content["models"]] == ["bare", "small"]
+    assert content["models"][0]["card"] is None
+    assert cl.ModelCard.from_json(content["models"][1]["card"]) == cl.models.card("small")
+    count = sum(p.numel() for p in cl.load("small").parameters())
+    assert content["models"][1]["parameters"] == count
+    assert run("small", "--json", tmp_path / "one.json").exit_code == 0
+    (one,) = json.loads((tmp_path / "one.json").read_text())["models"]
+    assert one == content["models"][1]
+
+
+def test_a_model_of_ones_own(folder):
+    assert "small: A toy" in run(folder / "small.json").output
+
+
+@pytest.mark.usefixtures("folder")
+def test_mistakes_are_one_sentence(tmp_path):
+    result = run("smal")
+    assert result.exit_code == 2
+    assert result.output == (
+        "convexlift: there is no model 'smal'; the models shipped are bare, small.\n"
+    )
+    result = run("--json", tmp_path)
+    assert result.exit_code == 2
+    assert "is a folder. Name a file in it" in result.output
+    (tmp_path / "weights" / "bare.json").write_text("{")
+    result = run()
+    assert result.exit_code == 1
+    assert "bare.json: this is not valid JSON" in result.output
+    assert "Traceback" not in result.output
+    with pytest.raises(ValueError, match="not valid JSON"):
+        CliRunner().invoke(app, ["models", "--debug"], catch_exceptions=False)
+
+
+def test_nothing_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "nowhere")
+    result = run("--json", tmp_path / "none.json")
+    assert result.exit_code == 0
+    assert result.output == f"No regularizers are shipped with convexlift {cl.__version__}.\n"
+    assert json.loads((tmp_path / "none.json").read_text())["models"] == []
+
+
+def test_help():
+    text = run("--help").output
+    for option in ("--json", "--debug", "name"):
+        assert option in text.lower()
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "convexlift", "models"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip()
+    assert not done.stderr

@@ -1,0 +1,278 @@
+"""Architectures as JSON and back, and everything that is not one."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from zoo import ACTIVATIONS, ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, network
+
+import convexlift as cl
+from convexlift.models import describe as describe_module
+from convexlift.models.describe import PARTS, Part, build, describe
+from convexlift.networks import AveragePool, Chain, Convolution, LinearMap, maps
+from convexlift.networks import activations as kinked
+from convexlift.networks import smooth_activations as smooth
+
+ALL = {**MONOTONE, **FIRST_LAYER_ONLY}
+
+
+def same_architecture(left: cl.InputConvexNetwork, right: cl.InputConvexNetwork) -> None:
+    assert str(left) == str(right)
+    assert (left.in_channels, left.image_size) == (right.in_channels, right.image_size)
+    for one, other in zip(left.layers, right.layers, strict=True):
+        assert one.activation == other.activation
+        assert type(one.activation) is type(other.activation)
+        assert (one.channels, one.residual) == (other.channels, other.residual)
+        assert list(one.links) == list(other.links)
+    for one, other in zip(left.modules(), right.modules(), strict=True):
+        if isinstance(one, Convolution):
+            assert (one.stride, one.padding) == (other.stride, other.padding)
+    shapes = {name: value.shape for name, value in left.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in right.state_dict().items()}
+
+
+@pytest.mark.parametrize("activation", ALL)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "residual last"])
+def test_a_description_survives_json_and_building(architecture, activation):
+    net = network(architecture, ALL[activation], channels=2)
+    description = json.loads(json.dumps(describe(net)))
+    again = build(description)
+    same_architecture(net, again)
+    assert describe(again) == description == describe(net)
+    again.load_state_dict(net.state_dict())
+    x = torch.rand(2, 2, 8, 8)
+    assert torch.equal(again(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        cl.networks.baseline((16, 32), pool=8, hidden=5, channels=3, smoothing=0.1),
+        cl.networks.deep(16, pool=4, hidden=5, channels=3),
+        cl.networks.convolutional(channels=3, in_channels=2),
+        cl.InputConvexNetwork(
+            [
+                cl.ConvexLayer(cl.Huber(), channels=3, skip=Convolution(1, 3, 3), bias=False),
+                cl.ConvexLayer(
+                    cl.ReLU(),
+                    channels=2,
+                    skip=Chain(Convolution(1, 2, 7, stride=2, padding="circular")),
+                    links={1: Chain(AveragePool(2), Convolution(3, 2, 1, nonnegative=True))},
+                ),
+            ]
+        ),
+    ],
+)
+def test_other_networks(net):
+    same_architecture(net, build(json.loads(json.dumps(describe(net)))))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_every_activation_is_exact(activation):
+    net = cl.InputConvexNetwork(
+        [cl.ConvexLayer(activation, channels=1, skip=Convolution(1, 1, 1))], in_channels=1
+    )
+    (layer,) = build(json.loads(json.dumps(describe(net)))).layers
+    assert layer.activation == activation
+    assert type(layer.activation) is type(activation)
+
+
+def test_a_description_reads_as_documented():
+    first = describe(cl.networks.convolutional(channels=4, kernel=3))["layers"][0]
+    assert first == {
+        "activation": {"LeakyReLU": {"slope": 0.2}},
+        "channels": 4,
+        "skip": {
+            "Convolution": {
+                "in_channels": 1,
+                "out_channels": 4,
+                "kernel_size": 3,
+                "stride": 1,
+                "padding": "zero",
+            }
+        },
+        "previous": None,
+        "links": {},
+        "bias": True,
+        "residual": False,
+    }
+
+
+def test_every_activation_and_map_of_the_library_is_registered():
+    """A class that is forgotten in PARTS could be trained, but not saved."""
+    for module, base in ((kinked, cl.Activation), (smooth, cl.Activation), (maps, LinearMap)):
+        for name, kind in vars(module).items():
+            if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind):
+                assert PARTS[name].kind is kind
+
+
+def test_the_image_map_starts_free_and_the_others_nonnegative():
+    net = build(describe(cl.networks.convolutional()))
+    assert net.layers[0].skip.weight.min() < 0 <= net.layers[1].previous.weight.min()
+
+
+@dataclass(frozen=True)
+class Nested(kinked.PiecewiseLinear):
+    """An activation with another one inside, and with a tuple."""
+
+    inner: cl.Activation
+    ends: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def slopes(self):
+        return self.ends
+
+
+def test_one_line_registers_a_new_activation(monkeypatch):
+    net = cl.InputConvexNetwork(
+        [cl.ConvexLayer(Nested(Nested(cl.Huber(0.3))), channels=2, skip=Convolution(1, 2, 3))]
+    )
+    with pytest.raises(ValueError, match=r"layers\[0\]\.activation: Nested is none of the library"):
+        describe(net)
+    monkeypatch.setitem(describe_module.PARTS, "Nested", Part(Nested))
+    description = json.loads(json.dumps(describe(net)))
+    assert build(description).layers[0].activation == Nested(Nested(cl.Huber(0.3)))
+    description["layers"][0]["activation"]["Nested"]["inner"] = {"Convolution": {}}
+    with pytest.raises(ValueError, match=r"Nested\.inner: 'Convolution' is not known; known are A"):
+        build(description)
+
+
+class Same(LinearMap):
+    """A map without arguments, and without a constructor."""
+
+    def operator(self, input_shape):
+        return cl.Identity()
+
+
+def test_one_line_registers_a_map_without_arguments(monkeypatch):
+    net = cl.InputConvexNetwork([cl.ConvexLayer(cl.Abs(), channels=1, skip=Same())])
+    monkeypatch.setitem(describe_module.PARTS, "Same", Part(Same))
+    description = json.loads(json.dumps(describe(net)))
+    assert description["layers"][0]["skip"] == {"Same": {}}
+    assert isinstance(build(description).layers[0].skip, Same)
+    description["layers"][0]["skip"] = {"Same": {"args": [1]}}
+    with pytest.raises(ValueError, match="Same has no field args; its fields are none"):
+        build(description)
+
+
+class Quiet(cl.InputConvexNetwork):
+    """Only its constructor differs."""
+
+    def __init__(self, channels):
+        convolution = Convolution(1, channels, 3)
+        super().__init__([cl.ConvexLayer(cl.Abs(), channels=channels, skip=convolution)])
+
+
+class Loud(Quiet):
+    """It does something else."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_subclass_is_a_plain_network_or_refused():
+    net = Quiet(3)
+    again = build(describe(net))
+    assert type(again) is cl.InputConvexNetwork
+    again.load_state_dict(net.state_dict())
+    x = torch.rand(1, 1, 5, 5)
+    assert torch.equal(again(x), net(x))
+    with pytest.raises(ValueError, match="Loud changes forward of InputConvexNetwork"):
+        describe(Loud(3))
+    with pytest.raises(ValueError, match="only an InputConvexNetwork"):
+        describe(torch.nn.Linear(2, 2))
+
+
+class OtherLayer(cl.ConvexLayer):
+    """Not the layer that descriptions mean."""
+
+
+def test_a_foreign_layer_is_refused():
+    net = cl.InputConvexNetwork(
+        [OtherLayer(cl.ReLU(), channels=3, skip=Convolution(1, 3, 3))], in_channels=1
+    )
+    with pytest.raises(ValueError, match=r"layers\[0\]: OtherLayer is none of the library's own"):
+        describe(net)
+
+
+def put(description, path, value):
+    *way, last = path
+    for key in way:
+        description = description[key]
+    description[last] = value
+
+
+ACTIVATION = ("layers", 0, "activation")
+SKIP = ("layers", 0, "skip")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (ACTIVATION, {"Swish": {}}, r"layers\[0\].activation: 'Swish' is not known; known are Abs"),
+        (ACTIVATION, {"Convolution": {}}, "'Convolution' is not known; known are Abs, ELU"),
+        (ACTIVATION, "ReLU", r'must be written as \{"NAME": \{...\}\} with one of the names Abs'),
+        (ACTIVATION, {"ReLU": {}, "Abs": {}}, "must be written as"),
+        (ACTIVATION, {"ReLU": {"slope": 1}}, r"activation\.ReLU has no field slope; its fields"),
+        (ACTIVATION, {"LeakyReLU": {"slope": 2}}, r"LeakyReLU: LeakyReLU needs 0 <= slope < 1"),
+        (ACTIVATION, {"LeakyReLU": {"slope": "a"}}, r"slope must be a finite number, got 'a'"),
+        (ACTIVATION, {"LeakyReLU": {"slope": True}}, r"slope must be a finite number, got True"),
+        (ACTIVATION, {"LeakyReLU": [0.2]}, r"LeakyReLU must be an object with slope, got \[0.2\]"),
+        (ACTIVATION, None, r"layers\[0\].activation must be written as"),
+        (SKIP, {"Dense": {"in_features": 3}}, r"skip\.Dense lacks the field out_features"),
+        (SKIP, {"Identity": {}}, "'Identity' is not known; known are AveragePool, Chain"),
+        (SKIP, {"Chain": {"maps": []}}, r"skip\.Chain: a chain needs at least one map"),
+        (SKIP, {"Chain": {"maps": [{"ReLU": {}}]}}, r"maps\[0\]: 'ReLU' is not known"),
+        (SKIP, {"AveragePool": {"size": 2.5}}, "size must be a whole number, got 2.5"),
+        (SKIP, {"AveragePool": {"size": 0}}, "size must be at least 1, got 0"),
+        (SKIP, None, "a layer needs a map"),
+        ((*SKIP, "Convolution", "padding"), "mirror", "padding must be"),
+        ((*SKIP, "Convolution", "kernel_size"), 4, "odd kernel_size, got 4"),
+        ((*SKIP, "Convolution", "nonnegative"), True, "has no field nonnegative"),
+        ((*SKIP, "Convolution", "in_channels"), 7, "a convolution with 7 input channels"),
+        (("layers", 0, "bias"), 1, "bias must be true or false, got 1"),
+        (("layers", 0, "channels"), 5, "layer 1 has channels=5, but its maps give"),
+        (("layers", 1, "links"), {"a": {}}, "links must have whole numbers as keys, got 'a'"),
+        (("layers", 1, "links"), [], r"links must be an object, got \[\]"),
+        (("layers", 1, "surprise"), 1, r"layers\[1\] has no field surprise; its fields are act"),
+        (("layers",), [], "at least one layer"),
+        (("layers",), {}, r"network\.layers must be a list"),
+        (("image_size",), [8], "image_size must have 2 entries"),
+        (("image_size",), "8 x 8", "image_size must be a list, got '8 x 8'"),
+        (("in_channels",), None, "in_channels must be a whole number, got None"),
+        (("seed",), 1, "network has no field seed; its fields are layers, in_channels"),
+    ],
+)
+def test_what_is_wrong_in_a_description_is_named(path, value, message):
+    description = copy.deepcopy(describe(cl.networks.convolutional(channels=3, kernel=3)))
+    put(description, path, value)
+    with pytest.raises(ValueError, match=message):
+        build(description)
+
+
+def test_nesting_without_end_is_refused():
+    deep: dict[str, object] = {"AveragePool": {"size": 1}}
+    for _ in range(2000):
+        deep = {"Chain": {"maps": [deep]}}
+    description = describe(cl.networks.convolutional(channels=3, kernel=3))
+    put(description, SKIP, deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        build(description)
+
+
+@pytest.mark.parametrize("description", [None, [], "network", 3])
+def test_no_description_at_all(description):
+    with pytest.raises(ValueError, match="network must be an object with layers"):
+        build(description)
+
+
+def test_a_field_that_is_missing_takes_its_default():
+    """So that files written before an argument existed can still be read."""
+    description = describe(cl.networks.convolutional(channels=3, kernel=3))
+    del description["layers"][0]["skip"]["Convolution"]["padding"]
+    assert build(description).layers[0].skip.padding == "zero"
