@@ -19,6 +19,7 @@ from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
 from convexlift.networks.activations import ReLU as ReLU
+from convexlift.networks.group_activations import GroupNorm as GroupNorm
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer
 from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
 from convexlift.networks.smooth_activations import ELU as ELU
