@@ -12,6 +12,7 @@ from convexlift.operators.convolution import (
     BOUNDARIES,
     ConvolutionOperator,
     DenseOperator,
+    DifferenceOperator,
     Padding,
     PoolingOperator,
 )
@@ -58,6 +59,7 @@ OPERATORS = {
     "convolution, stride 3, circular": lambda: (
         ConvolutionOperator(weights(4, 2, 5, 5), SHAPE, stride=3, padding="circular"), SHAPE
     ),
+    "differences": lambda: (DifferenceOperator(SHAPE), SHAPE),
     "pooling": lambda: (PoolingOperator(2, (3, 8, 6)), (3, 8, 6)),
     "dense": lambda: (DenseOperator(weights(5, 144), SHAPE), SHAPE),
     "dense after pooling": lambda: (

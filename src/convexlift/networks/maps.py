@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from convexlift.operators.convolution import (
     ConvolutionOperator,
     DenseOperator,
+    DifferenceOperator,
     PoolingOperator,
 )
 from convexlift.operators.linear import Composition, LinearOperator
@@ -97,6 +98,22 @@ class Dense(LinearMap):
         return DenseOperator(self.weight, input_shape)
 
 
+class ForwardDifferences(LinearMap):
+    """grad x, the differences to the pixels below and to the right; zero past the last ones.
+
+    (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
+    and takes signs of its own: a map from the image only.
+    """
+
+    def operator(self, input_shape: Shape) -> DifferenceOperator:
+        """The differences of images of one shape."""
+        return DifferenceOperator(input_shape)
+
+    def smallest_weight(self) -> float:
+        """-1: no map from an earlier layer."""
+        return -1.0
+
+
 class AveragePool(LinearMap):
     """The mean over blocks of size x size; has no weights and is nonnegative."""
 
@@ -128,6 +145,10 @@ class Chain(LinearMap):
             factors.insert(0, linear_map.operator(shape))
             shape = factors[0].output_shape(shape)
         return Composition(tuple(factors))
+
+    def smallest_weight(self) -> float:
+        """That of all maps."""
+        return min(m.smallest_weight() for m in self.maps if isinstance(m, LinearMap))
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:

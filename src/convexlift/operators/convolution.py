@@ -1,7 +1,8 @@
-"""The linear maps inside networks, as operators: convolution, average pooling, dense."""
+"""The linear maps inside networks, as operators: convolution, differences, pooling, dense."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -131,6 +132,41 @@ class ConvolutionOperator(LinearOperator):
                 spectrum = torch.fft.rfft2(kernel, s=torus)
                 return float(spectrum.abs().square().sum(0).max().sqrt())
         return super()._norm(shape)
+
+
+class DifferenceOperator(LinearOperator):
+    """grad x: (C, H, W) -> (2C, H, W), each channel's differences down and to the right.
+
+    The last difference of each axis is zero (Neumann boundary). Both differences of a channel
+    are consecutive channels.
+    """
+
+    def __init__(self, input_shape: Shape) -> None:
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"differences take images of shape (channels, H, W), got {input_shape}"
+            )
+        self.input_shape = input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """grad x."""
+        down = x.diff(dim=-2, append=x[..., -1:, :])
+        right = x.diff(dim=-1, append=x[..., -1:])
+        return torch.stack((down, right), dim=2).flatten(1, 2)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """-div y."""
+        down, right = y[:, 0::2, :-1], y[:, 1::2, :, :-1]
+        vertical = F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+        return vertical + F.pad(right, (1, 0)) - F.pad(right, (0, 1))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Twice the channels."""
+        return (2 * input_shape[0], *input_shape[1:])
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
+        return math.sqrt(8.0)
 
 
 class PoolingOperator(LinearOperator):
