@@ -36,6 +36,20 @@ def test_derivative_is_that_of_autograd(h):
     torch.testing.assert_close(h.derivative(a.detach()), gradient)
 
 
+@pytest.mark.parametrize(
+    "h", [h for h in ACTIVATIONS if isinstance(h, cl.SmoothActivation)], ids=repr
+)
+def test_second_derivative_is_that_of_autograd(h):
+    """Training differentiates a gradient; flat regions of an image make a = 0 exactly."""
+    a = (4 * torch.rand(500) - 2).requires_grad_()
+    if not isinstance(h, cl.SmoothedLeakyReLU | cl.ELU):  # its second derivative jumps there
+        a.data[:5] = 0.0
+    (gradient,) = torch.autograd.grad(h.value(a).sum(), a, create_graph=True)
+    if gradient.requires_grad:
+        (second,) = torch.autograd.grad(gradient.sum(), a)
+        torch.testing.assert_close(h.second_derivative(a.detach()), second)
+
+
 @every_activation
 def test_conjugate_is_the_supremum(h):
     low, high = max(h.slopes[0], -2.0), min(h.slopes[1], 2.0)
