@@ -200,8 +200,10 @@ class InputConvexNetwork(nn.Module):
     def _probe_size(self) -> tuple[int, int]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
         pools = [module.size for module in self.modules() if isinstance(module, AveragePool)]
-        kernels = [max(m.weight.shape[-2:]) for m in self.modules() if isinstance(m, Convolution)]
-        size = max(kernels, default=1) * math.prod(pools)
+        convolutions = [module for module in self.modules() if isinstance(module, Convolution)]
+        kernels = [max(convolution.weight.shape[-2:]) for convolution in convolutions]
+        strides = [convolution.stride for convolution in convolutions]
+        size = max(kernels, default=1) * math.prod(pools) * math.prod(strides)
         return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:

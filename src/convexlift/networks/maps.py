@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from convexlift.operators.convolution import (
+    BOUNDARIES,
+    Boundary,
     ConvolutionOperator,
     DenseOperator,
     DifferenceOperator,
@@ -55,7 +56,8 @@ class Convolution(LinearMap):
         out_channels: number of filters.
         kernel_size: odd.
         stride: keep every stride-th output.
-        padding: how the input continues past its edge, ``zero`` or ``circular``.
+        padding: how the input continues past its edge, ``zero``, ``circular``, ``reflect`` or
+            ``replicate``.
         nonnegative: start with nonnegative weights.
     """
 
@@ -66,17 +68,17 @@ class Convolution(LinearMap):
         kernel_size: int = 5,
         *,
         stride: int = 1,
-        padding: Literal["zero", "circular"] = "zero",
+        padding: Boundary = "zero",
         nonnegative: bool = False,
     ) -> None:
         super().__init__()
         _require_counts(in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
-        if padding not in ("zero", "circular"):
-            raise ValueError(f"padding must be 'zero' or 'circular', got {padding!r}")
+        if padding not in BOUNDARIES:
+            raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
         self.stride = stride
-        self.padding: Literal["zero", "circular"] = padding
+        self.padding: Boundary = padding
         shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
