@@ -11,8 +11,16 @@ from dense import dense_matrix
 import convexlift as cl
 
 
-def activation_epigraph(h: cl.Activation, a: cp.Expression, z: cp.Expression) -> list:
-    """Constraints that say h(a) <= z, from textbook formulas."""
+def groups(h: cl.GroupNorm, a: cp.Expression, shape: tuple[int, ...]) -> list[cp.Expression]:
+    """The first, second, ... members of all groups, in the order of z."""
+    number = np.arange(int(np.prod(shape))).reshape(-1, h.size, *shape[1:])
+    return [a[number[:, k].flatten()] for k in range(h.size)]
+
+
+def activation_epigraph(
+    h: cl.Activation, a: cp.Expression, z: cp.Expression, shape: tuple[int, ...]
+) -> list:
+    """Constraints that say h(a) <= z, from textbook formulas; a is a flattened ``shape``."""
     if isinstance(h, cl.SmoothedLeakyReLU):  # psi_nu(a) = min_b  b^2/(2 nu) + (a - b)_+
         b = cp.Variable(a.shape)
         psi = cp.square(b) / (2 * h.smoothing) + cp.pos(a - b)
@@ -26,6 +34,11 @@ def activation_epigraph(h: cl.Activation, a: cp.Expression, z: cp.Expression) ->
     if isinstance(h, cl.ELU):  # min over b <= 0 of alpha (e^b - 1) + (a - b)_+
         b = cp.Variable(a.shape)
         return [b <= 0, h.alpha * (cp.exp(b) - 1) + cp.pos(a - b) <= z]
+    if isinstance(h, cl.GroupNorm):  # one group in each row of pixels x channels
+        lengths = cp.Variable(z.shape)
+        parts = [cp.reshape(p, (1, z.size), order="C") for p in groups(h, a, shape)]
+        cone = cp.norm(cp.vstack(parts), 2, axis=0) <= lengths
+        return [cone, *activation_epigraph(h.profile, lengths, z, shape)]
     if isinstance(h, cl.Abs):
         return [cp.abs(a) <= z]
     if isinstance(h, cl.HalfSquare):
@@ -46,11 +59,12 @@ def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
         a = 0
         for source, operator in layer.operators.items():
             a = a + dense_matrix(operator, shapes[source]) @ values[source]
+            inner = operator.output_shape(shapes[source])
         if layer.bias is not None:
-            a = a + layer.bias.expand(layer.shape).flatten().numpy()
+            a = a + layer.bias.expand(inner).flatten().numpy()
         z = cp.Variable(int(np.prod(layer.shape)))
         lifted = z - values[-1] if layer.residual else z
-        constraints += activation_epigraph(layer.activation, a, lifted)
+        constraints += activation_epigraph(layer.activation, a, lifted, inner)
         values.append(z)
         shapes.append(layer.shape)
     weights = problem.network.output.expand(shapes[-1]).flatten().numpy()

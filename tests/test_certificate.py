@@ -10,7 +10,6 @@ import zoo
 from oracle import optimum
 
 import convexlift as cl
-from convexlift.problems.certificate import clip_to_slopes
 from convexlift.tensors import Blocks, choose_images
 
 ALL = {**zoo.MONOTONE, **zoo.FIRST_LAYER_ONLY}
@@ -94,7 +93,7 @@ def test_the_sum_of_local_terms_is_the_duality_gap(architecture, activation):
 
     def choose(i, t):
         name = f"v{i}" if i == count else f"v{i},1"
-        return clip_to_slopes(solution.duals[name], t, network.layers[i - 1].activation)
+        return network.layers[i - 1].activation.clip_to_slopes(solution.duals[name], t)
 
     backward = network.backward(problem.weight, solution.x, choose)
     beta = 0.0

@@ -43,6 +43,36 @@ def test_every_architecture_behind_a_blur(architecture):
     assert (exact.gap <= 1.0001e-4).all()
 
 
+@pytest.mark.parametrize("isotropic", [True, False])
+def test_total_variation(isotropic):
+    data, operator = zoo.fidelity("masked L2", batch=2)
+    problem = cl.VariationalProblem(
+        fidelity=data,
+        operator=operator,
+        regularizer=cl.TotalVariation(isotropic),
+        weight=0.1,
+        box=(0, 1),
+    )
+    stop = cl.StopWhen(gap=1e-6)
+    expected, solution = (
+        cl.solve(problem, stop=stop),
+        cl.solve(problem.to(device="cuda"), stop=stop),
+    )
+    assert set(solution.status) == {cl.Status.CONVERGED}
+    torch.testing.assert_close(solution.objective.cpu(), expected.objective, rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("padding", ["reflect", "replicate"])
+def test_padded_convolutions(padding):
+    net = cl.networks.convolutional(channels=3, padding=padding)
+    data, operator = zoo.fidelity("L1", batch=2)
+    problem = cl.VariationalProblem(
+        fidelity=data, operator=operator, regularizer=net, weight=0.5, box=(0, 1)
+    ).to(device="cuda")
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    assert set(solution.status) == {cl.Status.CONVERGED}
+
+
 def test_tf32_is_off_inside():
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = matmul.fp32_precision, conv.fp32_precision

@@ -84,6 +84,35 @@ def test_any_size_and_many_channels():
     assert cl.networks.baseline(16, in_channels=2, pool=4)(torch.rand(1, 2, 16, 16)).shape == (1,)
 
 
+@pytest.mark.parametrize("padding", ["zero", "circular", "reflect", "replicate"])
+def test_padding_of_every_architecture(padding):
+    mode = {"zero": "constant"}.get(padding, padding)
+    net = cl.networks.convolutional(channels=3, kernel=5, padding=padding)
+    x = torch.rand(2, 1, 9, 8)
+
+    def pad(z):
+        return F.pad(z, (2, 2, 2, 2), mode=mode)
+
+    z = F.leaky_relu(F.conv2d(pad(x), net.layers[0].skip.weight), 0.2)
+    z = F.relu(F.conv2d(pad(z), net.layers[1].previous.weight))
+    torch.testing.assert_close(net(x), z.mean(1).sum((1, 2)))
+    for build in (cl.networks.baseline, cl.networks.deep):
+        other = build(16, channels=2, pool=4, hidden=3, padding=padding)
+        maps = [m for m in other.modules() if isinstance(m, Convolution)]
+        assert {m.padding for m in maps} == {padding}
+        assert other(torch.rand(1, 1, 16, 16)).shape == (1,)
+
+
+def test_strides_of_networks_for_any_size():
+    """Built with a small image, which must be large enough for every margin."""
+    layers = [layer(skip=conv(kernel_size=5, stride=2, padding="reflect"))]
+    layers += [
+        layer(previous=conv(3, 3, kernel_size=5, stride=2, padding="reflect", nonnegative=True))
+        for _ in range(3)
+    ]
+    assert cl.InputConvexNetwork(layers)(torch.rand(1, 1, 48, 50)).shape == (1,)
+
+
 def test_residual_and_links_by_hand():
     net = network("residual last", cl.ReLU())
     x = clean_images(2)
@@ -122,8 +151,8 @@ def layer(activation=None, **kwargs):
     return cl.ConvexLayer(activation or cl.ReLU(), **kwargs)
 
 
-def conv(out=3, into=1, **kwargs):
-    return Convolution(into, out, 3, **kwargs)
+def conv(out=3, into=1, kernel_size=3, **kwargs):
+    return Convolution(into, out, kernel_size, **kwargs)
 
 
 def positive_conv():
@@ -216,7 +245,11 @@ def test_a_first_layer_may_decrease():
         (lambda: cl.networks.convolutional()(torch.rand(1, 2, 8, 8)), r"\(1, H, W\), got"),
         (lambda: cl.networks.convolutional()(torch.rand(8, 8)), "batch, channels, H, W"),
         (lambda: Convolution(1, 3, 4), "odd kernel_size, got 4"),
-        (lambda: Convolution(1, 3, 3, padding="mirror"), "'zero' or 'circular'"),
+        (lambda: Convolution(1, 3, 3, padding="mirror"), "padding must be one of.*'reflect'"),
+        (
+            lambda: cl.networks.convolutional(padding="reflect")(torch.rand(1, 1, 2, 8)),
+            r"a reflect margin of \(2, 2\) does not fit an image of 2 x 8",
+        ),
         (lambda: Convolution(0, 3), "in_channels must be at least 1"),
         (lambda: Chain(), "at least one map"),
         (lambda: AveragePool(0), "size must be at least 1"),

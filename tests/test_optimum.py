@@ -98,6 +98,18 @@ def test_colour_images(fidelity):
     agree(zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, "box", channels=2))
 
 
+@pytest.mark.parametrize("padding", ["reflect", "replicate"])
+@pytest.mark.parametrize("fidelity", ["L1", "masked L2"])
+def test_padded_convolutions(padding, fidelity):
+    net = cl.networks.convolutional(channels=3, kernel=5, padding=padding)
+    net.layers[1].bias.data.fill_(0.2)
+    data, operator = zoo.fidelity(fidelity)
+    problem = cl.VariationalProblem(
+        fidelity=data, operator=operator, regularizer=net, weight=0.5, box=(0.0, 1.0)
+    )
+    agree(problem)
+
+
 def test_sixteen_by_sixteen():
     net = cl.networks.baseline(16, channels=4, kernel=3, pool=4, hidden=6)
     net.layers[1].bias.data.fill_(0.1)

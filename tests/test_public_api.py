@@ -26,10 +26,10 @@ def test_the_names_others_rely_on():
         *("solve", "certify", "lift", "check_operator", "check_activation", "check_functional"),
         *("PDHG", "PaperSteps", "Subgradient", "NMAPG", "LBFGS", "Solution", "Status"),
         *("L1", "SquaredL2", "KullbackLeibler", "Identity", "Mask", "Blur"),
-        *("load", "save", "ModelCard"),
+        *("load", "save", "ModelCard", "GroupNorm", "TotalVariation"),
     }
     assert promised <= set(NAMES)
-    assert {"baseline", "deep", "convolutional"} <= set(dir(cl.networks))
+    assert {"baseline", "deep", "convolutional", "TotalVariation"} <= set(dir(cl.networks))
     assert {"names", "card", "load", "save", "ModelCard"} <= set(dir(cl.models))
     assert callable(cl.models.card)
 

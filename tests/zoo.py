@@ -17,12 +17,18 @@ MONOTONE = {
     "softplus": cl.Softplus(3.0),
     "elu": cl.ELU(0.7),
 }
-FIRST_LAYER_ONLY = {"abs": cl.Abs(), "square": cl.HalfSquare(), "huber": cl.Huber(0.1)}
+EVEN = {"abs": cl.Abs(), "square": cl.HalfSquare(), "huber": cl.Huber(0.1)}
+GROUPS = {
+    "group": cl.GroupNorm(2),
+    "group huber": cl.GroupNorm(3, cl.Huber(0.1)),
+    "group square": cl.GroupNorm(2, cl.HalfSquare()),
+}
+FIRST_LAYER_ONLY = {**EVEN, **GROUPS}
 # Adding an activation to the library? This is the line for the test list: the exam, brute force
 # and hypothesis run over all of these.
 ACTIVATIONS = [
     *MONOTONE.values(),
-    *FIRST_LAYER_ONLY.values(),
+    *EVEN.values(),
     cl.SmoothedReLU(smoothing=0.05),
     cl.ELU(1.0),
     cl.Huber(1.0),
@@ -51,7 +57,8 @@ def network(
         head = Chain(AveragePool(2), Dense(pooled, 4, nonnegative=True))
         return cl.ConvexLayer(cl.ReLU(), channels=4, previous=head, **links)
 
-    first = cl.ConvexLayer(activation, channels=width, skip=v(width))
+    wide = width * activation.group
+    first = cl.ConvexLayer(activation, channels=wide, skip=v(wide))
     if architecture == "plain":
         layers = [first, top()]
     elif architecture == "skips":

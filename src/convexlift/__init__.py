@@ -23,6 +23,7 @@ from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
 from convexlift.networks.activations import ReLU as ReLU
+from convexlift.networks.group_activations import GroupNorm as GroupNorm
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer
 from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
 from convexlift.networks.smooth_activations import ELU as ELU
@@ -32,6 +33,7 @@ from convexlift.networks.smooth_activations import SmoothActivation as SmoothAct
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
 from convexlift.networks.smooth_activations import Softplus as Softplus
+from convexlift.networks.total_variation import TotalVariation as TotalVariation
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition

@@ -80,13 +80,15 @@ def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 
     """
     random = _Random(seed, torch.float64)
     low, high = activation.slopes
-    a, b = scale * random.normal(2000), scale * random.normal(2000)
-    a[:4] = torch.tensor([0.0, 1e-12, -1e-12, 1.0])
+    points = (2000, activation.group)  # one group, which makes one channel of h(a)
+    a, b = scale * random.normal(*points), scale * random.normal(*points)
+    a[:4] = torch.tensor([0.0, 1e-12, -1e-12, 1.0])[:, None]
     h, slope = activation.value(a), activation.derivative(a)
     middle = activation.value((a + b) / 2) - (h + activation.value(b)) / 2
     _require(float(middle.max()) <= 1e-12 * scale**2, f"not convex: {float(middle.max()):.1e}")
-    _require(bool(((slope >= low) & (slope <= high)).all()), f"derivative leaves {(low, high)}")
-    below = activation.value(b) - h - slope * (b - a)
+    beyond = float((activation.clip(slope) - slope).abs().max())
+    _require(beyond <= 1e-12, f"derivative leaves {(low, high)} by {beyond:.1e}")
+    below = activation.value(b) - h - _dot(slope, b - a)
     _require(
         float(below.min()) >= -1e-10, f"derivative is no subgradient: {float(below.min()):.1e}"
     )
@@ -96,35 +98,43 @@ def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 
         float(loss.abs().max()) <= 1e-10, f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0"
     )
     s = random.uniform(
-        low if math.isfinite(low) else -scale, high if math.isfinite(high) else scale, 2000
+        low if math.isfinite(low) else -scale, high if math.isfinite(high) else scale, *points
     )
-    direct = h + activation.conjugate(s) - s * a
+    if activation.group > 1:  # into the ball, and off its boundary, which rounding may cross
+        s = 0.999999 * activation.clip(s)
+    direct = h + activation.conjugate(s) - _dot(s, a)
     loss = activation.fenchel_young(a, s)
     _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
     error = float((loss - direct).abs().max())
     _require(error <= 1e-9 * scale**2, f"fenchel_young and h + h* - s a differ by {error:.1e}")
     if math.isfinite(high):
-        outside = activation.conjugate(torch.tensor([high + 0.1], dtype=torch.float64))
+        outside = activation.conjugate(torch.full((1, points[1]), high + 0.1, dtype=torch.float64))
         _require(bool(outside.isinf().all()), "conjugate is finite outside the slopes")
 
-    eta = random.uniform(0.01, 3.0, 2000)
+    eta = random.uniform(0.01, 3.0, 2000, 1)
     point = activation.prox(a, eta)
-    loss = activation.fenchel_young(point, ((a - point) / eta).clamp(low, high))
+    loss = activation.fenchel_young(point, activation.clip((a - point) / activation.spread(eta)))
     _require(float(loss.max()) <= 1e-8, f"prox is not optimal: {float(loss.max()):.1e}")
-    p = activation.scaled_slope(a, eta, torch.ones_like(a))
+    p = activation.scaled_slope(a, eta, torch.ones_like(eta))
     error = float((a - p - point).abs().max())
     _require(error <= 1e-9 * scale, f"scaled_slope and prox differ by {error:.1e}")
 
-    sigma_a, sigma_z = random.uniform(0.05, 5.0, 2000), random.uniform(0.05, 5.0, 2000)
-    t = activation.multiplier(a, b, sigma_a, sigma_z)
+    sigma_a, sigma_z = random.uniform(0.05, 5.0, 2000, 1), random.uniform(0.05, 5.0, 2000, 1)
+    z = b[:, :1]
+    t = activation.multiplier(a, z, sigma_a, sigma_z)
     _require(float(t.min()) >= 0, "the multiplier is negative")
-    height = activation.value(activation.prox(a, t / sigma_a)) - (b + t / sigma_z)
+    height = activation.value(activation.prox(a, t / sigma_a)) - (z + t / sigma_z)
     _require(
         float(height.max()) <= 1e-7, f"the projection leaves the epigraph by {height.max():.1e}"
     )
     slackness = float((t * height).abs().max())
     _require(slackness <= 1e-6, f"the projection is not complementary: {slackness:.1e}")
-    _require(bool((t[h <= b] == 0).all()), "points of the epigraph are moved")
+    _require(bool((t[h <= z] == 0).all()), "points of the epigraph are moved")
+    p = scale * random.normal(*points)
+    clipped = activation.clip_to_slopes(p, eta)
+    error = float((clipped - activation.spread(eta) * activation.clip(p / activation.spread(eta)))
+                  .abs().max())  # fmt: skip
+    _require(error <= 1e-12 * scale, f"clip_to_slopes and clip differ by {error:.1e}")
 
 
 def check_functional(
@@ -175,6 +185,11 @@ def check_functional(
     other = lower + random.uniform(0.0, 1.0, *shape) * (upper - lower)
     worse = f.density(other) + c * other - f.density(best) - c * best
     _require(float(worse.min()) >= -1e-9, f"minimiser is beaten by {-float(worse.min()):.1e}")
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """The inner product in each group."""
+    return (left * right).sum(1, keepdim=True)
 
 
 class _Random:

@@ -130,4 +130,4 @@ class LastLayerTerm(DualTerm):
         """t times a slope of h at its proximal point."""
         y = v[0] / sigma[0]
         y = y if self.bias is None else y + self.bias
-        return (self.activation.scaled_slope(y, self.weights.expand_as(y), sigma[0]),)
+        return (self.activation.scaled_slope(y, self.weights, sigma[0]),)

@@ -22,8 +22,16 @@ from torch import nn
 
 from convexlift.models.values import construct, listed, parameters, plain
 from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
+from convexlift.networks.group_activations import GroupNorm
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
+from convexlift.networks.maps import (
+    AveragePool,
+    Chain,
+    Convolution,
+    Dense,
+    ForwardDifferences,
+    LinearMap,
+)
 from convexlift.networks.smooth_activations import (
     ELU,
     HalfSquare,
@@ -54,6 +62,7 @@ PARTS: dict[str, Part] = {
     for part in (
         Part(Abs),
         Part(ELU),
+        Part(GroupNorm),
         Part(HalfSquare),
         Part(Huber),
         Part(LeakyReLU),
@@ -62,6 +71,7 @@ PARTS: dict[str, Part] = {
         Part(SmoothedReLU),
         Part(Softplus),
         Part(AveragePool),
+        Part(ForwardDifferences),
         Part(Chain, {"maps": lambda chain: list(chain.maps)}),
         Part(
             Convolution,

@@ -7,14 +7,18 @@ from convexlift.networks.maps import AveragePool as AveragePool
 from convexlift.networks.maps import Chain as Chain
 from convexlift.networks.maps import Convolution as Convolution
 from convexlift.networks.maps import Dense as Dense
+from convexlift.networks.maps import ForwardDifferences as ForwardDifferences
 from convexlift.networks.maps import LinearMap as LinearMap
+from convexlift.networks.total_variation import TotalVariation as TotalVariation
 
 __all__ = [
     "AveragePool",
     "Chain",
     "Convolution",
     "Dense",
+    "ForwardDifferences",
     "LinearMap",
+    "TotalVariation",
     "baseline",
     "convolutional",
     "deep",

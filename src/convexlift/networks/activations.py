@@ -12,6 +12,10 @@ domain of h*), the library needs
 
 An activation is a frozen dataclass without trainable parts. After the first layer of a network
 it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
+
+Most are functions of one variable. Those of ``group`` consecutive channels (``GroupNorm``) make one
+channel of z = h(a) from each group of a: the multipliers t have the shape of z, the slopes s and
+their products p = s t that of a.
 """
 
 from __future__ import annotations
@@ -23,12 +27,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexlift.tensors import Shape
+
 
 class Activation(ABC):
-    """A convex function of one variable, applied to every entry."""
+    """A convex function of one variable, applied to every entry (or of groups of channels)."""
 
     smooth: bool = False
     """Whether the derivative is continuous."""
+
+    @property
+    def group(self) -> int:
+        """How many channels of the preactivation make one channel of h(a)."""
+        return 1
 
     @property
     @abstractmethod
@@ -77,9 +88,30 @@ class Activation(ABC):
 
     def project_epigraph(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The point of {(a, z): h(a) <= z} nearest to (p, q)."""
-        one = torch.ones_like(p)
+        one = q.new_ones(())
         t = self.multiplier(p, q, one, one)
         return self.prox(p, t), q + t
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of z = h(a), without the batch, for a of ``shape``."""
+        return shape
+
+    def spread(self, t: Tensor) -> Tensor:
+        """t, which has the shape of z, repeated over the channels of a that z is made of."""
+        return t
+
+    def clip(self, s: Tensor) -> Tensor:
+        """The slope nearest to s, in the domain of the conjugate."""
+        return s.clamp(*self.slopes)
+
+    def clip_to_slopes(self, p: Tensor, t: Tensor) -> Tensor:
+        """The nearest p with p = s t for a slope s."""
+        low, high = self.slopes
+        if math.isfinite(low):
+            p = torch.maximum(p, low * t)
+        if math.isfinite(high):
+            p = torch.minimum(p, high * t)
+        return torch.where(t > 0, p, 0.0)
 
     def _outside(self, s: Tensor, inside_value: Tensor) -> Tensor:
         """``inside_value`` where s is one of the slopes, +inf elsewhere."""

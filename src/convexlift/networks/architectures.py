@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from convexlift.networks.activations import Activation, LeakyReLU, ReLU
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU, SmoothedReLU
+from convexlift.operators.convolution import Boundary
 
 
 def baseline(
@@ -18,6 +21,7 @@ def baseline(
     hidden: int = 256,
     slope: float = 0.2,
     smoothing: float = 0.0,
+    padding: Boundary = "zero",
 ) -> InputConvexNetwork:
     """R(x) = W_2 h_2(W_1 P h_1(V_0 x + b_0) + b_1), the paper's network (section 5).
 
@@ -30,8 +34,12 @@ def baseline(
         hidden: outputs of the fully connected W_1.
         slope: of the leaky ReLU h_1.
         smoothing: nu; 0 for ReLUs, larger for the paper's smoothed ones (section 5.3: 0.01).
+        padding: of the convolutions: ``zero``, ``circular``, ``reflect`` or ``replicate``.
     """
-    return _pooled(image_size, in_channels, channels, kernel, pool, hidden, slope, smoothing, 0)
+    convolution = partial(Convolution, kernel_size=kernel, padding=padding)
+    return _pooled(
+        image_size, in_channels, channels, convolution, pool, hidden, slope, smoothing, 0
+    )
 
 
 def deep(
@@ -44,12 +52,16 @@ def deep(
     hidden: int = 256,
     slope: float = 0.2,
     smoothing: float = 0.0,
+    padding: Boundary = "zero",
 ) -> InputConvexNetwork:
     """The baseline with two more nonnegative convolutions (paper section 5.2.1).
 
     The arguments are those of :func:`baseline`.
     """
-    return _pooled(image_size, in_channels, channels, kernel, pool, hidden, slope, smoothing, 2)
+    convolution = partial(Convolution, kernel_size=kernel, padding=padding)
+    return _pooled(
+        image_size, in_channels, channels, convolution, pool, hidden, slope, smoothing, 2
+    )
 
 
 def convolutional(
@@ -59,6 +71,7 @@ def convolutional(
     kernel: int = 5,
     slope: float = 0.2,
     smoothing: float = 0.0,
+    padding: Boundary = "zero",
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <w, h_2(W_1 h_1(V_0 x + b_0) + b_1)>: no dense layer, any image size.
 
@@ -68,15 +81,15 @@ def convolutional(
         kernel: their size.
         slope: of the leaky ReLU h_1.
         smoothing: nu; 0 for ReLUs, larger for smoothed ones.
+        padding: of the convolutions: ``zero``, ``circular``, ``reflect`` or ``replicate``.
     """
     first, last = _activations(slope, smoothing)
+    convolution = partial(Convolution, kernel_size=kernel, padding=padding)
     return InputConvexNetwork(
         [
-            ConvexLayer(first, channels=channels, skip=Convolution(in_channels, channels, kernel)),
+            ConvexLayer(first, channels=channels, skip=convolution(in_channels, channels)),
             ConvexLayer(
-                last,
-                channels=channels,
-                previous=Convolution(channels, channels, kernel, nonnegative=True),
+                last, channels=channels, previous=convolution(channels, channels, nonnegative=True)
             ),
         ],
         in_channels=in_channels,
@@ -87,7 +100,7 @@ def _pooled(
     image_size: int | tuple[int, int],
     in_channels: int,
     channels: int,
-    kernel: int,
+    convolution: partial[Convolution],
     pool: int,
     hidden: int,
     slope: float,
@@ -101,11 +114,9 @@ def _pooled(
             "choose pool=... accordingly, or networks.convolutional() for any size"
         )
     first, last = _activations(slope, smoothing)
-    layers = [
-        ConvexLayer(first, channels=channels, skip=Convolution(in_channels, channels, kernel))
-    ]
+    layers = [ConvexLayer(first, channels=channels, skip=convolution(in_channels, channels))]
     for _ in range(extra_convolutions):
-        widen = Convolution(channels, channels, kernel, nonnegative=True)
+        widen = convolution(channels, channels, nonnegative=True)
         layers.append(ConvexLayer(first, channels=channels, previous=widen))
     features = channels * (size[0] // pool) * (size[1] // pool)
     dense = Chain(AveragePool(pool), Dense(features, hidden, nonnegative=True))

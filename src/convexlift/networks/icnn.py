@@ -35,7 +35,8 @@ class ConvexLayer(nn.Module):
         skip: V, a linear map from the image.
         previous: W, a nonnegative linear map from the previous layer.
         links: further nonnegative maps from earlier layers, by their number (from 1).
-        channels: length of the bias, the layer's channels or features.
+        channels: length of the bias, the channels or features of the preactivation; h makes
+            ``outputs`` of them, fewer where it takes them in groups.
         bias: whether there is a bias b (one number per channel or feature).
         residual: whether z_{i-1} is added after the activation.
     """
@@ -54,12 +55,18 @@ class ConvexLayer(nn.Module):
         super().__init__()
         if skip is None and previous is None and not links:
             raise ValueError("a layer needs a map: skip=..., previous=... or links={...}")
+        if channels % activation.group:
+            raise ValueError(
+                f"{activation} takes {activation.group} channels at a time, which does not divide "
+                f"channels={channels}"
+            )
         self.activation = activation
         self.skip = skip
         self.previous = previous
         self.links = nn.ModuleDict({str(j): linear_map for j, linear_map in (links or {}).items()})
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.channels = channels
+        self.outputs = channels // activation.group
         self.residual = residual
 
     def sources(self, number: int) -> dict[int, LinearMap]:
@@ -107,8 +114,8 @@ class InputConvexNetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.in_channels = in_channels
         self.image_size = image_size
-        channels = layers[-1].channels
-        self.output = nn.Parameter(torch.full((channels,), 1.0 / channels))
+        outputs = layers[-1].outputs
+        self.output = nn.Parameter(torch.full((outputs,), 1.0 / outputs))
         self._check_structure()
         self.check_convexity()
         self.bind((in_channels, *(image_size or self._probe_size())))
@@ -171,9 +178,9 @@ class InputConvexNetwork(nn.Module):
                 outputs[source] = operators[source].output_shape(shapes[source])
             shape = next(iter(outputs.values()))
             self._check_layer_shapes(number, layer, shape, outputs, shapes[-1])
-            shapes.append(shape)
+            shapes.append(layer.activation.output_shape(shape))
             bias = None if layer.bias is None else _per_channel(layer.bias, shape)
-            bound.append(BoundLayer(layer.activation, operators, bias, layer.residual, shape))
+            bound.append(BoundLayer(layer.activation, operators, bias, layer.residual, shapes[-1]))
         return BoundNetwork(tuple(bound), _per_channel(self.output, shapes[-1]))
 
     def _check_structure(self) -> None:
@@ -196,8 +203,10 @@ class InputConvexNetwork(nn.Module):
     def _probe_size(self) -> tuple[int, int]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
         pools = [module.size for module in self.modules() if isinstance(module, AveragePool)]
-        kernels = [max(m.weight.shape[-2:]) for m in self.modules() if isinstance(m, Convolution)]
-        size = max(kernels, default=1) * math.prod(pools)
+        convolutions = [module for module in self.modules() if isinstance(module, Convolution)]
+        kernels = [max(convolution.weight.shape[-2:]) for convolution in convolutions]
+        strides = [convolution.stride for convolution in convolutions]
+        size = max(kernels, default=1) * math.prod(pools) * math.prod(strides)
         return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:
@@ -226,9 +235,10 @@ class InputConvexNetwork(nn.Module):
             raise ValueError(
                 f"layer {number} has channels={layer.channels}, but its maps give {shape}"
             )
-        if layer.residual and previous != shape:
+        made = layer.activation.output_shape(shape)
+        if layer.residual and previous != made:
             raise ValueError(
-                f"layer {number} is residual, but its shape {shape} is not that of "
+                f"layer {number} is residual, but its shape {made} is not that of "
                 f"the previous layer, {previous}"
             )
 
@@ -259,7 +269,10 @@ def _per_channel(values: Tensor, shape: Shape) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BoundLayer(TensorRecord):
-    """One layer on inputs of known shape: operators by source (0 is the image)."""
+    """One layer on inputs of known shape: operators by source (0 is the image).
+
+    ``shape`` is that of z; the preactivation has ``activation.group`` times its channels.
+    """
 
     activation: Activation
     operators: dict[int, LinearOperator]
@@ -287,6 +300,8 @@ class ForwardPass:
 @dataclass(frozen=True, eq=False)
 class BackwardPass:
     """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
+
+    t_i has the shape of z_i, p_i and s_i that of a_i.
 
     With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
 
@@ -317,8 +332,9 @@ class BoundNetwork(TensorRecord):
     def minimum_bound(self) -> Tensor:
         """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
         last = self.layers[-1]
-        lowest = -last.activation.conjugate(torch.zeros_like(self.output))
-        return (self.output * lowest).expand(last.shape).sum(dtype=torch.float64)
+        flat = last.activation.spread(torch.zeros_like(self.output)[None])
+        lowest = self.output * -last.activation.conjugate(flat)[0]
+        return lowest.expand(last.shape).sum(dtype=torch.float64)
 
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
@@ -369,11 +385,12 @@ class BoundNetwork(TensorRecord):
 
     def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
         """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
-        return self.backward(
-            weight,
-            x,
-            lambda i, t: t * self.layers[i - 1].activation.derivative(preactivations[i - 1]),
-        )
+
+        def slopes(i: int, t: Tensor) -> Tensor:
+            h = self.layers[i - 1].activation
+            return h.spread(t) * h.derivative(preactivations[i - 1])
+
+        return self.backward(weight, x, slopes)
 
 
 def _add(left: Tensor | None, right: Tensor) -> Tensor:

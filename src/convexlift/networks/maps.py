@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from convexlift.operators.convolution import (
+    BOUNDARIES,
+    Boundary,
     ConvolutionOperator,
     DenseOperator,
+    DifferenceOperator,
     PoolingOperator,
 )
 from convexlift.operators.linear import Composition, LinearOperator
@@ -54,7 +56,8 @@ class Convolution(LinearMap):
         out_channels: number of filters.
         kernel_size: odd.
         stride: keep every stride-th output.
-        padding: how the input continues past its edge, ``zero`` or ``circular``.
+        padding: how the input continues past its edge, ``zero``, ``circular``, ``reflect`` or
+            ``replicate``.
         nonnegative: start with nonnegative weights.
     """
 
@@ -65,17 +68,17 @@ class Convolution(LinearMap):
         kernel_size: int = 5,
         *,
         stride: int = 1,
-        padding: Literal["zero", "circular"] = "zero",
+        padding: Boundary = "zero",
         nonnegative: bool = False,
     ) -> None:
         super().__init__()
         _require_counts(in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
-        if padding not in ("zero", "circular"):
-            raise ValueError(f"padding must be 'zero' or 'circular', got {padding!r}")
+        if padding not in BOUNDARIES:
+            raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
         self.stride = stride
-        self.padding: Literal["zero", "circular"] = padding
+        self.padding: Boundary = padding
         shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
@@ -95,6 +98,22 @@ class Dense(LinearMap):
     def operator(self, input_shape: Shape) -> DenseOperator:
         """The matrix on inputs of one shape."""
         return DenseOperator(self.weight, input_shape)
+
+
+class ForwardDifferences(LinearMap):
+    """grad x, the differences to the pixels below and to the right; zero past the last ones.
+
+    (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
+    and takes signs of its own: a map from the image only.
+    """
+
+    def operator(self, input_shape: Shape) -> DifferenceOperator:
+        """The differences of images of one shape."""
+        return DifferenceOperator(input_shape)
+
+    def smallest_weight(self) -> float:
+        """-1: no map from an earlier layer."""
+        return -1.0
 
 
 class AveragePool(LinearMap):
@@ -128,6 +147,10 @@ class Chain(LinearMap):
             factors.insert(0, linear_map.operator(shape))
             shape = factors[0].output_shape(shape)
         return Composition(tuple(factors))
+
+    def smallest_weight(self) -> float:
+        """That of all maps."""
+        return min(m.smallest_weight() for m in self.maps if isinstance(m, LinearMap))
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:

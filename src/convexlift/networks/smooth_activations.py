@@ -180,8 +180,7 @@ class Softplus(SmoothActivation):
 
     def value(self, a: Tensor) -> Tensor:
         """log(1 + exp(b a)) / b."""
-        scaled = self.sharpness * a
-        return (scaled.clamp_min(0) + torch.log1p(torch.exp(-scaled.abs()))) / self.sharpness
+        return -F.logsigmoid(-self.sharpness * a) / self.sharpness
 
     def derivative(self, a: Tensor) -> Tensor:
         """The logistic function of b a."""
@@ -333,8 +332,8 @@ class Huber(SmoothActivation):
 
     def value(self, a: Tensor) -> Tensor:
         """Quadratic, then linear."""
-        size = a.abs()
-        return size.clamp_max(self.delta) ** 2 / (2 * self.delta) + (size - self.delta).clamp_min(0)
+        middle = a.clamp(-self.delta, self.delta)  # autograd's second derivative is right at 0
+        return middle**2 / (2 * self.delta) + (a.abs() - self.delta).clamp_min(0)
 
     def derivative(self, a: Tensor) -> Tensor:
         """clip(a / delta, -1, 1)."""

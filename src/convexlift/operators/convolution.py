@@ -1,31 +1,20 @@
-"""The linear maps inside networks, as operators: convolution, average pooling, dense."""
+"""The linear maps inside networks, as operators: convolution, differences, pooling, dense."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.operators.linear import LinearOperator
+from convexlift.operators.linear import NORM_MARGIN, LinearOperator, power_iteration
 from convexlift.tensors import Shape
 
 Boundary = Literal["zero", "circular", "reflect", "replicate"]
 BOUNDARIES: tuple[Boundary, ...] = ("zero", "circular", "reflect", "replicate")
 """How an image continues past its edge; ``reflect`` does not repeat the edge pixel."""
-
-
-def boundary_indices(size: int, margin: int, boundary: Boundary) -> Tensor:
-    """Which pixel of 0..size-1 stands at each place of the padded axis."""
-    places = torch.arange(-margin, size + margin)
-    if boundary == "circular":
-        return places % size
-    if boundary == "replicate":
-        return places.clamp(0, size - 1)
-    if boundary == "reflect":
-        return (size - 1) - ((size - 1) - places.abs()).abs()
-    raise ValueError(f"no index map for boundary {boundary!r}")
 
 
 class Padding(LinearOperator):
@@ -40,25 +29,43 @@ class Padding(LinearOperator):
             )
         self.input_shape = input_shape
         self.margin = margin
-        self.rows = boundary_indices(height, margin[0], boundary)
-        self.columns = boundary_indices(width, margin[1], boundary)
+        self.boundary: Boundary = boundary
 
     def forward(self, x: Tensor) -> Tensor:
         """The larger image."""
-        rows, columns = self.rows.to(x.device), self.columns.to(x.device)
-        return x.index_select(-2, rows).index_select(-1, columns)
+        rows, columns = self.margin
+        mode = "constant" if self.boundary == "zero" else self.boundary
+        return F.pad(x, (columns, columns, rows, rows), mode=mode)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Every copy of a pixel added back to it."""
-        height, width = (n - 2 * m for n, m in zip(y.shape[-2:], self.margin, strict=True))
-        rows, columns = self.rows.to(y.device), self.columns.to(y.device)
-        folded = y.new_zeros((*y.shape[:-1], width)).index_add(-1, columns, y)
-        return y.new_zeros((*y.shape[:-2], height, width)).index_add(-2, rows, folded)
+        folded = _fold(y, -1, self.margin[1], self.boundary)
+        return _fold(folded, -2, self.margin[0], self.boundary)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Larger by twice the margin."""
         height, width = input_shape[-2:]
         return (*input_shape[:-2], height + 2 * self.margin[0], width + 2 * self.margin[1])
+
+
+def _fold(y: Tensor, axis: int, margin: int, boundary: Boundary) -> Tensor:
+    """Add the two margins of one axis to the pixels that they are copies of."""
+    size = y.shape[axis] - 2 * margin
+    core = y.narrow(axis, margin, size)
+    if margin == 0 or boundary == "zero":
+        return core
+    core = core.clone()
+    before, after = y.narrow(axis, 0, margin), y.narrow(axis, margin + size, margin)
+    if boundary == "circular":
+        core.narrow(axis, size - margin, margin).add_(before)
+        core.narrow(axis, 0, margin).add_(after)
+    elif boundary == "reflect":
+        core.narrow(axis, 1, margin).add_(before.flip(axis))
+        core.narrow(axis, size - 1 - margin, margin).add_(after.flip(axis))
+    else:
+        core.narrow(axis, 0, 1).add_(before.sum(axis, keepdim=True))
+        core.narrow(axis, size - 1, 1).add_(after.sum(axis, keepdim=True))
+    return core
 
 
 class ConvolutionOperator(LinearOperator):
@@ -72,7 +79,7 @@ class ConvolutionOperator(LinearOperator):
         weight: Tensor,
         input_shape: Shape,
         stride: int = 1,
-        padding: Literal["zero", "circular"] = "zero",
+        padding: Boundary = "zero",
     ) -> None:
         out_channels, in_channels, height, width = weight.shape
         if len(input_shape) != 3 or input_shape[0] != in_channels:
@@ -84,16 +91,16 @@ class ConvolutionOperator(LinearOperator):
         self.input_shape = input_shape
         self.stride = stride
         self.margin = (height // 2, width // 2)
-        self.circular = (
-            Padding(input_shape, self.margin, "circular") if padding == "circular" else None
-        )
+        self.boundary: Boundary = padding
+        # Zeros are F.conv2d's own.
+        self.padding = None if padding == "zero" else Padding(input_shape, self.margin, padding)
         self._out_channels = out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
-        if self.circular is None:
+        if self.padding is None:
             return F.conv2d(x, self.weight, stride=self.stride, padding=self.margin)
-        return F.conv2d(self.circular(x), self.weight, stride=self.stride)
+        return F.conv2d(self.padding(x), self.weight, stride=self.stride)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """V* y, the transposed convolution, on exactly the input's size."""
@@ -104,11 +111,11 @@ class ConvolutionOperator(LinearOperator):
             (n + 2 * m - k) % self.stride
             for n, m, k in zip(sizes, self.margin, self.weight.shape[-2:], strict=True)
         ]
-        margin = self.margin if self.circular is None else (0, 0)
+        margin = self.margin if self.padding is None else (0, 0)
         x = F.conv_transpose2d(
             y, self.weight, stride=self.stride, padding=margin, output_padding=rest
         )
-        return x if self.circular is None else self.circular.adjoint(x)
+        return x if self.padding is None else self.padding.adjoint(x)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(out_channels, ceil(H / stride), ceil(W / stride))."""
@@ -120,17 +127,86 @@ class ConvolutionOperator(LinearOperator):
         A zero-padded convolution is a piece of the circular one on a torus larger by the
         margin, and skipping outputs (stride) only shrinks it: the largest spectral norm over
         the torus' frequencies bounds it. For nonnegative kernels that is at frequency 0.
+
+        Where the image is mirrored or repeated, pixels near the edge count more than once, and
+        the norm can be larger. That is local: a small image has edges and corners like any.
         """
         kernel = self.weight.detach().to(torch.float64)
+        folded = self.boundary in ("reflect", "replicate")
         if bool((kernel >= 0).all()):
+            if folded:
+                return self._nonnegative_norm(kernel, shape)
             return float(torch.linalg.matrix_norm(kernel.sum((-2, -1)), ord=2))
         if self.weight.shape[1] == 1 and self.stride == 1:
-            pad = (0, 0) if self.circular is not None else self.margin
+            pad = (0, 0) if self.boundary == "circular" else self.margin
             torus = [n + 2 * m for n, m in zip(shape[-2:], pad, strict=True)]
             if all(k <= n for k, n in zip(kernel.shape[-2:], torus, strict=True)):
                 spectrum = torch.fft.rfft2(kernel, s=torus)
-                return float(spectrum.abs().square().sum(0).max().sqrt())
+                inside = float(spectrum.abs().square().sum(0).max().sqrt())
+                if not folded:
+                    return inside
+                small = self._cropped(self.weight.detach(), shape, 8 * max(kernel.shape[-2:]))
+                at_edges = power_iteration(small, small._resolve(None))
+                return max(inside, NORM_MARGIN * at_edges)
         return super()._norm(shape)
+
+    def _nonnegative_norm(self, kernel: Tensor, shape: Shape) -> float:
+        """||V||^2 <= max (V* V q) / q for every q > 0 (Collatz and Wielandt), with stride 1.
+
+        From a q that is constant in each channel, a few products V* V change it near the edge
+        only, by twice the margin each: the bound for a small image is that for every larger one.
+        """
+        products = 4
+        small = self._cropped(kernel, shape, 4 * products * max(self.margin) + 1)
+        _, _, right = torch.linalg.svd(kernel.sum((-2, -1)))
+        u = right[0].abs() + 1e-3 * right[0].abs().max()
+        q = u[None, :, None, None].expand(1, *small._resolve(None))
+        bound = math.inf
+        for _ in range(products):
+            product = small.adjoint(small(q))
+            bound = min(bound, float((product / q).max()))
+            q = (product / product.max()).clamp_min(1e-3) if bound > 0 else q
+        return math.sqrt(bound)
+
+    def _cropped(self, weight: Tensor, shape: Shape, size: int) -> ConvolutionOperator:
+        """The convolution with stride 1, on an image of at most ``size`` x ``size``."""
+        smaller = (shape[0], *(min(n, size) for n in shape[-2:]))
+        return ConvolutionOperator(weight, smaller, 1, self.boundary)
+
+
+class DifferenceOperator(LinearOperator):
+    """grad x: (C, H, W) -> (2C, H, W), each channel's differences down and to the right.
+
+    The last difference of each axis is zero (Neumann boundary). Both differences of a channel
+    are consecutive channels.
+    """
+
+    def __init__(self, input_shape: Shape) -> None:
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"differences take images of shape (channels, H, W), got {input_shape}"
+            )
+        self.input_shape = input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """grad x."""
+        down = x.diff(dim=-2, append=x[..., -1:, :])
+        right = x.diff(dim=-1, append=x[..., -1:])
+        return torch.stack((down, right), dim=2).flatten(1, 2)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """-div y."""
+        down, right = y[:, 0::2, :-1], y[:, 1::2, :, :-1]
+        vertical = F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+        return vertical + F.pad(right, (1, 0)) - F.pad(right, (0, 1))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Twice the channels."""
+        return (2 * input_shape[0], *input_shape[1:])
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
+        return math.sqrt(8.0)
 
 
 class PoolingOperator(LinearOperator):

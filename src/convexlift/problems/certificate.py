@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.fidelity import SquaredL2
-from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import BackwardPass
 from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
 from convexlift.problems.saddle import DATA_DUAL, dual_names
@@ -181,22 +180,12 @@ def _candidates(
     count = len(network.layers)
 
     def feasible(i: int, t: Tensor) -> Tensor:
-        return clip_to_slopes(duals[dual_names(i, count)[0]], t, network.layers[i - 1].activation)
+        return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
 
     backward = network.backward(problem.weight, evaluation.x, feasible)
     yield backward, gradient
     if gradient is not None and DATA_DUAL in duals:
         yield backward, duals[DATA_DUAL]
-
-
-def clip_to_slopes(p: Tensor, t: Tensor, activation: Activation) -> Tensor:
-    """The nearest p with p = s t for a slope s of the activation."""
-    low, high = activation.slopes
-    if math.isfinite(low):
-        p = torch.maximum(p, low * t)
-    if math.isfinite(high):
-        p = torch.minimum(p, high * t)
-    return torch.where(t > 0, p, 0.0)
 
 
 def _bounds(
@@ -211,9 +200,11 @@ def _bounds(
     for layer, a, t, p in zip(
         network.layers, evaluation.layers.a, backward.t, backward.p, strict=True
     ):
-        used = t > 0
-        s = torch.where(used, p / torch.where(used, t, 1.0), layer.activation.derivative(a))
-        losses.append(t * layer.activation.fenchel_young(a, s.clamp(*layer.activation.slopes)))
+        h = layer.activation
+        each = h.spread(t)
+        used = each > 0
+        s = torch.where(used, p / torch.where(used, each, 1.0), h.derivative(a))
+        losses.append(t * h.fenchel_young(a, h.clip(s)))
     tangent = torch.stack([sum_per_image(loss) for loss in losses]).sum(0)
     constant = None
     if network.bounded_below:
