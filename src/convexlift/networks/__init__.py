@@ -3,6 +3,7 @@
 from convexlift.networks.architectures import baseline as baseline
 from convexlift.networks.architectures import convolutional as convolutional
 from convexlift.networks.architectures import deep as deep
+from convexlift.networks.architectures import ridge as ridge
 from convexlift.networks.maps import AveragePool as AveragePool
 from convexlift.networks.maps import Chain as Chain
 from convexlift.networks.maps import Convolution as Convolution
@@ -22,4 +23,5 @@ __all__ = [
     "baseline",
     "convolutional",
     "deep",
+    "ridge",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from convexlift.networks.activations import Activation, LeakyReLU, ReLU
+from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense
-from convexlift.networks.smooth_activations import SmoothedLeakyReLU, SmoothedReLU
+from convexlift.networks.smooth_activations import Huber, SmoothedLeakyReLU, SmoothedReLU
 from convexlift.operators.convolution import Boundary
 
 
@@ -94,6 +94,32 @@ def convolutional(
         ],
         in_channels=in_channels,
     )
+
+
+def ridge(
+    *,
+    in_channels: int = 1,
+    channels: int = 48,
+    kernel: int = 7,
+    smoothing: float = 0.01,
+    padding: Boundary = "reflect",
+) -> InputConvexNetwork:
+    """R(x) = sum_pixels <w, h(V_0 x)>, h the Huber function: one convex layer, any image size.
+
+    A convex ridge regularizer (Goujon et al. 2023) with fixed profiles: learned filters whose
+    responses are penalised as total variation penalises differences.
+
+    Args:
+        in_channels: channels of the image.
+        channels: number of filters.
+        kernel: their size.
+        smoothing: where h turns from a parabola into |a|; 0 for |a| itself.
+        padding: of the convolution.
+    """
+    profile = Abs() if smoothing == 0.0 else Huber(smoothing)
+    filters = Convolution(in_channels, channels, kernel, padding=padding)
+    layer = ConvexLayer(profile, channels=channels, skip=filters, bias=False)
+    return InputConvexNetwork([layer], in_channels=in_channels)
 
 
 def _pooled(

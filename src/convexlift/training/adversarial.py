@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
-from convexlift.training.data import Batch
+from convexlift.training.data import Batch, ImageSet
 from convexlift.training.objectives import Loss, Objective
 
 
@@ -23,27 +24,39 @@ class Adversarial(Objective):
     """The loss of adversarial regularization.
 
     Args:
-        task: makes damaged images of clean ones.
+        task: makes damaged images of clean ones; None if they are given.
         penalty: lambda_GP.
         paired: whether a line joins a clean image and its own damaged version, or the next
             image's.
+        damaged: images in place of a task's, one for each training image and of its size, for
+            batches of whole images that are not mirrored.
     """
 
     mixed_precision_allowed = True
     metric_names = ("distance", "steepness")
 
-    def __init__(self, task: Task, penalty: float = 5.0, *, paired: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task | None,
+        penalty: float = 5.0,
+        *,
+        paired: bool = True,
+        damaged: ImageSet | None = None,
+    ) -> None:
         super().__init__()
+        if (task is None) == (damaged is None):
+            raise ValueError("Adversarial needs a task that damages images, or damaged images")
         if not 0 <= penalty < math.inf:
             raise ValueError(f"Adversarial needs penalty >= 0, got {penalty}")
         self.task = task
         self.penalty = penalty
         self.paired = paired
+        self.damaged = damaged
 
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
         """See the module."""
         clean = batch.clean
-        damaged = self.task.measure(clean, batch.generators(clean.device)).picture
+        damaged = self._damage(batch)
         partner = damaged if self.paired else damaged.roll(1, 0)
         places = [
             torch.rand((), generator=generator, device=clean.device)
@@ -59,3 +72,16 @@ class Adversarial(Objective):
         loss = self.penalty * excess - distance
         metrics = {"distance": distance.detach(), "steepness": steepness.detach().mean()}
         return Loss(loss, loss.detach(), metrics)
+
+    def _damage(self, batch: Batch) -> Tensor:
+        clean = batch.clean
+        if self.task is not None:
+            return self.task.measure(clean, batch.generators(clean.device)).picture
+        assert self.damaged is not None
+        pictures = torch.stack([self.damaged[i] for i in batch.indices.tolist()]).to(clean)
+        if pictures.shape != clean.shape:
+            raise ValueError(
+                f"damaged images of {tuple(pictures.shape[1:])} do not match clean ones of "
+                f"{tuple(clean.shape[1:])}"
+            )
+        return pictures

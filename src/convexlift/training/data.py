@@ -124,6 +124,12 @@ class ImageSet:
         training = [i for i in range(len(self)) if i not in held]
         return self._subset(training), self._subset(sorted(held))
 
+    def first(self, count: int) -> ImageSet:
+        """The first images only."""
+        if not 1 <= count <= len(self):
+            raise ValueError(f"there are {len(self)} images; {count} cannot be taken of them")
+        return self._subset(range(count))
+
     def require_size(self, size: tuple[int, int]) -> None:
         """Raise unless every image is (H, W)."""
         for i, name in enumerate(self.names):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.maps import Convolution
+from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
 
 
 def cosine_filters(count: int, size: int) -> Tensor:

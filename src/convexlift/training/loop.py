@@ -262,6 +262,7 @@ class _Run:
                 **{name: row[name] for name in VALIDATED},
                 "step": self.step,
                 "network": _copied(self.network.state_dict()),
+                "objective": _copied(dict(self.objective.named_parameters())),
                 "misses": 0,
             }
         else:
@@ -309,6 +310,7 @@ class _Run:
         if self.best is None:
             return Trained(self.network, None, self.step, log.rows, interrupted)
         self.network.load_state_dict(self.best["network"])
+        self.objective.load_state_dict(self.best["objective"], strict=False)
         score = {name: self.best[name] for name in VALIDATED}
         return Trained(self.network, score, self.best["step"], log.rows, interrupted)
 

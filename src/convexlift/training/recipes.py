@@ -1,0 +1,252 @@
+"""Recipes: everything that makes a training, as typed records, and the function that follows one.
+
+The recipes of the paper and our own are literals in ``presets``; the command line changes single
+fields of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from convexlift.networks import architectures
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.operators.convolution import Boundary
+from convexlift.solvers.method import Method
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Task
+from convexlift.training.adversarial import Adversarial
+from convexlift.training.bilevel import LOWER_LEVEL, Bilevel
+from convexlift.training.data import BatchSampler, ImageSet
+from convexlift.training.hypergradients import Hypergradient, Implicit
+from convexlift.training.initial import start_from_filters_, subtract_means_
+from convexlift.training.loop import Callback, Trained, TrainingOptions, train
+from convexlift.training.objectives import Objective
+from convexlift.training.validation import Validation
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Which network, and where its weights start.
+
+    Attributes:
+        architecture: a name in ``convexlift.networks``.
+        image_size: of networks with dense layers; None takes that of the training images.
+        channels: of the convolutions.
+        kernel: their size.
+        smoothing: nu of the activations.
+        padding: of the convolutions.
+        filters: start from cosine filters that measure a total variation (``initial``), with
+            this strength; None for random weights.
+    """
+
+    architecture: Literal["baseline", "deep", "convolutional", "ridge"] = "baseline"
+    image_size: int | None = None
+    channels: int = 32
+    kernel: int = 5
+    smoothing: float = 0.0
+    padding: Boundary = "zero"
+    filters: float | None = None
+
+    def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
+        """A new network, for images of a size if it must know it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = self._build(image_size)
+        if self.filters is not None:
+            start_from_filters_(network, self.filters)
+        return network
+
+    def _build(self, image_size: tuple[int, int]) -> InputConvexNetwork:
+        size = image_size if self.image_size is None else (self.image_size, self.image_size)
+        if self.architecture == "ridge":
+            return architectures.ridge(
+                channels=self.channels,
+                kernel=self.kernel,
+                smoothing=self.smoothing,
+                padding=self.padding,
+            )
+        if self.architecture == "convolutional":
+            return architectures.convolutional(
+                channels=self.channels,
+                kernel=self.kernel,
+                smoothing=self.smoothing,
+                padding=self.padding,
+            )
+        build = architectures.baseline if self.architecture == "baseline" else architectures.deep
+        return build(
+            size,
+            channels=self.channels,
+            kernel=self.kernel,
+            smoothing=self.smoothing,
+            padding=self.padding,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What adversarial and bilevel trainings have in common.
+
+    Attributes:
+        network: and its start.
+        options: of the loop.
+        batch_size: of all processes together.
+        crop: side of random crops; None for whole images.
+        flips: mirror images by chance.
+        images: use so many of the training images only; None for all.
+        held_out: images for validation, taken from the training images.
+        validation_task: what validation reconstructs; by default the task trained for.
+        validation_crop: the middle of the validation images, where these are larger.
+        seed: of everything.
+    """
+
+    network: NetworkSettings
+    options: TrainingOptions
+    batch_size: int = 8
+    crop: int | None = None
+    flips: bool = True
+    images: int | None = None
+    held_out: int = 16
+    validation_task: Task | None = None
+    validation_crop: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialRecipe(Recipe):
+    """Adversarial regularization.
+
+    Attributes:
+        task: damages the images; None where damaged images are given.
+        penalty: lambda_GP.
+        paired: whether lines join an image and its own damaged version.
+        weight: regularization weight in validation, the first of a search by factors of 1.3.
+        search: whether to search.
+    """
+
+    task: Task | None
+    penalty: float = 5.0
+    paired: bool = True
+    weight: float = 1.0
+    search: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BilevelRecipe(Recipe):
+    """Bilevel learning.
+
+    Attributes:
+        tasks: with the weight R has in each at the start.
+        hypergradient: how to differentiate.
+        method: of the lower level.
+        stop: of the lower level.
+        fixed: whether an image gives the same sample every time; reconstructions then start
+            from the last one.
+    """
+
+    tasks: tuple[tuple[Task, float], ...]
+    hypergradient: Hypergradient = field(default_factory=Implicit)
+    method: Method | None = None
+    stop: StopWhen = LOWER_LEVEL
+    fixed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a recipe made: the network, and the weight of each task for it."""
+
+    trained: Trained
+    weights: dict[str, float]
+    validation: Validation | None
+
+
+def follow(
+    recipe: AdversarialRecipe | BilevelRecipe,
+    images: ImageSet,
+    *,
+    network: InputConvexNetwork | None = None,
+    damaged: ImageSet | None = None,
+    device: torch.device | str = "cpu",
+    folder: Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+) -> Outcome:
+    """Train by a recipe on images, part of which are held out for validation.
+
+    Args:
+        recipe: what to do.
+        images: clean ones.
+        network: to start from, in place of the recipe's.
+        damaged: images for the adversarial critic, in place of a task's; one for each clean
+            image, in the same order.
+        device: where.
+        folder: for log and checkpoint.
+        resume: go on from the checkpoint there.
+        callback: told after each step.
+    """
+    training, held_out = images.split(recipe.held_out, recipe.seed)
+    if damaged is not None:
+        damaged = _matching(damaged, images, recipe)
+    if recipe.images is not None:
+        training = training.first(recipe.images)
+    if network is None:
+        network = recipe.network.build(training.size(0), recipe.seed)
+    network = network.to(device)
+    if recipe.options.zero_mean:
+        subtract_means_(network)
+    fixed = isinstance(recipe, BilevelRecipe) and recipe.fixed
+    batches = BatchSampler(
+        training, recipe.batch_size, recipe.crop, recipe.flips, seed=recipe.seed, fixed=fixed
+    )
+    objective: Objective
+    if isinstance(recipe, AdversarialRecipe):
+        task, weight, search = recipe.task, recipe.weight, recipe.search
+        objective = Adversarial(task, recipe.penalty, paired=recipe.paired, damaged=damaged)
+    else:
+        (task, weight), search = recipe.tasks[0], False
+        objective = Bilevel(
+            recipe.tasks,
+            hypergradient=recipe.hypergradient,
+            method=recipe.method,
+            stop=recipe.stop,
+            warm_starts=len(training) if fixed else 0,
+        )
+    checked = recipe.validation_task or task
+    validation = None
+    if checked is not None:
+        validation = Validation(
+            checked, held_out, weight=weight, search=search, crop=recipe.validation_crop,
+            seed=recipe.seed,
+        )  # fmt: skip
+    trained = train(
+        network,
+        objective,
+        batches,
+        recipe.options,
+        validation=validation,
+        folder=folder,
+        resume=resume,
+        callback=callback,
+    )
+    if isinstance(objective, Bilevel):
+        weights = objective.weights
+    else:
+        found = weight if trained.score is None else trained.score["weight"]
+        weights = {} if checked is None else {checked.name: found}
+    return Outcome(trained, weights, validation)
+
+
+def _matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> ImageSet:
+    """The damaged images that belong to the training part of the clean ones."""
+    if len(damaged) != len(images):
+        raise ValueError(
+            f"there are {len(images)} clean and {len(damaged)} damaged images; "
+            "give one damaged image for each clean one, in the same order"
+        )
+    if recipe.crop is not None or recipe.flips:
+        raise ValueError("damaged images that are given need crop=None and flips=False")
+    training, _ = damaged.split(recipe.held_out, recipe.seed)
+    return training if recipe.images is None else training.first(recipe.images)
