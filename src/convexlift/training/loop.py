@@ -56,6 +56,7 @@ class TrainingOptions:
         clip: largest norm of the gradient, or None.
         zero_mean: keep the filters on the image at mean zero.
         validate_every: steps between validations.
+        validate_start: whether to validate the network that training starts with.
         checkpoint_every: steps between checkpoints.
         patience: validations without a better one after which to stop, or None.
         mixed_precision: compute the loss in bfloat16 where the objective allows it.
@@ -70,6 +71,7 @@ class TrainingOptions:
     clip: float | None = None
     zero_mean: bool = False
     validate_every: int = 100
+    validate_start: bool = True
     checkpoint_every: int = 100
     patience: int | None = None
     mixed_precision: bool = False
@@ -156,7 +158,7 @@ def train(
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
     with _stop_signals() as stop_wanted, RunLog(run.files, run.columns, run.rows) as log:
-        if run.step == 0 and validation is not None:
+        if run.step == 0 and validation is not None and options.validate_start:
             run.validate(log, {"step": 0.0}, callback)
         while run.step < options.steps and not run.patience_is_over():
             row = run.advance()

@@ -27,6 +27,8 @@ from convexlift.training.loop import Callback, Trained, TrainingOptions, train
 from convexlift.training.objectives import Objective
 from convexlift.training.validation import Validation
 
+VALIDATION = StopWhen(gap=1e-3, max_iterations=300)
+
 
 @dataclass(frozen=True)
 class NetworkSettings:
@@ -100,6 +102,7 @@ class Recipe:
         held_out: images for validation, taken from the training images.
         validation_task: what validation reconstructs; by default the task trained for.
         validation_crop: the middle of the validation images, where these are larger.
+        validation_stop: of the solver in validation.
         seed: of everything.
     """
 
@@ -112,6 +115,7 @@ class Recipe:
     held_out: int = 16
     validation_task: Task | None = None
     validation_crop: int | None = None
+    validation_stop: StopWhen = VALIDATION
     seed: int = 0
 
 
@@ -219,7 +223,7 @@ def follow(
     if checked is not None:
         validation = Validation(
             checked, held_out, weight=weight, search=search, crop=recipe.validation_crop,
-            seed=recipe.seed,
+            stop=recipe.validation_stop, seed=recipe.seed,
         )  # fmt: skip
     trained = train(
         network,
