@@ -103,12 +103,19 @@ def make(name: str, arguments: argparse.Namespace) -> None:
         commit=arguments.commit,
         seed=recipe.seed,
         training_time=round(seconds, 1),
-        machine=torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
+        machine=describe_machine(device),
         results=results,
         not_for=NOT_FOR,
         citation="FFHQ: Karras et al. 2019" + ("; BSDS500: Arbelaez et al. 2011" if photo else ""),
     )  # fmt: skip
     cl.save(outcome.trained.network, arguments.output / name, card, half=True)
+
+
+def describe_machine(device: str) -> str:
+    """The GPU, or how much of which CPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{torch.get_num_threads()} thread(s) of a {platform.machine()} CPU"
 
 
 def choose_weights(outcome: Outcome, recipe: Recipe, images: ImageSet) -> dict[str, float]:

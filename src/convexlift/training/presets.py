@@ -115,28 +115,28 @@ FACES_INPAINTING_BILEVEL = BilevelRecipe(  # meant to start from faces-inpaintin
 
 PHOTO_ANY_SIZE = BilevelRecipe(
     network=NetworkSettings(
-        "ridge", channels=64, kernel=11, smoothing=0.01, padding="reflect", filters=0.003
+        "ridge", channels=48, kernel=7, smoothing=0.01, padding="reflect", filters=0.003
     ),
     tasks=(
         (GaussianDenoising(sigma=0.1), 1.0),
         (Inpainting(missing=0.3, noise=0.03), 0.17),
         (SaltAndPepper(fraction=0.25), 7.5),
     ),
-    hypergradient=Implicit(damping=1e-2, iterations=10, tolerance=1e-2),
-    stop=StopWhen(gap=1e-3, max_iterations=60),
-    batch_size=32,
-    crop=64,
+    hypergradient=Implicit(damping=1e-2, iterations=6, tolerance=1e-2),
+    stop=StopWhen(gap=1e-3, max_iterations=40),
+    batch_size=8,
+    crop=48,
     fixed=True,
     held_out=16,
-    validation_crop=160,
+    validation_crop=128,
     options=TrainingOptions(
-        steps=600,
+        steps=2400,
         learning_rate=3e-2,
         relative=True,
         schedule="cosine",
         warm_up=20,
         zero_mean=True,
-        validate_every=200,
+        validate_every=400,
     ),
 )
 
