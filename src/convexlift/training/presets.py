@@ -120,23 +120,22 @@ PHOTO_ANY_SIZE = BilevelRecipe(
     tasks=(
         (GaussianDenoising(sigma=0.1), 1.0),
         (Inpainting(missing=0.3, noise=0.03), 0.17),
-        (SaltAndPepper(fraction=0.25), 7.5),
     ),
     hypergradient=Implicit(damping=1e-2, iterations=6, tolerance=1e-2),
-    stop=StopWhen(gap=1e-3, max_iterations=40),
+    stop=StopWhen(gap=1e-3, max_iterations=40, check_every=20),
     batch_size=8,
     crop=48,
     fixed=True,
     held_out=16,
     validation_crop=128,
     options=TrainingOptions(
-        steps=2400,
+        steps=1300,
         learning_rate=3e-2,
         relative=True,
         schedule="cosine",
         warm_up=20,
         zero_mean=True,
-        validate_every=400,
+        validate_every=325,
     ),
 )
 
