@@ -5,6 +5,8 @@ An epoch of the paper's 1000 faces in batches of 8 is 125 steps. Sections are th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
@@ -72,7 +74,7 @@ FACES_DENOISING = AdversarialRecipe(
     weight=50.0,
     validation_stop=StopWhen(gap=1e-2, max_iterations=150),
     options=TrainingOptions(
-        steps=1500,
+        steps=1000,
         learning_rate=5e-4,
         betas=(0.5, 0.99),
         schedule="cosine",
@@ -89,7 +91,7 @@ FACES_INPAINTING_ADVERSARIAL = AdversarialRecipe(
     batch_size=8,
     weight=6.0,
     validation_stop=FACES_DENOISING.validation_stop,
-    options=FACES_DENOISING.options,
+    options=replace(FACES_DENOISING.options, steps=1500),
 )
 
 FACES_INPAINTING_BILEVEL = BilevelRecipe(  # meant to start from faces-inpainting-adversarial
