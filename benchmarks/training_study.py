@@ -1,9 +1,10 @@
-"""What matters in training: variants of the recipes side by side, in one run.
+"""What matters in adversarial training: variants of one recipe side by side, in one run.
 
-    python benchmarks/training_study.py --data DIR --output results.jsonl NAME...
+    python benchmarks/training_study.py --data DIR --output results.jsonl [--size 64] [NAME...]
 
-DIR holds ``faces/train``, ``faces/test``, ``faces/mask.png`` and ``natural/train``. Each variant is
-trained, then tested on the test faces with the weight that validation chose. One JSON line each.
+DIR holds ``train`` and ``test`` with square grey images, which are shrunk to ``--size``. Each
+variant is trained by the paper's recipe with some of its settings changed, then tested with the
+weight that is best on held-out training images. One JSON line each.
 """
 
 from __future__ import annotations
@@ -11,114 +12,136 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import convexlift as cl
-from convexlift.images import load_image
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
-from convexlift.training import ImageSet, Validation, follow, presets
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe
+from convexlift.networks import Chain
+from convexlift.tasks import Inpainting
+from convexlift.training import AdversarialRecipe, ImageSet, Validation, follow
+from convexlift.training.presets import PAPER_INPAINTING
 
-VARIANTS: dict[str, AdversarialRecipe | BilevelRecipe] = {}
-
-
-def variant(name: str, recipe: AdversarialRecipe | BilevelRecipe, **options: object) -> None:
-    """Add one, with some of its training options changed."""
-    VARIANTS[name] = replace(recipe, options=replace(recipe.options, **options), held_out=8)
+FILLED = Inpainting(missing=0.3, noise=0.03, fill="neighbours", box=None)
 
 
-P, Q = presets.PAPER_INPAINTING, presets.FACES_INPAINTING_ADVERSARIAL
-SHORT = {"steps": 1000, "validate_every": 1000}
-variant("inpainting: paper", P, **SHORT)
-variant("inpainting: zero-mean", P, zero_mean=True, **SHORT)
-variant("inpainting: zero-mean, fill", replace(P, task=Q.task), zero_mean=True, **SHORT)
-variant("inpainting: filters", Q, **SHORT)
-variant("inpainting: filters, zero fill", replace(Q, task=P.task), **SHORT)
-variant("inpainting: filters, penalty 30", replace(Q, penalty=30.0), **SHORT)
-variant("inpainting: filters, slow", Q, learning_rate=1e-3, **SHORT)
-S, T = presets.PAPER_SALT_AND_PEPPER, presets.FACES_DENOISING
-variant("denoising: paper", S, **SHORT)
-variant("denoising: filters", T, **SHORT)
-variant("denoising: zero-mean", replace(S, search=True), zero_mean=True, **SHORT)
-B = presets.FACES_INPAINTING_BILEVEL
-variant("bilevel: filters", B, steps=100, validate_every=50)
-variant("bilevel: PDHG", replace(B, method=None), steps=60, validate_every=30)
-variant("photo", presets.PHOTO_ANY_SIZE, steps=300, validate_every=150)
-variant(
-    "photo: two layers",
-    replace(
-        presets.PHOTO_ANY_SIZE,
-        network=replace(presets.PHOTO_ANY_SIZE.network, architecture="convolutional", channels=32),
+@dataclass(frozen=True)
+class Variant:
+    """Changes to the paper's recipe: of the recipe, its network, its options."""
+
+    recipe: dict[str, object] = field(default_factory=dict)
+    network: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+    fixed_mask: bool = False
+
+
+ZERO_MEAN = {"zero_mean": True}
+VARIANTS = {
+    "paper, one fixed mask": Variant(fixed_mask=True),
+    "paper, fresh masks": Variant(),
+    "zero mean": Variant(options=ZERO_MEAN),
+    "filled": Variant({"task": FILLED}),
+    "zero mean, filled": Variant({"task": FILLED}, options=ZERO_MEAN),
+    "zero mean, filled, one fixed mask": Variant(
+        {"task": FILLED}, options=ZERO_MEAN, fixed_mask=True
     ),
-    steps=200,
-    validate_every=100,
-)
-
-
-def test_tasks(mask: torch.Tensor) -> dict[str, Task]:
-    """The three tasks on the test faces; inpainting with the paper's mask."""
-    return {
-        "salt-and-pepper": SaltAndPepper(),
-        "gaussian-denoising": GaussianDenoising(),
-        "inpainting": Inpainting(mask=mask),
-    }
+    "zero mean, filled, reflect": Variant(
+        {"task": FILLED}, network={"padding": "reflect"}, options=ZERO_MEAN
+    ),
+    "zero mean, filled, reflect, cosine": Variant(
+        {"task": FILLED},
+        network={"padding": "reflect"},
+        options={**ZERO_MEAN, "schedule": "cosine"},
+    ),
+    "zero mean, filled, penalty 1": Variant({"task": FILLED, "penalty": 1.0}, options=ZERO_MEAN),
+    "zero mean, filled, penalty 30": Variant({"task": FILLED, "penalty": 30.0}, options=ZERO_MEAN),
+    "zero mean, filled, from filters": Variant(
+        {"task": FILLED}, network={"filters": 0.1}, options=ZERO_MEAN
+    ),
+}
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+", help="variants")
+    parser.add_argument("names", nargs="*", help="some of the variants; all if omitted")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--limit", type=int, help="training images")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    faces = ImageSet.from_folder(arguments.data / "faces/train", limit=arguments.limit)
-    natural = arguments.data / "natural/train"
-    test = ImageSet.from_folder(arguments.data / "faces/test")
-    mask = (load_image(arguments.data / "faces/mask.png") > 0.5).float()[0, 0]
-    for name, recipe in VARIANTS.items():
-        if not any(name == wanted for wanted in arguments.names):
-            continue
-        images = faces
-        if name.startswith("photo") and natural.exists():
-            images = ImageSet.from_folders([arguments.data / "faces/train", natural])
+    images = shrink(arguments.data / "train", arguments.size, arguments.images)
+    test = shrink(arguments.data / "test", arguments.size, None)
+    for name in arguments.names or VARIANTS:
+        recipe = build(VARIANTS[name], arguments.size, arguments.steps)
         start = time.perf_counter()
         outcome = follow(recipe, images, device=device)
         seconds = time.perf_counter() - start
-        rows = [row for row in outcome.trained.rows if "psnr" in row]
-        tested = {}
-        for task, weight in outcome.weights.items():
-            score = Validation(
-                test_tasks(mask)[task],
-                test,
-                weight=weight * _scale(recipe),
-                search=True,
-                ratio=1.2,
-            )(outcome.trained.network)
-            tested[task] = [round(float(score.psnr.mean()), 3), score.weight]
+        network, score = outcome.trained.network, outcome.trained.score
+        assert score is not None
+        tested = Validation(Inpainting(box=None), test, weight=score["weight"])(network)
         result = {
-            "name": name,
+            "variant": name,
+            "psnr": round(float(tested.psnr.mean()), 2),
+            "weight": round(score["weight"], 3),
             "seconds": round(seconds, 1),
-            "steps": recipe.options.steps,
-            "validation": [(int(row["step"]), round(row["psnr"], 3)) for row in rows],
-            "weights": outcome.weights,
-            "test": tested,
+            **describe_head(network, torch.stack([test[i] for i in range(len(test))]).to(device)),
         }
         print(json.dumps(result), flush=True)
         with arguments.output.open("a") as file:
             file.write(json.dumps(result) + "\n")
-        safe = name.replace(": ", "-").replace(", ", "-").replace(" ", "-")
-        cl.save(outcome.trained.network, arguments.output.parent / safe, half=True)
 
 
-def _scale(recipe: AdversarialRecipe | BilevelRecipe) -> float:
-    """The weight that goes with a data term of scale 1."""
-    task = recipe.task if isinstance(recipe, AdversarialRecipe) else None
-    return 1 / task.scale if isinstance(task, SaltAndPepper) else 1.0
+def build(variant: Variant, size: int, steps: int) -> AdversarialRecipe:
+    """The paper's recipe with the changes, for a fixed number of steps."""
+    recipe = replace(PAPER_INPAINTING, **variant.recipe)  # type: ignore[arg-type]
+    if variant.fixed_mask:
+        generator = torch.Generator().manual_seed(0)
+        mask = (torch.rand(size, size, generator=generator) >= 0.3).float()
+        assert isinstance(recipe.task, Inpainting)
+        recipe = replace(recipe, task=replace(recipe.task, mask=mask))
+    return replace(
+        recipe,
+        network=replace(recipe.network, **variant.network),  # type: ignore[arg-type]
+        options=replace(
+            recipe.options,
+            steps=steps,
+            validate_every=steps,
+            validate_start=False,
+            **variant.options,  # type: ignore[arg-type]
+        ),
+        held_out=8,
+        validation_task=Inpainting(box=None),
+        validation_stop=cl.StopWhen(gap=1e-2, max_iterations=100),
+    )
+
+
+def describe_head(network: cl.InputConvexNetwork, images: Tensor) -> dict[str, float]:
+    """The signs of collapse: rank of W_1, units that are always on, mean of the filters."""
+    chain = network.layers[1].previous
+    assert isinstance(chain, Chain)
+    with torch.no_grad():
+        a = network.bind(tuple(images.shape[1:])).forward(images).a[1]
+        filters = network.layers[0].skip.weight
+        mean = filters.sum((-2, -1)).abs() / filters.abs().sum((-2, -1))
+        weight = chain.maps[1].weight
+        return {
+            "rank": int(torch.linalg.matrix_rank(weight, rtol=1e-2)),
+            "always_on": round(float((a > 0).all(0).float().mean()), 3),
+            "mean_of_filters": round(float(mean.mean()), 3),
+        }
+
+
+def shrink(folder: Path, size: int, limit: int | None) -> ImageSet:
+    """The images of a folder, averaged down."""
+    images = ImageSet.from_folder(folder, limit=limit)
+    small = [F.interpolate(images[i][None], size, mode="area")[0] for i in range(len(images))]
+    return ImageSet.from_tensors(small, images.names)
 
 
 if __name__ == "__main__":

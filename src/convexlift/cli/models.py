@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -83,7 +83,7 @@ def outline(sheet: Sheet) -> str:
     layers = sheet.architecture.get("layers", ())
     size = sheet.architecture.get("image_size")
     count = f"{len(layers)} layer{'s' if len(layers) != 1 else ''}"
-    return f"{count}, {sheet.parameters} weights" + (f", {size[0]} x {size[1]}" if size else "")
+    return f"{count}, {sheet.parameters:,} weights" + (f", {size[0]} x {size[1]}" if size else "")
 
 
 def details(sheet: Sheet) -> str:
@@ -107,7 +107,8 @@ def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
 def _show(sheets: dict[str, Sheet], screen: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
-        table.add_column(column, justify="right" if column in NUMBERS else "left")
+        justify: Literal["left", "right"] = "right" if column in NUMBERS else "left"
+        table.add_column(column, justify=justify, no_wrap=column == "Name")  # to be copied
     for row in rows(sheets):
         table.add_row(*map(Text, row))
     screen.print(table)
