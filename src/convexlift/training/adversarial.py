@@ -17,6 +17,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
 from convexlift.training.data import Batch, ImageSet
+from convexlift.training.distributed import gather
 from convexlift.training.objectives import Loss, Objective
 
 
@@ -57,7 +58,7 @@ class Adversarial(Objective):
         """See the module."""
         clean = batch.clean
         damaged = self._damage(batch)
-        partner = damaged if self.paired else damaged.roll(1, 0)
+        partner = damaged if self.paired else _previous(damaged, batch)
         places = [
             torch.rand((), generator=generator, device=clean.device)
             for generator in batch.generators(clean.device, stream=1)
@@ -85,3 +86,10 @@ class Adversarial(Objective):
                 f"{tuple(clean.shape[1:])}"
             )
         return pictures
+
+
+def _previous(damaged: Tensor, batch: Batch) -> Tensor:
+    """The damaged image one place before each, in the batch of all processes together."""
+    everyone, places = gather(damaged), gather(batch.positions.to(damaged.device))
+    in_order = everyone[places.argsort()]
+    return in_order[(batch.positions.to(damaged.device) - 1) % len(in_order)]
