@@ -9,6 +9,7 @@ of the data, A^+ y (Lunz et al. 2018; Mukherjee et al. 2020 with convex networks
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,11 @@ class Adversarial(Objective):
         loss = self.penalty * excess - distance
         metrics = {"distance": distance.detach(), "steepness": steepness.detach().mean()}
         return Loss(loss, loss.detach(), metrics)
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective``."""
+        names = ("task", "penalty", "paired", "damaged")
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     def _damage(self, batch: Batch) -> Tensor:
         clean = batch.clean

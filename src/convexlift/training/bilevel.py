@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,7 @@ class Bilevel(Objective):
         self.register_buffer("first_log_weight", logarithms[:1])
         self.other_log_weights = nn.Parameter(logarithms[1:])
         self.warm_starts = warm_starts
+        self._first_weights = tuple(weight for _, weight in tasks)
         self._images: dict[int, Tensor] = {}
 
     @property
@@ -96,6 +98,15 @@ class Bilevel(Objective):
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
         return Loss(surrogate.mean() / pixels, error.mean() / 2, metrics)
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective``."""
+        names = ("tasks", "hypergradient", "method", "stop", "warm_starts")
+        return {
+            **super().settings(),
+            **{name: getattr(self, name) for name in names},
+            "weights": self._first_weights,
+        }
 
     def _log_weights(self) -> Tensor:
         first = self.first_log_weight
