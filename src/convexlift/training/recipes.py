@@ -222,9 +222,7 @@ def follow(
         )
     validation = None
     if checked is not None and held_out is not None:
-        crop = recipe.validation_crop
-        if crop is None and recipe.crop is not None and network.image_size is not None:
-            crop = recipe.crop
+        crop = _validation_crop(recipe, network, held_out)
         validation = Validation(
             checked, held_out, weight=weight, search=search, crop=crop, seed=recipe.seed
         )
@@ -258,6 +256,13 @@ def _split(
     if validated:
         training, held_out = images.split(recipe.held_out, recipe.seed)
     return training if recipe.images is None else training.first(recipe.images), held_out
+
+
+def _validation_crop(recipe: Recipe, network: InputConvexNetwork, held_out: ImageSet) -> int | None:
+    """The recipe's, or what there is of it in small images."""
+    if recipe.validation_crop is None:
+        return None if network.image_size is None else recipe.crop
+    return min(recipe.validation_crop, *(min(held_out.size(i)) for i in range(len(held_out))))
 
 
 def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> None:
