@@ -1,7 +1,7 @@
 """Settings as plain values: what a run was started with, for checkpoints and cards.
 
 Records become mappings with their class under "kind"; tensors and sets of images become a
-fingerprint, which is equal for equal ones only.
+fingerprint, which is equal for equal ones only. Of other objects only the class is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def plain_settings(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return repr(value)
+    return type(value).__name__
 
 
 def by_place(value: Any, place: str) -> dict[str, str]:
