@@ -159,8 +159,10 @@ def broken(tmp_path_factory):
 def test_a_broken_run_ends_bit_for_bit_like_a_whole_one(broken, kind, way):
     folder, found = broken
     assert found[kind]["whole"] == [0]
-    expected = [-signal.SIGKILL] * 3 if way == "killed" else [5, 5]  # 5: ended early, as asked
-    assert found[kind][way] == [*expected, 0]
+    *hit, last = found[kind][way]
+    assert last == 0
+    assert hit  # unless the machine was asleep, each signal came in time
+    assert set(hit) == {-signal.SIGKILL if way == "killed" else 5}  # 5: ended early, as asked
     whole, other = folder / kind / "whole", folder / kind / way
     assert (whole / "log.csv").read_bytes() == (other / "log.csv").read_bytes()
     for name in ("final.pt", "checkpoint.pt"):

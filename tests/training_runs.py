@@ -36,6 +36,7 @@ from convexlift.training import (
 
 KINDS = ("adversarial", "bilevel", "warm")
 SHORT = cl.StopWhen(gap=1e-3, max_iterations=20)
+QUICK = cl.StopWhen(gap=1e-2, max_iterations=10)
 STEPS = 12
 
 
@@ -53,7 +54,7 @@ def crops(count: int, size: int = 16) -> ImageSet:
 def ingredients(kind: str, batch_size: int = 4):
     """Network, objective, batches and validation of a kind of training."""
     torch.manual_seed(3)
-    training, held_out = crops(12).split(2, seed=0)
+    training, held_out = crops(11).split(1, seed=0)
     implicit = Implicit(damping=1e-2, iterations=5, tolerance=1e-2)
     if kind == "adversarial":
         task = SaltAndPepper(0.25)
@@ -74,7 +75,7 @@ def ingredients(kind: str, batch_size: int = 4):
     batches = BatchSampler(training, batch_size, flips=True, seed=5, fixed=kind == "warm")
     search = kind == "adversarial"
     weight = 10.0 if search else 1.0
-    validation = Validation(task, held_out, weight=weight, search=search, stop=SHORT)
+    validation = Validation(task, held_out, weight=weight, search=search, stop=QUICK)
     return network, objective, batches, validation
 
 
@@ -83,7 +84,7 @@ def run(kind: str, folder: Path | None, *, resume: bool = False, **more) -> Trai
     network, objective, batches, validation = ingredients(kind, more.pop("batch_size", 4))
     options = TrainingOptions(
         STEPS, 1e-2, relative=True, schedule="cosine", warm_up=2, clip=1.0, zero_mean=True,
-        validate_every=4, checkpoint_every=3,
+        validate_every=6, checkpoint_every=3,
     )  # fmt: skip
     return train(
         network, objective, batches, options, validation=validation, folder=folder, resume=resume,
@@ -124,12 +125,14 @@ def _hit(kind: str, folder: Path, signals: list[int], chance: random.Random) -> 
             time.sleep(chance.uniform(0, 0.02))
             os.kill(pid, number)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if statuses[-1] == 0:
+            break
     return statuses
 
 
 def break_runs(folder: Path) -> None:
     """Runs of every kind: whole, killed again and again, and asked to stop."""
-    for module in ("torch.utils.tensorboard", "torchmetrics.functional.image"):
+    for module in ("torch._dynamo", "torch.utils.tensorboard", "torchmetrics.functional.image"):
         importlib.import_module(module)  # before the forks: children need not do it again
 
     chance = random.Random(time.time_ns())
