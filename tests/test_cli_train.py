@@ -12,6 +12,8 @@ import time
 import numpy as np
 import pytest
 import torch
+import typer
+from torch.distributed.run import get_args_parser
 from training_runs import crops
 from typer.testing import CliRunner
 
@@ -271,6 +273,18 @@ def test_help():
         for name, recipe in PRESETS.items():
             fits = isinstance(recipe, AdversarialRecipe) == (command == "adversarial")
             assert (name in flat(result)) == fits
+
+
+@pytest.mark.parametrize("command", ["adversarial", "bilevel"])
+def test_torchrun_leaves_our_options_alone(command):
+    """Its parser takes what could abbreviate one of its own options, wherever it stands."""
+    train = typer.main.get_command(app).commands["train"]
+    ours = [option for each in train.commands[command].params for option in each.opts]
+    ours = [option for option in ours if option.startswith("--") and option != "--start"]
+    assert "--start-from" in ours
+    command_line = ["--nproc-per-node", "2", "-m", "convexlift", "train", command, "images", *ours]
+    parsed = get_args_parser().parse_args(command_line)
+    assert parsed.training_script_args == ["train", command, "images", *ours]
 
 
 def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):

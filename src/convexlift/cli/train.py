@@ -66,7 +66,15 @@ Count = Annotated[int | None, typer.Option("--images", help="Train on so many of
 HeldOut = Annotated[int | None, typer.Option(help="Images kept for validation.")]
 ValidateEvery = Annotated[int | None, typer.Option(help="Steps between validations.")]
 Seed = Annotated[int | None, typer.Option(help="Of all random choices.")]
-Start = Annotated[str | None, typer.Option(help="Start from a trained model: a name or a path.")]
+# torchrun takes --start for an abbreviation of an option of its own, wherever it stands.
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        "--start-from",
+        help="A trained model to start from: a name or a path. Under torchrun, --start-from.",
+    ),
+]
 MaskFile = Annotated[
     Path | None, typer.Option("--mask", help="A fixed mask for inpainting; white pixels are kept.")
 ]
