@@ -120,6 +120,11 @@ class Inpainting(Task):
         if self.mask is None:
             mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
         else:
+            if self.mask.shape[-2:] != clean.shape[-2:]:
+                raise ValueError(
+                    f"the mask is {_text(self.mask)}, but the images are {_text(clean)}; "
+                    "give a mask of their size, or crops of its size"
+                )
             mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
         data = mask * noisy
@@ -160,3 +165,7 @@ def _each(
     if len(generators) != clean.shape[0]:
         raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")
     return torch.cat([degrade(clean[i : i + 1], g) for i, g in enumerate(generators)])
+
+
+def _text(x: Tensor) -> str:
+    return f"{x.shape[-2]} x {x.shape[-1]}"

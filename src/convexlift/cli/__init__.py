@@ -2,6 +2,7 @@
 
 from convexlift.cli import demo as demo
 from convexlift.cli import models as models
+from convexlift.cli import train as train
 from convexlift.cli.app import app as app
 
-__all__ = ["app", "demo", "models"]
+__all__ = ["app", "demo", "models", "train"]

@@ -44,6 +44,10 @@ class UserError(Exception):
     """Something the user can mend: one sentence and a hint."""
 
 
+class Interrupted(Exception):
+    """The user ended it: what there is now, and how to go on."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"convexlift {convexlift.__version__}")
@@ -60,21 +64,27 @@ def common(
 
 
 @contextlib.contextmanager
-def one_sentence_errors(debug: bool) -> Iterator[None]:
-    """A sentence and an exit status instead of a traceback, unless ``debug``."""
+def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
+    """A sentence and an exit status instead of a traceback, unless ``debug``.
+
+    ``quiet`` leaves the sentence to another process, except for failures of this one.
+    """
     try:
         yield
     except BaseException as error:
-        if debug:
+        if debug and not isinstance(error, Interrupted):
             raise
         if isinstance(error, UserError):
             message, status = str(error), BAD_INPUT
+        elif isinstance(error, Interrupted):
+            message, status = str(error), INTERRUPTED
         elif isinstance(error, KeyboardInterrupt):
             message, status = "Interrupted; nothing was written.", INTERRUPTED
         else:
             message = f"{type(error).__name__}: {error}. Use --debug for details."
             status = FAILURE
-        typer.echo(f"convexlift: {message}", err=True)
+        if not quiet or status == FAILURE:
+            typer.echo(f"convexlift: {message}", err=True)
         raise typer.Exit(status) from None
 
 

@@ -9,6 +9,7 @@ of the data, A^+ y (Lunz et al. 2018; Mukherjee et al. 2020 with convex networks
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
 from convexlift.training.data import Batch, ImageSet
+from convexlift.training.distributed import gather
 from convexlift.training.objectives import Loss, Objective
 
 
@@ -57,7 +59,7 @@ class Adversarial(Objective):
         """See the module."""
         clean = batch.clean
         damaged = self._damage(batch)
-        partner = damaged if self.paired else damaged.roll(1, 0)
+        partner = damaged if self.paired else _previous(damaged, batch)
         places = [
             torch.rand((), generator=generator, device=clean.device)
             for generator in batch.generators(clean.device, stream=1)
@@ -73,6 +75,11 @@ class Adversarial(Objective):
         metrics = {"distance": distance.detach(), "steepness": steepness.detach().mean()}
         return Loss(loss, loss.detach(), metrics)
 
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective``."""
+        names = ("task", "penalty", "paired", "damaged")
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
+
     def _damage(self, batch: Batch) -> Tensor:
         clean = batch.clean
         if self.task is not None:
@@ -85,3 +92,10 @@ class Adversarial(Objective):
                 f"{tuple(clean.shape[1:])}"
             )
         return pictures
+
+
+def _previous(damaged: Tensor, batch: Batch) -> Tensor:
+    """The damaged image one place before each, in the batch of all processes together."""
+    everyone, places = gather(damaged), gather(batch.positions.to(damaged.device))
+    in_order = everyone[places.argsort()]
+    return in_order[(batch.positions.to(damaged.device) - 1) % len(in_order)]

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
+from convexlift.tensors import expand_per_image
 from convexlift.training.data import Batch
 from convexlift.training.distributed import gather
 from convexlift.training.hypergradients import Hypergradient, Implicit
@@ -67,6 +70,7 @@ class Bilevel(Objective):
         self.register_buffer("first_log_weight", logarithms[:1])
         self.other_log_weights = nn.Parameter(logarithms[1:])
         self.warm_starts = warm_starts
+        self._first_weights = tuple(weight for _, weight in tasks)
         self._images: dict[int, Tensor] = {}
 
     @property
@@ -82,9 +86,8 @@ class Bilevel(Objective):
         measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
         weight = self._log_weights()[turn].exp()
         problem = measurement.problem(network, float(weight.detach()))
-        solution = solve(
-            problem, method=self.method, stop=self.stop, start=self._start(turn, batch)
-        )
+        start = self._start(turn, batch, problem)
+        solution = solve(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
         surrogate = self.hypergradient.surrogate(problem, solution, batch.clean, weight)
         error = (solution.x - batch.clean).square().flatten(1).mean(1)
@@ -96,18 +99,28 @@ class Bilevel(Objective):
         }
         return Loss(surrogate.mean() / pixels, error.mean() / 2, metrics)
 
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective``."""
+        names = ("tasks", "hypergradient", "method", "stop", "warm_starts")
+        return {
+            **super().settings(),
+            **{name: getattr(self, name) for name in names},
+            "weights": self._first_weights,
+        }
+
     def _log_weights(self) -> Tensor:
         first = self.first_log_weight
         assert isinstance(first, Tensor)
         return torch.cat([first, self.other_log_weights])
 
-    def _start(self, turn: int, batch: Batch) -> Tensor | None:
+    def _start(self, turn: int, batch: Batch, problem: VariationalProblem) -> Tensor | None:
+        """The last reconstructions; images that are met for the first time start afresh."""
         images = self._images.get(turn)
         if images is None:
             return None
-        start = images[batch.indices.to(images.device)].to(batch.clean)
-        known = torch.isfinite(start).flatten(1).all(1)
-        return start if bool(known.all()) else None
+        last = images[batch.indices.to(images.device)].to(batch.clean)
+        known = torch.isfinite(last).flatten(1).all(1)
+        return torch.where(expand_per_image(known, last), last, problem.initial_image())
 
     def _remember(self, turn: int, batch: Batch, x: Tensor) -> None:
         if not self.warm_starts:

@@ -7,7 +7,7 @@ the loop itself uses; PyTorch's global generator is saved too, for objectives th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Checkpoint:
         identity: what must be the same when the run goes on (options, data), by name.
         weight: the regularization weight of the last validation.
         generator: the state of PyTorch's global generator.
+        seconds: of training so far.
     """
 
     step: int
@@ -44,10 +45,13 @@ class Checkpoint:
     identity: dict[str, str]
     weight: float | None
     generator: Tensor
+    seconds: float
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write to a temporary name, then rename: a kill leaves the old checkpoint or the new one."""
+    for left_over in path.parent.glob(f".{path.name}.*.part"):
+        left_over.unlink(missing_ok=True)  # of a run that was killed while it wrote
     with atomic_path(path) as part:
         torch.save({"format": FORMAT, **vars(checkpoint)}, part)
 
@@ -59,17 +63,27 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     except Exception as error:
-        raise ValueError(f"{path} is not a readable checkpoint: {error}") from None
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise ValueError(
+            f"{path} is not a readable checkpoint ({_first_line(error)}); "
+            "delete it, or choose another folder"
+        ) from None
+    names = {"format", *(each.name for each in fields(Checkpoint))}
+    if not isinstance(content, dict) or content.keys() != names or content["format"] != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this version of convexlift")
+    del content["format"]
     return Checkpoint(**content)
 
 
 def check_identity(path: Path, saved: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise unless the run is resumed with what it was started with."""
-    for name, value in now.items():
-        if saved.get(name) != value:
+    for name in {**now, **saved}:
+        before, here = saved.get(name, "nothing"), now.get(name, "nothing")
+        if before != here:
             raise ValueError(
-                f"{path} was written with {name} = {saved.get(name)}, but this run has {value}; "
+                f"{path} was written with {name} = {before}, but this run has {here}; "
                 "start it with the same settings, or choose another folder"
             )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -39,6 +39,8 @@ def process_group(device: torch.device) -> Iterator[Place]:
     if not announced or dist.is_initialized():
         yield place()
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # "cuda" now means this one
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield place()

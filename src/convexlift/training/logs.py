@@ -29,7 +29,7 @@ class RunLog:
         self.columns = tuple(columns)
         self.rows: list[dict[str, float]] = [dict(row) for row in rows]
         self._path = None if folder is None else folder / "log.csv"
-        self._board = _tensorboard(folder, len(self.rows)) if folder is not None else None
+        self._board = _tensorboard(folder, self.rows) if folder is not None else None
         if self._path is not None:
             with atomic_path(self._path) as part, part.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.columns)
@@ -63,10 +63,14 @@ class RunLog:
         return {name: f"{row[name]:.9g}" for name in self.columns if name in row}
 
 
-def _tensorboard(folder: Path, purge_after: int) -> Any:
-    """A writer of event files, or None where TensorBoard is not installed."""
+def _tensorboard(folder: Path, rows: Sequence[Mapping[str, float]]) -> Any:
+    """A writer of event files, or None where TensorBoard is not installed.
+
+    What earlier runs wrote of steps after those in ``rows`` is taken back.
+    """
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=purge_after or None)
+    next_step = int(rows[-1]["step"]) + 1 if rows else 0
+    return SummaryWriter(str(folder), purge_step=next_step)

@@ -7,13 +7,10 @@ split over several processes, takes the same steps as an unbroken one.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +30,8 @@ from convexlift.training.data import Batch, BatchSampler
 from convexlift.training.initial import subtract_means_
 from convexlift.training.logs import RunLog
 from convexlift.training.objectives import Loss, Objective
+from convexlift.training.settings import by_place, plain_settings
+from convexlift.training.signals import stop_signals
 from convexlift.training.validation import Score, Validation
 
 CHECKPOINT = "checkpoint.pt"
@@ -82,6 +81,12 @@ class TrainingOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas lie between 0 and 1, got {self.betas}")
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"schedule is 'constant' or 'cosine', got {self.schedule!r}")
         if self.clip is not None and not self.clip > 0:
@@ -116,6 +121,7 @@ class Trained:
         rows: the log.
         interrupted: whether it ended before its last step by Ctrl-C or SIGTERM; the checkpoint
             holds the state to go on from.
+        seconds: of training, those before the checkpoint it was resumed from included.
     """
 
     network: InputConvexNetwork
@@ -123,6 +129,7 @@ class Trained:
     step: int
     rows: list[dict[str, float]]
     interrupted: bool
+    seconds: float
 
 
 Callback = Callable[[Report], object]
@@ -157,7 +164,7 @@ def train(
     run = _Run(network, objective, batches, options, validation, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
-    with _stop_signals() as stop_wanted, RunLog(run.files, run.columns, run.rows) as log:
+    with stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
         if run.step == 0 and validation is not None and options.validate_start:
             run.validate(log, {"step": 0.0}, callback)
         while run.step < options.steps and not run.patience_is_over():
@@ -168,12 +175,15 @@ def train(
             else:
                 log.add(row)
                 run.tell(row, None, callback)
-            if run.step % options.checkpoint_every == 0 or run.step == options.steps:
+            signals.check()
+            stopping = distributed.any_process(signals.wanted, run.device)
+            ending = stopping or run.step == options.steps or run.patience_is_over()
+            if ending or run.step % options.checkpoint_every == 0:
                 run.save(log)
-            if distributed.any_process(stop_wanted(), run.device):
-                run.save(log)
-                return run.result(log, interrupted=run.step < options.steps)
-    return run.result(log, interrupted=False)
+            if stopping:
+                break
+    done = run.step >= options.steps or run.patience_is_over()
+    return run.result(log, interrupted=not done)
 
 
 class _Run:
@@ -200,30 +210,28 @@ class _Run:
         self.device = next(network.parameters()).device
         objective.to(self.device)
         self.place = distributed.place()
-        batches.batch(0, self.place.rank, self.place.world)  # a bad batch fails before any work
+        # A bad batch, or images that do not fit the network, fail before any work.
+        first = batches.batch(0, self.place.rank, self.place.world)
+        network.bind(tuple(first.clean.shape[1:]))
         self.files = folder if self.place.first else None
         self.module = _LossModule(network, objective, options.mixed_precision)
         self.parallel: nn.Module = self.module
         if self.place.world > 1:
             self.parallel = DistributedDataParallel(self.module)
         self.optimiser = _adam(self.module, options)
-        self.base_rates = [group["lr"] for group in self.optimiser.param_groups]
         self.step = 0
+        self.started = time.perf_counter()
         self.rows: list[dict[str, float]] = []
         self.best: dict[str, Any] | None = None
         self.weight: float | None = None  # of the last validation
         self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
-        self.identity = {
-            "options": json.dumps(asdict(options), sort_keys=True),
-            "objective": type(objective).__name__,
-            "batches": f"{batches.batch_size}, crop {batches.crop}, seed {batches.seed}",
-            "training images": batches.images.fingerprint(),
-        }
+        self.identity = _identity(network, objective, batches, options, validation)
 
     def advance(self) -> dict[str, float]:
         """One step of the optimiser; returns the row for the log."""
-        for group, base in zip(self.optimiser.param_groups, self.base_rates, strict=True):
-            group["lr"] = base * self.options.rate(self.step)
+        rate = self.options.rate(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["base_lr"] * rate
         batch = self.batches.batch(self.step, self.place.rank, self.place.world)
         batch = replace(batch, clean=batch.clean.to(next(self.network.parameters())))
         self.optimiser.zero_grad(set_to_none=True)
@@ -246,7 +254,7 @@ class _Run:
         numbers = {"loss": loss.value, **loss.metrics}
         return {
             "step": float(self.step),
-            "learning_rate": self.base_rates[0] * self.options.rate(self.step - 1),
+            "learning_rate": self.options.learning_rate * rate,
             **{name: distributed.mean(value) for name, value in numbers.items()},
         }
 
@@ -293,6 +301,7 @@ class _Run:
                 self.identity,
                 self.weight,
                 torch.get_rng_state(),
+                self.seconds(),
             )
             save_checkpoint(self.files / CHECKPOINT, checkpoint)
 
@@ -305,16 +314,23 @@ class _Run:
         self.optimiser.load_state_dict(checkpoint.optimiser)
         self.step, self.best, self.rows = checkpoint.step, checkpoint.best, checkpoint.rows
         self.weight = checkpoint.weight
+        self.started = time.perf_counter() - checkpoint.seconds
         torch.set_rng_state(checkpoint.generator)
+
+    def seconds(self) -> float:
+        """Since the start, without the time between a stop and going on."""
+        return time.perf_counter() - self.started
 
     def result(self, log: RunLog, *, interrupted: bool) -> Trained:
         """The best weights, in the network."""
         if self.best is None:
-            return Trained(self.network, None, self.step, log.rows, interrupted)
+            return Trained(self.network, None, self.step, log.rows, interrupted, self.seconds())
         self.network.load_state_dict(self.best["network"])
         self.objective.load_state_dict(self.best["objective"], strict=False)
         score = {name: self.best[name] for name in VALIDATED}
-        return Trained(self.network, score, self.best["step"], log.rows, interrupted)
+        return Trained(
+            self.network, score, self.best["step"], log.rows, interrupted, self.seconds()
+        )
 
 
 class _LossModule(nn.Module):
@@ -342,8 +358,9 @@ def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
     groups = []
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.numel():
-            scale = _size(parameter) if options.relative else 1.0
-            groups.append({"params": [parameter], "lr": options.learning_rate * scale})
+            base = options.learning_rate * (_size(parameter) if options.relative else 1.0)
+            # The optimiser's state holds the base: a resumed run may start from other weights.
+            groups.append({"params": [parameter], "lr": base, "base_lr": base})
     return torch.optim.Adam(groups, betas=options.betas)
 
 
@@ -356,24 +373,24 @@ def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the run after the step they come in; a second Ctrl-C at once."""
-    wanted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield wanted.is_set  # only the main thread may watch signals
-        return
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(kind: int, _: object) -> None:
-        if wanted.is_set() and kind == signal.SIGINT:
-            raise KeyboardInterrupt
-        wanted.set()
-
-    for kind in before:
-        signal.signal(kind, note)
-    try:
-        yield wanted.is_set
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+def _identity(
+    network: InputConvexNetwork,
+    objective: Objective,
+    batches: BatchSampler,
+    options: TrainingOptions,
+    validation: Validation | None,
+) -> dict[str, str]:
+    """What must be the same when a run goes on, by name."""
+    shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
+    parts = {
+        "options": options,
+        "objective": objective.settings(),
+        "batches": batches,
+        "validation": validation,
+        "network": {**shapes, "image_size": network.image_size},
+    }
+    return {
+        at: text
+        for name, part in parts.items()
+        for at, text in by_place(plain_settings(part), name).items()
+    }

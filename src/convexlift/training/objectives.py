@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,3 +39,7 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
         """The loss; ``batch.clean`` is on the network's device."""
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made of, by name: a run goes on only with what it was started with."""
+        return {"kind": type(self).__name__}

@@ -99,9 +99,11 @@ class Recipe:
         crop: side of random crops; None for whole images.
         flips: mirror images by chance.
         images: use so many of the training images only; None for all.
-        held_out: images for validation, taken from the training images.
+        held_out: images for validation, taken from the training images; none are where nothing
+            is validated.
         validation_task: what validation reconstructs; by default the task trained for.
-        validation_crop: the middle of the validation images, where these are larger.
+        validation_crop: the middle of the validation images, where these are larger; a network
+            for one image size gets that size.
         validation_stop: of the solver in validation.
         seed: of everything.
     """
@@ -191,13 +193,15 @@ def follow(
         resume: go on from the checkpoint there.
         callback: told after each step.
     """
-    training, held_out = images.split(recipe.held_out, recipe.seed)
     if damaged is not None:
-        damaged = _matching(damaged, images, recipe)
-    if recipe.images is not None:
-        training = training.first(recipe.images)
+        _require_matching(damaged, images, recipe)
+    checked = recipe.validation_task or _first_task(recipe)
+    training, held_out = _split(images, recipe, validated=checked is not None)
+    if damaged is not None:
+        damaged, _ = _split(damaged, recipe, validated=checked is not None)
     if network is None:
-        network = recipe.network.build(training.size(0), recipe.seed)
+        size = training.size(0) if recipe.crop is None else (recipe.crop, recipe.crop)
+        network = recipe.network.build(size, recipe.seed)
     network = network.to(device)
     if recipe.options.zero_mean:
         subtract_means_(network)
@@ -207,10 +211,12 @@ def follow(
     )
     objective: Objective
     if isinstance(recipe, AdversarialRecipe):
-        task, weight, search = recipe.task, recipe.weight, recipe.search
-        objective = Adversarial(task, recipe.penalty, paired=recipe.paired, damaged=damaged)
+        weight, search = recipe.weight, recipe.search
+        objective = Adversarial(recipe.task, recipe.penalty, paired=recipe.paired, damaged=damaged)
     else:
-        (task, weight), search = recipe.tasks[0], False
+        if damaged is not None:
+            raise ValueError("damaged images are for adversarial recipes; a bilevel one has tasks")
+        (_, weight), search = recipe.tasks[0], False
         objective = Bilevel(
             recipe.tasks,
             hypergradient=recipe.hypergradient,
@@ -218,11 +224,11 @@ def follow(
             stop=recipe.stop,
             warm_starts=len(training) if fixed else 0,
         )
-    checked = recipe.validation_task or task
     validation = None
-    if checked is not None:
+    if checked is not None and held_out is not None:
+        crop = _validation_crop(recipe, network, held_out)
         validation = Validation(
-            checked, held_out, weight=weight, search=search, crop=recipe.validation_crop,
+            checked, held_out, weight=weight, search=search, crop=crop,
             stop=recipe.validation_stop, seed=recipe.seed,
         )  # fmt: skip
     trained = train(
@@ -243,8 +249,29 @@ def follow(
     return Outcome(trained, weights, validation)
 
 
-def _matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> ImageSet:
-    """The damaged images that belong to the training part of the clean ones."""
+def _first_task(recipe: AdversarialRecipe | BilevelRecipe) -> Task | None:
+    return recipe.task if isinstance(recipe, AdversarialRecipe) else recipe.tasks[0][0]
+
+
+def _split(
+    images: ImageSet, recipe: Recipe, *, validated: bool
+) -> tuple[ImageSet, ImageSet | None]:
+    """Images to train on and, if anything is validated, others for that."""
+    training, held_out = images, None
+    if validated:
+        training, held_out = images.split(recipe.held_out, recipe.seed)
+    return training if recipe.images is None else training.first(recipe.images), held_out
+
+
+def _validation_crop(recipe: Recipe, network: InputConvexNetwork, held_out: ImageSet) -> int | None:
+    """The recipe's, or what there is of it in small images."""
+    if recipe.validation_crop is None:
+        return None if network.image_size is None else recipe.crop
+    return min(recipe.validation_crop, *(min(held_out.size(i)) for i in range(len(held_out))))
+
+
+def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> None:
+    """Raise unless there is a damaged image for each clean one, and both are used whole."""
     if len(damaged) != len(images):
         raise ValueError(
             f"there are {len(images)} clean and {len(damaged)} damaged images; "
@@ -252,5 +279,13 @@ def _matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> ImageSet:
         )
     if recipe.crop is not None or recipe.flips:
         raise ValueError("damaged images that are given need crop=None and flips=False")
-    training, _ = damaged.split(recipe.held_out, recipe.seed)
-    return training if recipe.images is None else training.first(recipe.images)
+    for i, name in enumerate(damaged.names):
+        if damaged.size(i) != images.size(i):
+            raise ValueError(
+                f"the damaged image {name} is {_text(damaged.size(i))}, but {images.names[i]}, "
+                f"the clean one, is {_text(images.size(i))}"
+            )
+
+
+def _text(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

@@ -1,0 +1,321 @@
+"""``convexlift train``, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import typer
+from torch.distributed.run import get_args_parser
+from training_runs import crops
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.images import save_image
+from convexlift.training.presets import PRESETS
+from convexlift.training.recipes import AdversarialRecipe
+
+FAST = ("--batch-size", "2", "--held-out", "2", "--device", "cpu")
+"""With ``--start``, a tiny network, and a preset that searches no weights."""
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+def flat(result):
+    return " ".join(result.output.split())
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Pictures, others that are no good, and a tiny model to start from."""
+    torch.set_default_dtype(torch.float32)
+    folder = tmp_path_factory.mktemp("training")
+    images = crops(6, 16)
+    for place in ("pictures", "noisy", "few", "mixed"):
+        (folder / place).mkdir()
+    for i in range(len(images)):
+        save_image(folder / "pictures" / f"{i}.png", images[i])
+        save_image(folder / "noisy" / f"{i}.png", images[i] + 0.1 * torch.randn(1, 16, 16))
+    save_image(folder / "few" / "0.png", images[0])
+    for i, size in enumerate((16, 16, 20, 16)):
+        save_image(folder / "mixed" / f"{i}.png", torch.zeros(size, size))
+    save_image(folder / "mask.png", (torch.rand(16, 16) > 0.3).float())
+    save_image(folder / "small-mask.png", torch.ones(8, 8))
+    (folder / "empty").mkdir()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "bad.png").write_bytes(b"no picture")
+    cl.save(cl.networks.ridge(channels=2, kernel=3), folder / "tiny")
+    return folder
+
+
+def adversarial(here, output, *more):
+    return run(
+        *("adversarial", here / "pictures", "--preset", "paper-salt-and-pepper"),
+        *("--start", here / "tiny", "--output", output, "--steps", 4, *FAST, *more),
+    )
+
+
+def bilevel(here, output, *more):
+    return run(
+        *("bilevel", here / "pictures", "--start", here / "tiny", "--output", output),
+        *("--steps", 3, "--crop", 12, *FAST, *more),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(here):
+    torch.set_default_dtype(torch.float32)
+    result = adversarial(here, here / "out", "--validate-every", 2, "--json", here / "out.json")
+    return here / "out", result
+
+
+def test_a_run_from_beginning_to_end(here, finished):
+    folder, result = finished
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
+    assert names == {"model.safetensors", "model.json", "log.csv", "checkpoint.pt"}
+    network = cl.load(folder / "model")
+    card = network.card
+    assert card.name == "out"
+    assert card.task == "salt-and-pepper"
+    assert card.weight == 1.0
+    assert str(here / "pictures") in card.data
+    assert card.data.startswith("6 images")
+    assert "SHA-256" in card.data
+    assert card.license.startswith("unknown;")
+    assert card.recipe["kind"] == "AdversarialRecipe"
+    assert card.recipe["options"]["steps"] == 4
+    assert card.command.startswith("convexlift ")
+    assert card.seed == 0
+    assert card.training_time > 0
+    assert "PyTorch" in card.machine
+    assert set(card.results["validation"]) == {"psnr", "ssim"}
+
+
+def test_what_it_prints(finished):
+    folder, result = finished
+    lines = result.output.splitlines()
+    steps = [line for line in lines if line.startswith("step ")]
+    assert [line.split(":")[0] for line in steps] == [f"step {k} of 4" for k in (0, 2, 4)]
+    assert all(word in steps[1] for word in ("loss", "PSNR", "SSIM", "weight"))
+    assert "━" not in result.output  # no progress bar in a pipe
+    assert "at the start" in result.output
+    assert "best (step" in result.output
+    assert f"cl.load('{folder / 'model'}')" in result.output
+
+
+def test_json(here, finished):
+    folder, _ = finished
+    content = json.loads((here / "out.json").read_text())
+    assert content["version"] == cl.__version__
+    assert content["model"] == str(folder / "model.safetensors")
+    assert content["steps"] == 4
+    assert [row["step"] for row in content["validations"]] == [0, 2, 4]
+    card = cl.models.card(folder / "model")
+    assert cl.ModelCard.from_json(content["card"]) == card
+    best = max(row["psnr"] for row in content["validations"])
+    assert card.results["validation"]["psnr"] == best
+
+
+def test_a_used_folder_is_refused(here, finished):
+    folder, _ = finished
+    before = (folder / "model.safetensors").read_bytes()
+    result = adversarial(here, folder)
+    assert result.exit_code == 2
+    assert result.output == (
+        f"convexlift: {folder} holds the checkpoint of an earlier training. "
+        "Go on with it by --resume, or name another folder with --output.\n"
+    )
+    result = adversarial(here, folder, "--resume")
+    assert result.exit_code == 2
+    assert "was written with options.validate_every = 2, but this run has 500" in result.output
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert adversarial(here, folder, "--resume", "--validate-every", 2).exit_code == 0
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_bilevel(here, tmp_path):
+    result = bilevel(here, tmp_path / "out", "--hypergradient", "jacobian-free")
+    assert result.exit_code == 0, result.output
+    card = cl.models.card(tmp_path / "out" / "model")
+    assert set(card.weights) == {"gaussian-denoising", "inpainting", "salt-and-pepper"}
+    assert card.recipe["hypergradient"]["kind"] == "JacobianFree"
+    assert card.recipe["crop"] == 12
+    result = bilevel(here, tmp_path / "out")
+    assert result.exit_code == 2
+    assert "holds the checkpoint of an earlier training" in result.output
+
+
+def test_damaged_images_and_no_validation(here, tmp_path):
+    result = adversarial(here, tmp_path, "--damaged", here / "noisy", "--penalty", 3)
+    assert result.exit_code == 0, result.output
+    assert "step " not in result.output
+    card = cl.models.card(tmp_path / "model")
+    assert card.task == "given damaged images"
+    assert card.weight_choice.startswith("not chosen")
+    assert card.recipe["penalty"] == 3.0
+    assert card.results == {}
+
+
+def test_a_fixed_mask(here, tmp_path):
+    result = run(
+        *("bilevel", here / "pictures", "--preset", "paper-bilevel", "--mask", here / "mask.png"),
+        *("--start", here / "tiny", "--output", tmp_path, "--steps", 1, "--images", 3, *FAST),
+    )
+    assert result.exit_code == 0, result.output
+    assert cl.models.card(tmp_path / "model").recipe["tasks"][0][0]["mask"]["shape"] == [16, 16]
+
+
+SP = ("--preset", "paper-salt-and-pepper")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["adversarial", "nowhere"], "nowhere does not exist; give a folder with pictures"),
+        (["adversarial", "empty"], "empty has no pictures; their names end in"),
+        (["adversarial", "broken"], "bad.png cannot be read as a picture"),
+        (["adversarial", "mask.png"], "mask.png is no folder"),
+        (["adversarial", "few"], "a split needs two images or more"),
+        (["adversarial", "mixed", "--held-out", "1"], "not 16 x 16; use images of one size"),
+        (["adversarial", "pictures", "pictures"], "is given twice"),
+        (["adversarial", "pictures", "--held-out", "6"], "leaves none for training"),
+        (["adversarial", "pictures", "--preset", "best"], "no adversarial preset 'best'. Choose"),
+        (["adversarial", "pictures", "--preset", "photo-any-size"], "`convexlift train bilevel`"),
+        (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),
+        (["adversarial", "pictures", "--preset", "paper-ct"], "give --damaged FOLDER"),
+        (["adversarial", "pictures", "--damaged", "few"], "6 clean and 1 damaged images"),
+        (["adversarial", "pictures", "--crop", "12"], "must be a multiple of the pooling size"),
+        (["adversarial", "pictures", *SP, "--mask", "mask.png"], "--mask is for inpainting"),
+        (["bilevel", "pictures", "--preset", "paper-bilevel", "--images", "3", "--mask",
+          "small-mask.png"], "the mask is 8 x 8, but the images are 16 x 16"),
+        (["bilevel", "pictures", "--mask", "nothing.png"], "nothing.png cannot be read"),
+        (["bilevel", "pictures", "--crop", "64"], "is 16 x 16, smaller than 64 x 64"),
+        (["bilevel", "pictures", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["bilevel", "pictures", "--learning-rate", "-1"], "learning_rate must be positive"),
+        (["bilevel", "pictures", "--batch-size", "0"], "batch_size is at least 1"),
+        (["bilevel", "pictures", "--images", "9"], "cannot be taken of them"),
+        (["bilevel", "pictures", "--start", "nothing"], "there is no model 'nothing'"),
+        (["bilevel", "pictures", "--json", "few"], "is a folder. Name a file in it"),
+        (["bilevel", "pictures", "--output", "mask.png"], "cannot be used as a folder"),
+        (["adversarial", "pictures", "--penalty", "-1"], "needs penalty >= 0"),
+    ],
+    ids=lambda value: "-".join(value[1:]) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes_are_one_sentence(arguments, message, here, tmp_path, monkeypatch):
+    monkeypatch.chdir(here)
+    more = [] if "--output" in arguments else ["--output", tmp_path / "out"]
+    held_out = [] if "--held-out" in arguments else ["--held-out", 2]
+    result = run(*arguments, *more, *held_out)
+    assert result.exit_code == 2, result.output
+    assert message in flat(result)
+    assert result.output.startswith("convexlift: ")
+    assert result.output.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out" / "checkpoint.pt").exists()
+
+
+def test_wrong_choices_are_refused_by_typer(here):
+    result = run("bilevel", here / "pictures", "--hypergradient", "magic")
+    assert result.exit_code == 2
+    assert "jacobian-free" in result.output
+
+
+def test_debug_shows_the_cause(here, tmp_path):
+    arguments = ["train", "adversarial", str(here / "empty"), "--debug"]
+    with pytest.raises(Exception, match="has no pictures"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_failure_is_one_sentence_too(here, tmp_path):
+    np.save(tmp_path / "a.npy", np.full((16, 16), 1e30, dtype=np.float32))
+    np.save(tmp_path / "b.npy", np.full((16, 16), 1e30, dtype=np.float32))
+    np.save(tmp_path / "c.npy", np.full((16, 16), 1e30, dtype=np.float32))
+    result = run(
+        *("adversarial", tmp_path, "--damaged", tmp_path, "--start", here / "tiny", *FAST),
+        *("--output", tmp_path / "out", "--steps", 2, "--learning-rate", 1e30),
+    )
+    assert result.exit_code == 1, result.output
+    assert "FloatingPointError: the gradient is" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_help():
+    overview = run("--help").output
+    assert "adversarial" in overview
+    assert "bilevel" in overview
+    common = (
+        *("--preset", "--output", "--steps", "--batch-size", "--learning-rate", "--crop"),
+        *("--images", "--held-out", "--seed", "--start", "--mask", "--resume", "--device"),
+        *("--json", "--debug"),
+    )
+    environment = {"COLUMNS": "200", "TERMINAL_WIDTH": "200"}
+    for command, own in (("adversarial", ("--damaged", "--penalty")), ("bilevel", ("--hyperg",))):
+        result = CliRunner().invoke(app, ["train", command, "--help"], env=environment)
+        assert result.exit_code == 0
+        for option in (*common, *own):
+            assert option in result.output
+        for name, recipe in PRESETS.items():
+            fits = isinstance(recipe, AdversarialRecipe) == (command == "adversarial")
+            assert (name in flat(result)) == fits
+
+
+@pytest.mark.parametrize("command", ["adversarial", "bilevel"])
+def test_torchrun_leaves_our_options_alone(command):
+    """Its parser takes what could abbreviate one of its own options, wherever it stands."""
+    train = typer.main.get_command(app).commands["train"]
+    ours = [option for each in train.commands[command].params for option in each.opts]
+    ours = [option for option in ours if option.startswith("--") and option != "--start"]
+    assert "--start-from" in ours
+    command_line = ["--nproc-per-node", "2", "-m", "convexlift", "train", command, "images", *ours]
+    parsed = get_args_parser().parse_args(command_line)
+    assert parsed.training_script_args == ["train", command, "images", *ours]
+
+
+def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
+    command = [
+        *(sys.executable, "-m", "convexlift", "train", "adversarial", str(here / "pictures")),
+        *("--preset", "paper-salt-and-pepper", "--start", str(here / "tiny"), *FAST),
+        *("--output", str(tmp_path / "out"), "--steps", "100000", "--validate-every", "100000"),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    log, limit = tmp_path / "out" / "log.csv", time.time() + 120
+    while time.time() < limit and (not log.exists() or log.read_bytes().count(b"\n") < 4):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.startswith("convexlift: Interrupted after step ")
+    assert errors.endswith("Go on with the same command and --resume.\n")
+    assert errors.count("\n") == 1
+    assert printed.startswith("step 0 of 100000: start, PSNR")
+    names = {path.name for path in (tmp_path / "out").iterdir() if "tfevents" not in path.name}
+    assert names == {"log.csv", "checkpoint.pt"}
+    result = adversarial(here, tmp_path / "out", "--resume")
+    assert result.exit_code == 2
+    assert "options.steps = 100000, but this run has 4" in result.output
+
+
+def test_resume_without_a_checkpoint_begins(here, tmp_path):
+    result = adversarial(here, tmp_path / "out", "--resume")
+    assert result.exit_code == 0, result.output
+    assert "There is no checkpoint in" in result.output
