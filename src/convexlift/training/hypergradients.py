@@ -27,12 +27,13 @@ from convexlift.functionals.anchored import Anchored
 from convexlift.functionals.fidelity import L1, SquaredL2
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Identity
+from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Solution
 from convexlift.solvers.solve import full_precision, solve
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import expand_per_image
+from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
 
@@ -42,6 +43,36 @@ def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None)
     data_term = problem.fidelity.value(problem.operator(x))
     regularizer: Tensor = problem.regularizer(x)
     return data_term + gamma * regularizer
+
+
+def lagrangian(
+    problem: VariationalProblem, x: Tensor, duals: Blocks, weight: Tensor | None = None
+) -> Tensor:
+    """J(x, theta) for each image, with the gradient in theta of  min_x J(., theta).
+
+    With z_i the layers at x, held fixed as x and the dual variables p_i are, it is that of
+
+        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>.
+
+    For smooth networks, p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i
+    the solution decides which of the slopes counts, and autograd cannot know it.
+
+    Args:
+        problem: whose ``regularizer`` holds theta.
+        x: its solution.
+        duals: of it, ``solution.duals``.
+        weight: the problem's weight as a tensor, if it is to be learned too.
+    """
+    gamma = problem.weight if weight is None else weight
+    network = problem.regularizer.bind(problem.image_shape, detach=False)
+    with torch.no_grad():
+        values = (x, *network.forward(x).z)
+        objective = problem.objective(x)
+    total = sum_per_image(gamma * network.output * values[-1])
+    for i, layer in enumerate(network.layers, start=1):
+        p = duals[dual_names(i, len(network.layers))[0]]
+        total = total + sum_per_image(p * layer.affine(values))
+    return objective + (total - total.detach())
 
 
 def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
@@ -193,12 +224,14 @@ class ValueFunction(Hypergradient):
     """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
 
     The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
-    and theta commute: two solves and no second derivative, right also where J has kinks. The
-    second problem is of the same kind, so the same certified solver does it, starting from x.
+    and theta commute: two solves and no second derivative, right also where J has kinks. There
+    J has no gradient in theta, but its saddle-point form has, at the dual variables of the two
+    solves (see ``lagrangian``). The second problem is of the same kind, so the same certified
+    solver does it, starting from x.
 
     Args:
-        b: small, for an error of O(b), but large against the square root of the gap.
-        gap: of the second solve; None takes the accuracy of the first.
+        b: small, for an error of O(b), but large against the square root of both gaps.
+        gap: of the second solve.
         max_iterations: of the second solve.
         method: of the second solve.
     """
@@ -226,8 +259,10 @@ class ValueFunction(Hypergradient):
             stop=stop,
             start=solution.state,
         )
-        difference = energy(problem, pulled.x, weight) - energy(problem, solution.x, weight)
-        return difference / self.b
+        return (
+            lagrangian(problem, pulled.x, pulled.duals, weight)
+            - lagrangian(problem, solution.x, solution.duals, weight)
+        ) / self.b
 
 
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
