@@ -8,9 +8,10 @@ approximates, that of l(x(theta)). A training loop then calls ``backward`` on it
 strategy. What each one may be trusted with is measured in the tests against finite differences:
 
     ValueFunction   smooth and non-smooth networks, every pixel-wise data term
-    Implicit        smooth networks; the best choice for them
-    Unrolled        smooth networks, as the number of steps grows
-    JacobianFree    a direction of descent at best (the paper's choice, and the cheapest)
+    Implicit        smooth networks; the best choice for them, and wrong for others
+    Unrolled        smooth networks and data terms, as the number of steps grows
+    JacobianFree    a direction of descent at best, for smooth networks and data terms (the
+                    paper's choice, and the cheapest)
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def lagrangian(
 
 def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
     """l(x) = 1/2 ||x - truth||^2 for each image."""
+    _require_same_shape(x, truth)
     return ((x - truth) ** 2).flatten(1).sum(1) / 2
 
 
@@ -196,6 +198,7 @@ class Implicit(Hypergradient):
         weight: Tensor | None = None,
     ) -> Tensor:
         """See the class."""
+        _require_same_shape(solution.x, truth)
         x = solution.x.detach().requires_grad_()
         free = movable(problem, x.detach())
         with full_precision():
@@ -243,6 +246,8 @@ class ValueFunction(Hypergradient):
 
     def __post_init__(self) -> None:
         _require_positive(self, b=self.b, gap=self.gap)
+        if self.max_iterations < 1:
+            raise ValueError(f"ValueFunction needs max_iterations >= 1, got {self.max_iterations}")
 
     def surrogate(
         self,
@@ -272,6 +277,8 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
     """
     diagonal = problem.operator.diagonal
     y = problem.fidelity.y
+    if diagonal is not None:
+        _require_same_shape(y, truth)
     if type(problem.fidelity) is SquaredL2 and diagonal is not None:
         m = diagonal.to(y).expand_as(y)
         d = torch.sqrt(m**2 + b)
@@ -317,7 +324,20 @@ def _largest_curvature(problem: VariationalProblem, x: Tensor, iterations: int =
         (image,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
         size = image.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
         v = image / expand_per_image(size, image)
+    if not bool((size > torch.finfo(x.dtype).eps).all()):
+        raise ValueError(
+            "J has no curvature here (an L1 data term and a network of kinks?), so that no step "
+            "fits it: write Unrolled(steps=..., step=...), or use ValueFunction()"
+        )
     return expand_per_image(1.1 * size, x)
+
+
+def _require_same_shape(x: Tensor, truth: Tensor) -> None:
+    if x.shape != truth.shape:
+        raise ValueError(
+            f"the ground truth has shape {tuple(truth.shape)}, "
+            f"the reconstructions have {tuple(x.shape)}"
+        )
 
 
 def _require_positive(owner: Hypergradient, **values: float) -> None:
