@@ -159,13 +159,7 @@ class InputConvexNetwork(nn.Module):
             )
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
-        """The network on images of one shape, as operators.
-
-        Args:
-            image_shape: (C, H, W).
-            detach: cut the operators from the autograd graph; else they are differentiable in
-                the weights.
-        """
+        """The network on images of one shape, as operators cut from the autograd graph (or not)."""
         bound = self._bind(image_shape)
         return bound.detach() if detach else bound
 
