@@ -10,8 +10,8 @@ strategy. What each one may be trusted with is measured in the tests against fin
     ValueFunction   smooth and non-smooth networks, every pixel-wise data term
     Implicit        smooth networks; the best choice for them, and wrong for others
     Unrolled        smooth networks and data terms, as the number of steps grows
-    JacobianFree    a direction of descent at best, for smooth networks and data terms (the
-                    paper's choice, and the cheapest)
+    JacobianFree    a direction of descent at best, and of ascent at worst (the paper's choice,
+                    and the cheapest)
 """
 
 from __future__ import annotations
