@@ -140,9 +140,6 @@ def case(name: str) -> Case:
             * torch.randn(p.shape, generator=generator, dtype=torch.float64)
             for p in parameters
         ]
-        # Where x is flat, only filters that ignore brightness keep it at their kink.
-        filters = next(d for d in direction if d.ndim == 4)
-        filters -= filters.mean((-2, -1), keepdim=True)
         directions.append(direction)
         difference = loss_along(direction, STEP) - loss_along(direction, -STEP)
         derivatives.append(difference / (2 * STEP))
@@ -155,7 +152,7 @@ def case(name: str) -> Case:
     start = torch.from_numpy(optimum(problem)[1])
     for held in (torch.zeros_like(start), torch.ones_like(start), problem.fidelity.y):
         start = torch.where((start - held).abs() < 1e-6, held, start)
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-10, max_iterations=3000), start=start)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-12, max_iterations=5000), start=start)
     assert solution.status[0] is cl.Status.CONVERGED
     derivatives = torch.tensor(derivatives, dtype=torch.float64)
     return Case(problem, truth, solution, directions, derivatives, by_weight)
@@ -189,7 +186,7 @@ def error(strategy: Hypergradient, name: str) -> float:
 
 
 def value_function(b: float) -> ValueFunction:
-    return ValueFunction(b, gap=1e-10, max_iterations=3000)
+    return ValueFunction(b, gap=1e-12, max_iterations=5000)
 
 
 def implicit(linear_solver: str) -> Implicit:
@@ -229,23 +226,27 @@ def test_implicit_differentiation_is_wrong_for_networks_with_kinks(name):
 
 @pytest.mark.parametrize("name", SMOOTH_DATA)
 def test_unrolling_tends_to_implicit_differentiation(name):
-    few, some, many = (compare(Unrolled(steps), name) for steps in (2, 8, 250))
-    assert few[0] < some[0] < many[0]
-    assert abs(few[1] - 1) > abs(some[1] - 1) > abs(many[1] - 1)
-    assert many[0] > 0.9999
-    assert many[1] == pytest.approx(1, abs=0.01)
+    few, some, many = (error(Unrolled(steps), name) for steps in (2, 8, 250))
+    assert few > some > many
+    assert some > 0.03
+    assert many < 0.005
 
 
-@pytest.mark.parametrize("name", SMOOTH_DATA)
-def test_without_jacobian_there_is_a_direction_of_descent(name):
+@pytest.mark.parametrize("name", ["baseline, L2", "ridge, masked L2"])
+def test_without_jacobian_there_may_be_a_direction_of_descent(name):
     cosine, _ = compare(JacobianFree(), name)
     assert 0.5 < cosine < 0.999
+
+
+def test_without_jacobian_there_may_be_a_direction_of_ascent():
+    """Missing pixels make the Hessian anything but a multiple of the identity."""
+    assert compare(JacobianFree(), "baseline, masked L2")[0] < -0.2
 
 
 def test_where_gradient_steps_fail():
     """The kinks of the data term, or of the network, are not seen by a gradient step."""
     assert compare(JacobianFree(), "baseline, L1")[0] < 0.5
-    assert compare(JacobianFree(), "ridge with kinks, masked L2")[0] < 0.5
+    assert compare(JacobianFree(), "baseline with kinks, L1")[0] < 0.5
     assert compare(Unrolled(50), "baseline, L1")[0] < 0.9
     assert compare(Unrolled(50), "ridge with kinks, masked L2")[0] < 0.5
 
