@@ -17,6 +17,7 @@ from convexlift.operators.convolution import (
     Padding,
     PoolingOperator,
 )
+from convexlift.operators.imaging import Diagonal
 
 SHAPE = (2, 8, 9)
 
@@ -54,6 +55,9 @@ def special_weights(kind: str, size: int) -> torch.Tensor:
 OPERATORS = {
     "identity": lambda: (cl.Identity(), SHAPE),
     "mask": lambda: (cl.Mask(weights(8, 9) > 0), SHAPE),
+    "diagonal": lambda: (Diagonal(weights(8, 9)), SHAPE),
+    "diagonal by channel": lambda: (Diagonal(weights(2, 8, 9)), SHAPE),
+    "diagonal per image": lambda: (Diagonal(weights(3, 1, 8, 9)), SHAPE),
     "mask per image": lambda: (cl.Mask(weights(3, 1, 8, 9) > 0), SHAPE),
     **{f"blur {b}": lambda b=b: (cl.Blur(kernel(), b), SHAPE) for b in BOUNDARIES},
     "gaussian": lambda: (cl.Blur.gaussian(0.8), SHAPE),
@@ -118,7 +122,7 @@ def test_exam_in_single_precision(name):
     cl.check_operator(operator, shape, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "mask per image"])
+@pytest.mark.parametrize("name", [n for n in OPERATORS if "per image" not in n])
 def test_adjoint_is_the_transpose_and_norm_an_upper_bound(name):
     operator, shape = OPERATORS[name]()
     matrix = dense_matrix(operator, shape)
@@ -266,3 +270,19 @@ def test_a_non_linear_operator_is_caught():
 def test_bad_input(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_diagonal_operator():
+    values = weights(8, 9)
+    operator = Diagonal(values)
+    x = torch.rand(2, 1, 8, 9)
+    assert torch.equal(operator(x), values * x)
+    assert torch.equal(operator.diagonal, values[None, None])
+    assert operator.norm() == float(values.abs().max())
+    assert Diagonal(torch.arange(4).reshape(2, 2)).values.is_floating_point()
+    with pytest.raises(ValueError, match=r"Diagonal takes the shape .* got \(3,\)"):
+        Diagonal(torch.ones(3))
+    with pytest.raises(ValueError, match=r"Diagonal got nan at \(0, 1\)"):
+        Diagonal(torch.tensor([[1.0, torch.nan]]))
+    with pytest.raises(ValueError, match=r"Diagonal of shape \(1, 1, 8, 9\) does not fit"):
+        operator.output_shape((1, 9, 8))

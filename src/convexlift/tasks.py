@@ -6,6 +6,7 @@ own, so that a sample does not depend on the batch it is in.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ class SaltAndPepper(Task):
     scale: float = 1.0
     box: Bounds | None = (0.0, 1.0)
 
+    def __post_init__(self) -> None:
+        _require_fraction(self, "fraction", self.fraction)
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"SaltAndPepper needs scale > 0, got scale={self.scale}")
+
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """See the class."""
         noisy = _each(clean, generators, lambda x, g: salt_and_pepper(x, self.fraction, g))
@@ -88,6 +94,9 @@ class GaussianDenoising(Task):
     name: ClassVar[str] = "gaussian-denoising"
     sigma: float = 0.1
     box: Bounds | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        _require_deviation(self, "sigma", self.sigma)
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """See the class."""
@@ -114,6 +123,16 @@ class Inpainting(Task):
     mask: Tensor | None = None
     fill: Literal["zero", "neighbours"] = "neighbours"
     box: Bounds | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        _require_fraction(self, "missing", self.missing)
+        _require_deviation(self, "noise", self.noise)
+        if self.fill not in ("zero", "neighbours"):
+            raise ValueError(f"Inpainting fills with 'zero' or 'neighbours', got {self.fill!r}")
+        if self.mask is not None and self.mask.ndim != 2:
+            raise ValueError(
+                f"Inpainting takes one mask (H, W) for all images, got {tuple(self.mask.shape)}"
+            )
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """See the class."""
@@ -144,6 +163,8 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
     Pixels with no seen neighbour in size x size wait for the next round, in which the filled
     ones count as seen.
     """
+    if size < 3 or size % 2 == 0:
+        raise ValueError(f"neighbours are in squares of odd size, 3 or more; got size={size}")
     image, seen = data * mask, mask.expand_as(data)
     while bool((seen == 0).any()):
         count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
@@ -155,6 +176,16 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
         image = torch.where((seen == 0) & reached, mean, image)
         seen = torch.maximum(seen, reached.to(seen))
     return image
+
+
+def _require_fraction(task: Task, name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{type(task).__name__} needs 0 <= {name} <= 1, got {name}={value}")
+
+
+def _require_deviation(task: Task, name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{type(task).__name__} needs {name} >= 0, got {name}={value}")
 
 
 def _each(

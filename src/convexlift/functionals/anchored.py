@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity
+from convexlift.tensors import first_non_finite
 
 
 class Anchored(Fidelity):
@@ -32,6 +33,8 @@ class Anchored(Fidelity):
             raise ValueError(
                 f"the target has shape {tuple(target.shape)}, the data {tuple(fidelity.y.shape)}"
             )
+        if (place := first_non_finite(target)) is not None:
+            raise ValueError(f"the target is {float(target[place])} at index {place}")
         if not 0 < pull < math.inf:
             raise ValueError(f"Anchored needs pull > 0, got pull={pull}")
         self.fidelity = fidelity

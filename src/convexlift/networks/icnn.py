@@ -158,12 +158,12 @@ class InputConvexNetwork(nn.Module):
                 "network to be convex; call network.project_() after each optimiser step"
             )
 
-    def bind(self, image_shape: Shape) -> BoundNetwork:
-        """The network on images of one shape, as operators cut from the autograd graph."""
-        return self._bind(image_shape).detach()
+    def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
+        """The network on images of one shape, as operators cut from the autograd graph (or not)."""
+        bound = self._bind(image_shape)
+        return bound.detach() if detach else bound
 
     def _bind(self, image_shape: Shape) -> BoundNetwork:
-        """As ``bind``, but differentiable in the weights."""
         self._check_image_shape(image_shape)
         shapes: list[Shape] = [image_shape]
         bound = []

@@ -68,11 +68,11 @@ class Mask(Diagonal):
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__(mask)
-        wrong = (self.values != 0) & (self.values != 1)
+        wrong = (mask != 0) & (mask != 1)
         if wrong.any():
             place = tuple(int(i) for i in wrong.nonzero()[0])
             raise ValueError(
-                f"a mask holds only 0 (missing) and 1 (seen), found {float(self.values[place]):g} "
+                f"a mask holds only 0 (missing) and 1 (seen), found {float(mask[place]):g} "
                 f"at {place}; compare with a threshold first, as in `mask > 0.5`"
             )
 

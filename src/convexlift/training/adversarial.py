@@ -85,6 +85,11 @@ class Adversarial(Objective):
         if self.task is not None:
             return self.task.measure(clean, batch.generators(clean.device)).picture
         assert self.damaged is not None
+        if (last := int(batch.indices.max())) >= len(self.damaged):
+            raise ValueError(
+                f"image {last} of the training set has no damaged version: there are "
+                f"{len(self.damaged)}; give one for each, in the same order"
+            )
         pictures = torch.stack([self.damaged[i] for i in batch.indices.tolist()]).to(clean)
         if pictures.shape != clean.shape:
             raise ValueError(

@@ -61,6 +61,8 @@ class Bilevel(Objective):
         for task, weight in tasks:
             if not 0 < weight < math.inf:
                 raise ValueError(f"{task.name} needs a weight > 0, got {weight}")
+        if warm_starts < 0:
+            raise ValueError(f"warm_starts counts training images, got {warm_starts}")
         self.tasks = tuple(task for task, _ in tasks)
         self.hypergradient = Implicit() if hypergradient is None else hypergradient
         self.method = method
@@ -75,12 +77,17 @@ class Bilevel(Objective):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each task, as learned so far."""
+        """The weight of each task, as learned so far; the second of a name is "name 2"."""
+        found: dict[str, float] = {}
         values = self._log_weights().detach().exp().tolist()
-        return {task.name: value for task, value in zip(self.tasks, values, strict=True)}
+        for i, (task, value) in enumerate(zip(self.tasks, values, strict=True)):
+            number = [other.name for other in self.tasks[: i + 1]].count(task.name)
+            found[task.name if number == 1 else f"{task.name} {number}"] = value
+        return found
 
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
         """Solve the lower level, then differentiate through it."""
+        self._check_warm_starts(batch)
         turn = batch.step % len(self.tasks)
         task = self.tasks[turn]
         measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
@@ -112,6 +119,20 @@ class Bilevel(Objective):
         first = self.first_log_weight
         assert isinstance(first, Tensor)
         return torch.cat([first, self.other_log_weights])
+
+    def _check_warm_starts(self, batch: Batch) -> None:
+        if not self.warm_starts:
+            return
+        if not batch.fixed:
+            raise ValueError(
+                "warm starts need samples that do not change: write BatchSampler(..., fixed=True), "
+                "or Bilevel(..., warm_starts=0)"
+            )
+        if (last := int(batch.indices.max())) >= self.warm_starts:
+            raise ValueError(
+                f"image {last} of the training set has no place among {self.warm_starts} warm "
+                "starts; write warm_starts=len(images)"
+            )
 
     def _start(self, turn: int, batch: Batch, problem: VariationalProblem) -> Tensor | None:
         """The last reconstructions; images that are met for the first time start afresh."""

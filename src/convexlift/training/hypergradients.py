@@ -8,9 +8,10 @@ approximates, that of l(x(theta)). A training loop then calls ``backward`` on it
 strategy. What each one may be trusted with is measured in the tests against finite differences:
 
     ValueFunction   smooth and non-smooth networks, every pixel-wise data term
-    Implicit        smooth networks; the best choice for them
-    Unrolled        smooth networks, as the number of steps grows
-    JacobianFree    a direction of descent at best (the paper's choice, and the cheapest)
+    Implicit        smooth networks; the best choice for them, and wrong for others
+    Unrolled        smooth networks and data terms, as the number of steps grows
+    JacobianFree    a direction of descent at best, and of ascent at worst (the paper's choice,
+                    and the cheapest)
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from convexlift.functionals.anchored import Anchored
 from convexlift.functionals.fidelity import L1, SquaredL2
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Identity
+from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Solution
 from convexlift.solvers.solve import full_precision, solve
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import expand_per_image
+from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
 
@@ -44,8 +46,39 @@ def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None)
     return data_term + gamma * regularizer
 
 
+def lagrangian(
+    problem: VariationalProblem, x: Tensor, duals: Blocks, weight: Tensor | None = None
+) -> Tensor:
+    """J(x, theta) for each image, with the gradient in theta of  min_x J(., theta).
+
+    With z_i the layers at x, held fixed as x and the dual variables p_i are, it is that of
+
+        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>.
+
+    For smooth networks, p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i
+    the solution decides which of the slopes counts, and autograd cannot know it.
+
+    Args:
+        problem: whose ``regularizer`` holds theta.
+        x: its solution.
+        duals: of it, ``solution.duals``.
+        weight: the problem's weight as a tensor, if it is to be learned too.
+    """
+    gamma = problem.weight if weight is None else weight
+    network = problem.regularizer.bind(problem.image_shape, detach=False)
+    with torch.no_grad():
+        values = (x, *network.forward(x).z)
+        objective = problem.objective(x)
+    total = sum_per_image(gamma * network.output * values[-1])
+    for i, layer in enumerate(network.layers, start=1):
+        p = duals[dual_names(i, len(network.layers))[0]]
+        total = total + sum_per_image(p * layer.affine(values))
+    return objective + (total - total.detach())
+
+
 def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
     """l(x) = 1/2 ||x - truth||^2 for each image."""
+    _require_same_shape(x, truth)
     return ((x - truth) ** 2).flatten(1).sum(1) / 2
 
 
@@ -165,6 +198,7 @@ class Implicit(Hypergradient):
         weight: Tensor | None = None,
     ) -> Tensor:
         """See the class."""
+        _require_same_shape(solution.x, truth)
         x = solution.x.detach().requires_grad_()
         free = movable(problem, x.detach())
         with full_precision():
@@ -193,12 +227,14 @@ class ValueFunction(Hypergradient):
     """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
 
     The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
-    and theta commute: two solves and no second derivative, right also where J has kinks. The
-    second problem is of the same kind, so the same certified solver does it, starting from x.
+    and theta commute: two solves and no second derivative, right also where J has kinks. There
+    J has no gradient in theta, but its saddle-point form has, at the dual variables of the two
+    solves (see ``lagrangian``). The second problem is of the same kind, so the same certified
+    solver does it, starting from x.
 
     Args:
-        b: small, for an error of O(b), but large against the square root of the gap.
-        gap: of the second solve; None takes the accuracy of the first.
+        b: small, for an error of O(b), but large against the square root of both gaps.
+        gap: of the second solve.
         max_iterations: of the second solve.
         method: of the second solve.
     """
@@ -210,6 +246,8 @@ class ValueFunction(Hypergradient):
 
     def __post_init__(self) -> None:
         _require_positive(self, b=self.b, gap=self.gap)
+        if self.max_iterations < 1:
+            raise ValueError(f"ValueFunction needs max_iterations >= 1, got {self.max_iterations}")
 
     def surrogate(
         self,
@@ -226,8 +264,10 @@ class ValueFunction(Hypergradient):
             stop=stop,
             start=solution.state,
         )
-        difference = energy(problem, pulled.x, weight) - energy(problem, solution.x, weight)
-        return difference / self.b
+        return (
+            lagrangian(problem, pulled.x, pulled.duals, weight)
+            - lagrangian(problem, solution.x, solution.duals, weight)
+        ) / self.b
 
 
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
@@ -237,6 +277,8 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
     """
     diagonal = problem.operator.diagonal
     y = problem.fidelity.y
+    if diagonal is not None:
+        _require_same_shape(y, truth)
     if type(problem.fidelity) is SquaredL2 and diagonal is not None:
         m = diagonal.to(y).expand_as(y)
         d = torch.sqrt(m**2 + b)
@@ -282,7 +324,20 @@ def _largest_curvature(problem: VariationalProblem, x: Tensor, iterations: int =
         (image,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
         size = image.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
         v = image / expand_per_image(size, image)
+    if not bool((size > torch.finfo(x.dtype).eps).all()):
+        raise ValueError(
+            "J has no curvature here (an L1 data term and a network of kinks?), so that no step "
+            "fits it: write Unrolled(steps=..., step=...), or use ValueFunction()"
+        )
     return expand_per_image(1.1 * size, x)
+
+
+def _require_same_shape(x: Tensor, truth: Tensor) -> None:
+    if x.shape != truth.shape:
+        raise ValueError(
+            f"the ground truth has shape {tuple(truth.shape)}, "
+            f"the reconstructions have {tuple(x.shape)}"
+        )
 
 
 def _require_positive(owner: Hypergradient, **values: float) -> None:

@@ -49,7 +49,8 @@ def minimal_residuals(
     """Minimise ||r - H q|| over growing Krylov spaces; also for singular H.
 
     The recurrence is that of conjugate residuals, whose iterates are those of MINRES where H is
-    positive semidefinite; the residual never grows. The arguments are those of
+    positive semidefinite; the residual never grows. Where no q solves the system, an image stops
+    when H (r - H q) vanishes up to rounding: then no q comes nearer. The arguments are those of
     :func:`conjugate_gradients`.
     """
     q = start
@@ -58,8 +59,12 @@ def minimal_residuals(
     direction, direction_image = residual, image
     product = _dot(residual, image)
     goal = tolerance**2 * _dot(r, r)
+    largest = torch.zeros_like(goal)  # of the Rayleigh quotients seen
+    rounding = 10 * torch.finfo(r.dtype).eps
     for _ in range(iterations):
-        active = (_dot(residual, residual) > goal) & (product > 0)
+        squared = _dot(residual, residual)
+        largest = torch.maximum(largest, _ratio(product, squared, squared > goal))
+        active = (squared > goal) & (product > rounding * largest * squared)
         if not active.any():
             break
         alpha = _ratio(product, _dot(direction_image, direction_image), active)

@@ -55,6 +55,16 @@ class Validation:
     seed: int = 0
     ratio: float = 1.3
 
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"Validation needs weight > 0, got weight={self.weight}")
+        if not 1 < self.ratio < math.inf:
+            raise ValueError(f"Validation needs ratio > 1, got ratio={self.ratio}")
+        if self.crop is not None:
+            self.images.require_at_least((self.crop, self.crop))
+        else:
+            self.images.require_size(self.images.size(0))
+
     def __call__(self, network: InputConvexNetwork, weight: float | None = None) -> Score:
         """Validate a network, from ``weight`` on if it is searched for."""
         parameter = next(network.parameters())
@@ -94,8 +104,6 @@ class Validation:
         pictures = [self.images[i] for i in range(len(self.images))]
         if self.crop is not None:
             pictures = [_middle(picture, self.crop) for picture in pictures]
-        else:
-            self.images.require_size(self.images.size(0))
         return torch.stack(pictures)
 
 
@@ -126,8 +134,4 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
 def _middle(picture: Tensor, size: int) -> Tensor:
     top, left = (picture.shape[-2] - size) // 2, (picture.shape[-1] - size) // 2
-    if min(top, left) < 0:
-        raise ValueError(
-            f"validation crops of {size} do not fit an image of {tuple(picture.shape[-2:])}"
-        )
     return picture[..., top : top + size, left : left + size]

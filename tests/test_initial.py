@@ -1,0 +1,125 @@
+"""Where training starts: filters that measure what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import convexlift as cl
+from convexlift.networks import AveragePool, Chain, Dense
+from convexlift.networks.architectures import baseline, convolutional, deep, ridge
+from convexlift.training.initial import cosine_filters, start_from_filters_, subtract_means_
+
+SIZE = 16
+COMMON = {"channels": 8, "kernel": 3, "padding": "reflect"}
+POOLED = {**COMMON, "pool": 4}
+# The network, and R / (strength sum |k * x|): lowest and highest.
+NETWORKS = {
+    "baseline": (lambda: baseline(SIZE, hidden=32, **POOLED), 0.799, 0.801),
+    "baseline, few units": (lambda: baseline(SIZE, hidden=6, **POOLED), 0.799, 0.801),
+    "baseline, uneven": (lambda: baseline(SIZE, hidden=40, **POOLED), 0.799, 0.801),
+    "baseline, smoothed": (
+        lambda: baseline(SIZE, hidden=32, smoothing=0.01, **POOLED), 0.75, 0.8,
+    ),
+    "deep": (lambda: deep(SIZE, hidden=32, **POOLED), 0.97, 0.99),
+    "convolutional": (lambda: convolutional(**COMMON), 0.98, 1.0),
+    "ridge": (lambda: ridge(smoothing=0.0, **COMMON), 1 - 1e-12, 1 + 1e-12),
+    "ridge, smoothed": (lambda: ridge(smoothing=0.01, **COMMON), 0.95, 1.0),
+}  # fmt: skip
+
+
+def pictures() -> torch.Tensor:
+    """Noise everywhere, in one half, in one corner; a square; an edge."""
+    x = torch.rand(5, 1, SIZE, SIZE)
+    x[1, ..., SIZE // 2 :] = 0.5
+    x[2, ..., 4:, :] = x[2, ..., 4:] = 0.5
+    x[3] = 0.5
+    x[3, :, 5:9, 5:9] = 0.9
+    x[4] = (torch.arange(SIZE) > 6).double()
+    return x
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7])
+def test_cosine_filters_are_orthonormal_and_ignore_brightness(size):
+    filters = cosine_filters(size**2 - 1, size)
+    flat = filters.flatten(1)
+    torch.testing.assert_close(flat @ flat.T, torch.eye(size**2 - 1), atol=1e-12, rtol=0)
+    assert float(flat.sum(1).abs().max()) < 1e-12
+    assert torch.equal(cosine_filters(2, size), filters[:2])
+
+
+def test_low_frequencies_come_first():
+    first = cosine_filters(2, 5)
+    assert float((first[0] - first[0][:1]).abs().max()) < 1e-12  # a wave along a row
+    assert float((first[1] - first[1][:, :1]).abs().max()) < 1e-12
+    changes = (cosine_filters(24, 5).sign().diff(dim=-1).abs().sum((1, 2))).tolist()
+    assert changes[-1] == max(changes)
+
+
+def test_more_filters_than_waves():
+    filters = cosine_filters(12, 3)
+    assert filters.shape == (12, 3, 3)
+    assert float(filters.sum((1, 2)).abs().max()) < 1e-12
+    torch.testing.assert_close(filters.flatten(1).norm(dim=1), torch.ones(12))
+    assert torch.equal(filters, cosine_filters(12, 3))
+    for count, size in ((1, 1), (0, 3)):
+        with pytest.raises(ValueError, match=f"size >= 2, got count={count}, size={size}"):
+            cosine_filters(count, size)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_measures_the_responses(name):
+    build, low, high = NETWORKS[name]
+    net = build()
+    start_from_filters_(net, strength=0.03)
+    x = pictures()
+    paired = 1 if name.startswith("ridge") else 2
+    filters = cosine_filters(8 // paired, 3)
+    responses = F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), filters[:, None])
+    expected = 0.03 * responses.abs().sum((1, 2, 3))
+    ratio = net(x).detach() / expected
+    assert low <= float(ratio.min())
+    assert float(ratio.max()) <= high
+    net.check_convexity()
+    # Brightness is free.
+    assert float(net(torch.full((1, 1, SIZE, SIZE), 0.7)).detach()) < 1e-12
+    torch.testing.assert_close(net(x + 0.3), net(x))
+
+
+@pytest.mark.parametrize("name", ["baseline", "deep", "convolutional"])
+def test_units_differ_so_that_they_can_learn(name):
+    net = NETWORKS[name][0]()
+    start_from_filters_(net)
+    x = pictures().requires_grad_()
+    net(x).sum().backward()
+    for parameter in net.layers[1].previous.parameters():
+        rows = parameter.detach().flatten(1)
+        assert float(torch.cdist(rows, rows).fill_diagonal_(1).min()) > 0
+
+
+def test_networks_that_have_no_filters_to_set():
+    dense = cl.ConvexLayer(cl.ReLU(), channels=4, skip=Dense(SIZE**2, 4))
+    with pytest.raises(ValueError, match="needs a first layer with a convolution, got Dense"):
+        start_from_filters_(cl.InputConvexNetwork([dense], image_size=(SIZE, SIZE)))
+    first = convolutional(**COMMON).layers[0]
+    skips = cl.ConvexLayer(cl.ReLU(), channels=8, skip=convolutional(**COMMON).layers[0].skip)
+    with pytest.raises(ValueError, match="needs layers that follow one another"):
+        start_from_filters_(cl.InputConvexNetwork([first, skips]))
+    pool = cl.ConvexLayer(cl.ReLU(), channels=8, previous=Chain(AveragePool(2)))
+    with pytest.raises(ValueError, match="cannot set a Chain"):
+        start_from_filters_(cl.InputConvexNetwork([first, pool]))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_subtracting_means(name):
+    net = NETWORKS[name][0]()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    assert float(net.layers[0].skip.weight.detach().mean((-2, -1)).abs().max()) > 1e-3
+    subtract_means_(net)
+    after = net.state_dict()
+    key = "layers.0.skip.weight"
+    torch.testing.assert_close(after[key], before[key] - before[key].mean((-2, -1), keepdim=True))
+    assert all(torch.equal(after[other], before[other]) for other in before if other != key)
+    x = pictures()
+    torch.testing.assert_close(net(x + 0.3), net(x))

@@ -1,0 +1,278 @@
+"""Objectives: the formulas of adversarial and bilevel learning, and what they remember."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.networks.architectures import baseline, ridge
+from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
+from convexlift.training import (
+    Adversarial,
+    Batch,
+    BatchSampler,
+    Bilevel,
+    ImageSet,
+    Implicit,
+    JacobianFree,
+    ValueFunction,
+)
+from convexlift.training.initial import start_from_filters_
+
+SIZE = 8
+
+
+def network(smoothing: float = 0.05) -> cl.InputConvexNetwork:
+    torch.manual_seed(2)
+    net = baseline(SIZE, channels=4, pool=4, hidden=6, kernel=3, smoothing=smoothing)
+    with torch.no_grad():
+        net.output.fill_(9.0)  # steep enough for the penalty to matter
+    return net
+
+
+def pictures(count: int = 3) -> ImageSet:
+    grid = torch.linspace(0, 1, SIZE)
+    waves = [
+        0.5 + 0.3 * torch.sin(4 * grid + i)[:, None] * torch.cos(3 * grid) for i in range(count)
+    ]
+    return ImageSet.from_tensors(waves)
+
+
+def batch_of(images: ImageSet, step: int = 0, *, size: int | None = None, fixed=False) -> Batch:
+    batch = BatchSampler(images, size or len(images), fixed=fixed).batch(step)
+    values = {**vars(batch), "clean": batch.clean.double()}
+    return Batch(**values)
+
+
+# Adversarial regularization
+
+
+def steepness_by_differences(net: cl.InputConvexNetwork, x: torch.Tensor) -> torch.Tensor:
+    """||grad R|| of each image, a pixel at a time."""
+    e = 1e-5
+    slopes = []
+    for pixel in range(x[0].numel()):
+        change = torch.zeros_like(x).flatten(1)
+        change[:, pixel] = e
+        change = change.reshape(x.shape)
+        slopes.append((net(x + change) - net(x - change)).detach() / (2 * e))
+    return torch.stack(slopes, 1).norm(dim=1)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_the_adversarial_loss_is_its_formula(paired, given):
+    net, batch = network(), batch_of(pictures())
+    task = SaltAndPepper(0.3)
+    damaged = task.measure(batch.clean, batch.generators()).picture
+    if given:
+        noisy = torch.rand(3, SIZE, SIZE)
+        objective = Adversarial(
+            None, 7.0, paired=paired, damaged=ImageSet.from_tensors(list(noisy))
+        )
+        damaged = noisy.float().double()[batch.indices][:, None]
+    else:
+        objective = Adversarial(task, 7.0, paired=paired)
+    loss = objective(net, batch)
+
+    partner = damaged if paired else damaged[[2, 0, 1]]
+    s = torch.stack([torch.rand((), generator=g) for g in batch.generators(stream=1)])
+    s = s.reshape(3, 1, 1, 1)
+    steepness = steepness_by_differences(net, s * batch.clean + (1 - s) * partner)
+    assert (steepness > 1).any()
+    distance = net(damaged).mean() - net(batch.clean).mean()
+    expected = -distance + 7.0 * ((steepness - 1).clamp_min(0) ** 2).mean()
+    assert float(loss.value) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert float(loss.surrogate.detach()) == float(loss.value)
+    assert set(loss.metrics) == set(objective.metric_names)
+    assert float(loss.metrics["distance"]) == pytest.approx(float(distance.detach()))
+    assert float(loss.metrics["steepness"]) == pytest.approx(float(steepness.mean()), rel=1e-6)
+
+
+def test_the_adversarial_gradient_is_that_of_the_loss():
+    net, batch = network(), batch_of(pictures())
+    objective = Adversarial(GaussianDenoising(0.3))
+    objective(net, batch).surrogate.backward()
+    parameter = net.layers[0].skip.weight
+    gradient, e = parameter.grad.clone(), 1e-5
+    for place in [(0, 0, 0, 0), (2, 0, 1, 2), (3, 0, 2, 1)]:
+        values = []
+        for sign in (e, -e):
+            with torch.no_grad():
+                parameter[place] += sign
+            values.append(float(objective(net, batch).value))
+            with torch.no_grad():
+                parameter[place] -= sign
+        assert float(gradient[place]) == pytest.approx((values[0] - values[1]) / (2 * e), rel=1e-4)
+
+
+def test_a_critic_learns_to_tell_noise():
+    net, images = network(0.0), pictures()
+    objective = Adversarial(GaussianDenoising(0.3), paired=False)
+    optimiser = torch.optim.Adam(net.parameters(), 0.01)
+    distances = []
+    for step in range(60):
+        loss = objective(net, batch_of(images, step))
+        optimiser.zero_grad()
+        loss.surrogate.backward()
+        optimiser.step()
+        net.project_()
+        distances.append(float(loss.metrics["distance"]))
+    net.check_convexity()
+    assert sum(distances[-10:]) / 10 > 0.05
+    assert sum(distances[-10:]) > sum(distances[:10])
+
+
+def test_adversarial_input_that_makes_no_sense():
+    images = pictures(3)
+    with pytest.raises(ValueError, match="needs a task that damages images, or damaged images"):
+        Adversarial(None)
+    with pytest.raises(ValueError, match="needs a task that damages images, or damaged images"):
+        Adversarial(GaussianDenoising(), damaged=images)
+    with pytest.raises(ValueError, match=r"Adversarial needs penalty >= 0, got -1\.0"):
+        Adversarial(GaussianDenoising(), -1.0)
+    with pytest.raises(ValueError, match="has no damaged version: there are 2; give one for each"):
+        Adversarial(None, damaged=images.first(2))(network(), batch_of(images))
+    other = ImageSet.from_tensors([torch.rand(4, 4)] * 3)
+    with pytest.raises(ValueError, match=r"\(1, 4, 4\) do not match clean ones of \(1, 8, 8\)"):
+        Adversarial(None, damaged=other)(network(), batch_of(images))
+
+
+# Bilevel learning
+
+
+STOP = cl.StopWhen(gap=1e-5, max_iterations=300)
+
+
+def learner(smoothing: float = 0.05) -> cl.InputConvexNetwork:
+    torch.manual_seed(2)
+    net = ridge(channels=4, kernel=3, smoothing=smoothing)
+    start_from_filters_(net, 0.02)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("hypergradient", "smoothing"),
+    [(Implicit(), 0.05), (JacobianFree(), 0.05), (ValueFunction(1e-2), 0.0)],
+    ids=["implicit", "jacobian-free", "value function"],
+)
+def test_a_few_steps_lower_the_loss(hypergradient, smoothing):
+    net, batch = learner(smoothing), batch_of(pictures(), fixed=True)
+    objective = Bilevel(
+        [(GaussianDenoising(0.15), 1.0)], hypergradient=hypergradient, stop=STOP, warm_starts=3
+    )
+    optimiser = torch.optim.Adam([*net.parameters(), *objective.parameters()], 0.02)
+    losses = []
+    for _ in range(8):
+        loss = objective(net, batch)
+        optimiser.zero_grad()
+        loss.surrogate.backward()
+        optimiser.step()
+        net.project_()
+        losses.append(float(loss.value))
+        assert float(loss.metrics["gap"]) <= 1e-5
+    net.check_convexity()
+    assert losses[-1] < 0.9 * losses[0]
+    assert objective.weights == {"gaussian-denoising": pytest.approx(1.0)}
+
+
+def test_the_bilevel_loss_is_the_error_of_the_reconstruction():
+    net, batch = learner(), batch_of(pictures())
+    task = Inpainting(0.3, 0.05)
+    loss = Bilevel([(task, 0.5)], stop=STOP)(net, batch)
+    problem = task.measure(batch.clean, batch.generators()).problem(net, 0.5)
+    error = (cl.solve(problem, stop=STOP).x - batch.clean).square().flatten(1).mean(1)
+    assert float(loss.value) == pytest.approx(float(error.mean()) / 2, rel=1e-6)
+    assert float(loss.metrics["train_psnr"]) == pytest.approx(float(-10 * error.log10().mean()))
+
+
+def test_the_surrogate_has_the_scale_of_the_loss():
+    """Its derivative in a learned weight is that of the value, by finite differences."""
+    net, e = learner(), 1e-4
+    exact = cl.StopWhen(gap=1e-11, max_iterations=3000)
+    hypergradient = Implicit(damping=1e-8, iterations=200, tolerance=1e-8)
+    batch = batch_of(pictures(), 1)  # the second task's turn
+
+    def objective(logarithm: float) -> Bilevel:
+        tasks = [(SaltAndPepper(), 1.0), (GaussianDenoising(0.15), math.exp(logarithm))]
+        return Bilevel(tasks, hypergradient=hypergradient, stop=exact)
+
+    here = objective(0.5)
+    here(net, batch).surrogate.backward()
+    high, low = (float(objective(0.5 + sign)(net, batch).value) for sign in (e, -e))
+    assert float(here.other_log_weights.grad) == pytest.approx((high - low) / (2 * e), rel=1e-3)
+
+
+def test_further_weights_are_learned_and_the_first_stays():
+    net = learner()
+    tasks = [(GaussianDenoising(0.1), 2.0), (Inpainting(), 0.5), (Inpainting(0.5), 0.25)]
+    objective = Bilevel(tasks, stop=STOP)
+    names = ["gaussian-denoising", "inpainting", "inpainting 2"]
+    assert objective.weights == dict(zip(names, map(pytest.approx, (2.0, 0.5, 0.25)), strict=True))
+    images = pictures()
+    for step in range(3):
+        before = objective.weights
+        optimiser = torch.optim.SGD(objective.parameters(), 1e4)
+        optimiser.zero_grad()
+        objective(net, batch_of(images, step)).surrogate.backward()
+        optimiser.step()
+        moved = [name for name in names if objective.weights[name] != before[name]]
+        assert moved == ([] if step == 0 else [names[step]])
+
+
+def test_warm_starts_save_iterations_and_survive_a_checkpoint(tmp_path):
+    net, images = learner(), pictures(4)
+    task, stop = Inpainting(0.4), cl.StopWhen(gap=1e-5, max_iterations=2000, check_every=1)
+
+    def bilevel() -> Bilevel:
+        return Bilevel([(task, 1.0)], stop=stop, warm_starts=4)
+
+    objective = bilevel()
+    sampler = [batch_of(images, step, size=2, fixed=True) for step in range(4)]
+    cold = [float(objective(net, batch).metrics["iterations"]) for batch in sampler[:2]]
+    warm = [float(objective(net, batch).metrics["iterations"]) for batch in sampler[2:]]
+    assert sum(warm) < 0.8 * sum(cold)
+
+    torch.save(objective.state_dict(), tmp_path / "state.pt")
+    resumed = bilevel()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for batch in sampler[2:]:
+        a, b = objective(net, batch), resumed(net, batch)
+        assert float(a.metrics["iterations"]) == float(b.metrics["iterations"])
+        assert torch.equal(a.surrogate, b.surrogate)
+    # Without them, the run would be another.
+    assert float(bilevel()(net, sampler[2]).metrics["iterations"]) > warm[0]
+
+
+def test_images_not_seen_before_start_cold():
+    net, images = learner(), pictures(4)
+    objective = Bilevel([(GaussianDenoising(), 1.0)], stop=STOP, warm_starts=4)
+    objective(net, batch_of(images, 0, size=2, fixed=True))
+    stored = objective.get_extra_state()["0"]
+    assert torch.isfinite(stored).flatten(1).all(1).sum() == 2
+    loss = objective(net, batch_of(images, 0, size=4, fixed=True))
+    assert math.isfinite(float(loss.value))
+    assert torch.isfinite(objective.get_extra_state()["0"]).all()
+
+
+def test_objectives_can_be_copied():
+    objective = Bilevel([(GaussianDenoising(), 1.0), (SaltAndPepper(), 3.0)])
+    assert copy.deepcopy(objective).weights == objective.weights
+
+
+def test_bilevel_input_that_makes_no_sense():
+    tasks = [(GaussianDenoising(), 1.0)]
+    with pytest.raises(ValueError, match="Bilevel needs at least one task with its weight"):
+        Bilevel([])
+    with pytest.raises(ValueError, match=r"gaussian-denoising needs a weight > 0, got 0\.0"):
+        Bilevel([(GaussianDenoising(), 0.0)])
+    with pytest.raises(ValueError, match="warm_starts counts training images, got -1"):
+        Bilevel(tasks, warm_starts=-1)
+    with pytest.raises(ValueError, match=r"need samples that do not change: write BatchSampler\("):
+        Bilevel(tasks, warm_starts=3)(learner(), batch_of(pictures(3)))
+    with pytest.raises(ValueError, match="no place among 2 warm starts; write warm_starts=len"):
+        Bilevel(tasks, warm_starts=2)(learner(), batch_of(pictures(3), fixed=True))

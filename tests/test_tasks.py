@@ -1,0 +1,239 @@
+"""Imaging tasks: noise of the stated size, that belongs to its image and to nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.tasks import (
+    TASKS,
+    GaussianDenoising,
+    Inpainting,
+    SaltAndPepper,
+    Task,
+    fill_from_neighbours,
+)
+
+MASK = torch.rand(12, 10, generator=torch.Generator().manual_seed(4)) > 0.4
+EVERY = {
+    "salt and pepper": SaltAndPepper(),
+    "denoising": GaussianDenoising(),
+    "inpainting": Inpainting(),
+    "inpainting, zero": Inpainting(fill="zero", missing=0.9),
+    "inpainting, fixed mask": Inpainting(mask=MASK),
+}
+every_task = pytest.mark.parametrize("task", EVERY.values(), ids=EVERY)
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def images(count: int, height: int = 12, width: int = 10, channels: int = 1) -> torch.Tensor:
+    return 0.2 + 0.6 * torch.rand(count, channels, height, width)
+
+
+def parts(task: Task, clean: torch.Tensor, *seeds: int) -> dict[str, torch.Tensor]:
+    measurement = task.measure(clean, generators(*seeds))
+    return {
+        "y": measurement.fidelity.y,
+        "diagonal": measurement.operator.diagonal.expand_as(clean),
+        "picture": measurement.picture,
+    }
+
+
+@every_task
+def test_a_sample_does_not_depend_on_its_batch(task):
+    clean = images(4)
+    together = parts(task, clean, 3, 1, 4, 1)
+    for i, seed in enumerate((3, 1, 4, 1)):
+        alone = parts(task, clean[i : i + 1], seed)
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][i : i + 1], value, atol=1e-15, rtol=1e-15)
+    reversed_order = parts(task, clean.flip(0), 1, 4, 1, 3)
+    for name, value in reversed_order.items():
+        torch.testing.assert_close(value.flip(0), together[name], atol=1e-15, rtol=1e-15)
+
+
+@every_task
+def test_the_clean_images_are_left_alone(task):
+    clean = images(2)
+    before = clean.clone()
+    task.measure(clean, generators(0, 1))
+    assert torch.equal(clean, before)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_salt_and_pepper_in_equal_parts(fraction):
+    clean = torch.full((2, 1, 150, 150), 0.5)
+    measurement = SaltAndPepper(fraction, scale=0.3).measure(clean, generators(0, 1))
+    y = measurement.fidelity.y
+    for value in (0.0, 1.0):
+        share = (y == value).double().mean((1, 2, 3))
+        assert (share - fraction / 2).abs().max() < 5 * math.sqrt(0.25 / 150**2)
+    assert set(y.unique().tolist()) <= {0.0, 0.5, 1.0}
+    assert isinstance(measurement.fidelity, cl.L1)
+    assert measurement.fidelity.scale == 0.3
+    assert torch.equal(measurement.picture, y)
+    if fraction > 0:
+        assert not torch.equal(y[0], y[1])
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.1, 2.0])
+def test_gaussian_noise_of_the_stated_size(sigma):
+    clean = images(2, 150, 150)
+    noise = GaussianDenoising(sigma).measure(clean, generators(0, 1)).fidelity.y - clean
+    assert (noise.mean((1, 2, 3)).abs() <= 5 * sigma / 150).all()
+    assert noise.flatten(1).std(dim=1).tolist() == pytest.approx([sigma, sigma], rel=0.03)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_inpainting_hides_and_disturbs(channels):
+    clean = images(2, 150, 150, channels)
+    measurement = Inpainting(missing=0.3, noise=0.05).measure(clean, generators(0, 1))
+    mask = measurement.operator.diagonal
+    assert mask.shape == (2, 1, 150, 150)
+    assert not torch.equal(mask[0], mask[1])
+    assert ((1 - mask).mean((1, 2, 3)) - 0.3).abs().max() < 0.02
+    y = measurement.fidelity.y
+    seen = (mask == 1).expand_as(y)
+    assert (y[~seen] == 0).all()
+    assert float((y - clean)[seen].std()) == pytest.approx(0.05, rel=0.03)
+    assert torch.equal(measurement.picture[seen], y[seen])
+    zero = Inpainting(missing=0.3, noise=0.05, fill="zero").measure(clean, generators(0, 1))
+    assert torch.equal(zero.picture, y)
+
+
+def test_a_mask_of_ones_own():
+    clean = images(3)
+    measurement = Inpainting(mask=MASK, noise=0.1).measure(clean, generators(0, 1, 2))
+    assert torch.equal(measurement.operator.diagonal.bool(), MASK.expand(3, 1, 12, 10))
+    assert (measurement.fidelity.y[..., ~MASK] == 0).all()
+    assert not torch.equal(*(measurement.fidelity.y - clean)[:2])
+
+
+def test_no_noise_gives_the_image():
+    clean = images(1)
+    for task in (SaltAndPepper(0.0), GaussianDenoising(0.0), Inpainting(0.0, 0.0)):
+        measurement = task.measure(clean, generators(0))
+        assert torch.equal(measurement.picture, clean)
+        assert float(measurement.fidelity.value(measurement.operator(clean))) == 0
+
+
+# Filling holes
+
+
+def filled_slowly(data: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
+    """Pixel by pixel, round by round."""
+    reach = size // 2
+    result = data * mask
+    for b in range(data.shape[0]):
+        for c in range(data.shape[1]):
+            values = {
+                (i, j): float(data[b, c, i, j])
+                for i in range(data.shape[2])
+                for j in range(data.shape[3])
+                if mask[b, 0, i, j] == 1
+            }
+            while True:
+                new = {}
+                for i in range(data.shape[2]):
+                    for j in range(data.shape[3]):
+                        around = [
+                            values[k, m]
+                            for k in range(i - reach, i + reach + 1)
+                            for m in range(j - reach, j + reach + 1)
+                            if (k, m) in values
+                        ]
+                        if (i, j) not in values and around:
+                            new[i, j] = sum(around) / len(around)
+                if not new:
+                    break
+                values |= new
+            for (i, j), value in values.items():
+                result[b, c, i, j] = value
+    return result
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_holes_are_filled_as_by_hand(size):
+    data = torch.rand(4, 2, 9, 11)
+    mask = (torch.rand(4, 1, 9, 11) > 0.5).double()
+    mask[1] = 0
+    mask[1, 0, 0, 0] = 1  # a hole that takes many rounds
+    mask[2] = 0  # nothing is seen
+    mask[3] = 1
+    ours = fill_from_neighbours(data, mask, size)
+    torch.testing.assert_close(ours, filled_slowly(data, mask, size))
+    assert torch.equal(ours[2], torch.zeros(2, 9, 11))
+    assert torch.equal(ours[3], data[3])
+    torch.testing.assert_close(ours[1, 1], data[1, 1, 0, 0].expand(9, 11))
+
+
+# Problems
+
+
+@every_task
+def test_the_problem_is_solved_and_certified(task):
+    if isinstance(task, Inpainting) and task.mask is not None:
+        task = Inpainting(mask=MASK[:8, :8])
+    clean = images(2, 8, 8)
+    measurement = task.measure(clean, generators(0, 1))
+    net = cl.networks.baseline(8, channels=3, pool=4, hidden=4, kernel=3)
+    problem = measurement.problem(net, 0.4)
+    assert problem.weight == 0.4
+    assert problem.bounds == cl.Box(0, 1)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=3000))
+    assert all(status is cl.Status.CONVERGED for status in solution.status)
+    assert (problem.objective(clean) >= solution.lower_bound).all()
+
+
+def test_a_measurement_moves_as_a_whole():
+    measurement = Inpainting().measure(images(1), generators(0)).to(dtype=torch.float32)
+    assert {tensor.dtype for tensor in measurement.tensors()} == {torch.float32}
+
+
+def test_tasks_have_names():
+    assert set(TASKS) == {"salt-and-pepper", "gaussian-denoising", "inpainting"}
+    assert all(TASKS[name]().name == name for name in TASKS)
+
+
+# Errors
+
+
+@every_task
+def test_every_image_needs_a_generator(task):
+    with pytest.raises(ValueError, match="2 images need as many generators, got 3"):
+        task.measure(images(2), generators(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SaltAndPepper(1.5), r"SaltAndPepper needs 0 <= fraction <= 1, got fraction=1\.5"),
+        (lambda: SaltAndPepper(math.nan), "0 <= fraction <= 1, got fraction=nan"),
+        (lambda: SaltAndPepper(scale=0.0), r"SaltAndPepper needs scale > 0, got scale=0\.0"),
+        (lambda: GaussianDenoising(-0.1), r"GaussianDenoising needs sigma >= 0, got sigma=-0\.1"),
+        (lambda: Inpainting(missing=-0.1), "Inpainting needs 0 <= missing <= 1"),
+        (lambda: Inpainting(noise=math.inf), "Inpainting needs noise >= 0, got noise=inf"),
+        (lambda: Inpainting(fill="mean"), "fills with 'zero' or 'neighbours', got 'mean'"),
+        (
+            lambda: Inpainting(mask=torch.ones(1, 1, 4, 4)),
+            r"one mask \(H, W\) for all images, got \(1, 1, 4, 4\)",
+        ),
+        (
+            lambda: Inpainting(mask=MASK).measure(images(1, 8, 8), generators(0)),
+            "the mask is 12 x 10, but the images are 8 x 8",
+        ),
+        (
+            lambda: fill_from_neighbours(images(1), torch.ones(1, 1, 12, 10), size=4),
+            "squares of odd size, 3 or more; got size=4",
+        ),
+    ],
+)
+def test_what_makes_no_sense(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
