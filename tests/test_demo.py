@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 def test_it_succeeds_quietly(finished):
     folder, result = finished
     assert result.exit_code == 0, result.output
-    assert "trained on the spot" in " ".join(result.output.split())
+    assert "photo-any-size" in " ".join(result.output.split())
     assert "━" not in result.output  # no progress bar in a pipe
     assert str(folder / "report.html") in result.output.replace("\n", "")
 
@@ -69,24 +69,12 @@ def test_the_numbers(finished):
 def test_the_page_is_self_contained_and_honest(finished):
     folder, _ = finished
     page = (folder / "report.html").read_text()
-    assert "trained on the spot" in page
+    assert "photo-any-size" in page
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page
     table = (folder / "table.md").read_text()
     assert "denoising" in table
     assert table.count("|") > 40
-
-
-def test_training_helps():
-    """A few steps raise the PSNR of the denoised crops, and keep the network convex."""
-    seen = []
-    options = demo_module.DemoOptions(training_steps=12, batch=4)
-    network = demo_module.train_network(
-        options, torch.device("cpu"), lambda text, _: seen.append(float(text.split()[1]))
-    )
-    network.check_convexity()
-    assert sum(seen[-3:]) / 3 > sum(seen[:3]) / 3
-    assert network.layers[0].skip.weight.mean((1, 2, 3)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from convexlift.training import (
     JacobianFree,
     ValueFunction,
 )
+from convexlift.training.hypergradients import suitable_hypergradient
 from convexlift.training.initial import start_from_filters_
 
 SIZE = 8
@@ -157,8 +158,8 @@ def learner(smoothing: float = 0.05) -> cl.InputConvexNetwork:
 
 @pytest.mark.parametrize(
     ("hypergradient", "smoothing"),
-    [(Implicit(), 0.05), (JacobianFree(), 0.05), (ValueFunction(1e-2), 0.0)],
-    ids=["implicit", "jacobian-free", "value function"],
+    [(None, 0.05), (None, 0.0), (JacobianFree(), 0.05), (ValueFunction(1e-2), 0.0)],
+    ids=["suitable, smooth", "suitable, kinks", "jacobian-free", "value function"],
 )
 def test_a_few_steps_lower_the_loss(hypergradient, smoothing):
     net, batch = learner(smoothing), batch_of(pictures(), fixed=True)
@@ -178,6 +179,27 @@ def test_a_few_steps_lower_the_loss(hypergradient, smoothing):
     net.check_convexity()
     assert losses[-1] < 0.9 * losses[0]
     assert objective.weights == {"gaussian-denoising": pytest.approx(1.0)}
+
+
+def test_what_suits_a_network():
+    assert isinstance(suitable_hypergradient(learner(0.05)), Implicit)
+    assert isinstance(suitable_hypergradient(learner(0.0)), ValueFunction)
+
+
+def test_the_value_function_refines_a_coarse_solution():
+    """From a solution at a gap of 1e-2, it gives the gradient of an accurate one."""
+    net, batch = learner(0.0), batch_of(pictures())
+    truth = batch.clean
+    problem = GaussianDenoising(0.15).measure(truth, batch.generators()).problem(net, 1.0)
+    gradients = []
+    for gap in (1e-2, 1e-6):
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=gap, max_iterations=2000))
+        net.zero_grad()
+        strategy = ValueFunction(1e-3, gap=1e-7, max_iterations=3000)
+        strategy.surrogate(problem, solution, truth).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    coarse, fine = gradients
+    assert torch.cosine_similarity(coarse, fine, dim=0) > 0.99
 
 
 def test_the_bilevel_loss_is_the_error_of_the_reconstruction():

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from convexlift.demo import TRAINING_IMAGES, Demo, Result
+from convexlift.demo import Demo, Result
 from convexlift.images import atomic_path, save_image
 
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
@@ -74,12 +74,12 @@ def rows(demo: Demo) -> list[tuple[str, ...]]:
     ]
 
 
-def training_note(demo: Demo) -> str:
-    """What the pictures must not be taken for."""
+def regularizer_note(demo: Demo) -> str:
+    """Which regularizer it was, and under which terms."""
+    card = demo.card
     return (
-        f"The regularizer is a toy, trained on the spot in {demo.training_seconds:.0f} s on "
-        f"{len(TRAINING_IMAGES)} pictures ({', '.join(TRAINING_IMAGES)}): one convex layer of 24 "
-        "filters. No trained regularizer is shipped yet."
+        f"Regularizer: {card.name}, which comes with the package. Licence: {card.license}. "
+        f"See `convexlift models {card.name}`."
     )
 
 
@@ -87,8 +87,7 @@ def as_json(demo: Demo, version: str) -> dict[str, Any]:
     """The results as plain data."""
     return {
         "version": version,
-        "trained_on_the_spot": True,
-        "training_seconds": demo.training_seconds,
+        "regularizer": demo.card.name,
         "tolerance": demo.options.gap,
         "tasks": [_record(result) for result in demo.results],
     }
@@ -119,7 +118,7 @@ def markdown_table(demo: Demo) -> str:
         f"|{'---|' * len(COLUMNS)}",
         *(f"| {' | '.join(row)} |" for row in rows(demo)),
     ]
-    return "\n".join([*lines, "", training_note(demo), ""])
+    return "\n".join([*lines, "", regularizer_note(demo), ""])
 
 
 def plot_overview(demo: Demo) -> Any:
@@ -208,7 +207,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 <p>Each image minimises <em>D(Ax, y) + weight&nbsp;R(x)</em> over images with values in [0,&nbsp;1],
 <em>R</em> a convex neural network. The lower bound is a proof: no such image has a smaller
 objective. The solver was asked for a relative gap of {gap}, and given no step sizes.</p>
-<p class="note">{html.escape(training_note(demo))}</p>
+<p class="note">{html.escape(regularizer_note(demo))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Images</h2>
 <p><img alt="Clean, degraded and reconstructed images of each task" src="{_embedded(overview)}"></p>

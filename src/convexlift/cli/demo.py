@@ -26,7 +26,7 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.demo import QUICK, Demo, DemoOptions, run_demo
-from convexlift.report import COLUMNS, as_json, rows, training_note, write_report
+from convexlift.report import COLUMNS, as_json, regularizer_note, rows, write_report
 
 
 @app.command()
@@ -37,7 +37,7 @@ def demo(
     json_file: JsonFile = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny pictures and hardly any training.")
+        bool, typer.Option("--quick", help="Tiny pictures and a coarser gap.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -73,5 +73,5 @@ def _show(result: Demo, page: Path, screen: Console) -> None:
     for row in rows(result):
         table.add_row(*row)
     screen.print(table)
-    screen.print(training_note(result), highlight=False)
+    screen.print(regularizer_note(result), highlight=False)
     screen.print(f"Report: {page}", highlight=False)

@@ -24,7 +24,7 @@ from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
 from convexlift.training.data import Batch
 from convexlift.training.distributed import gather
-from convexlift.training.hypergradients import Hypergradient, Implicit
+from convexlift.training.hypergradients import Hypergradient, suitable_hypergradient
 from convexlift.training.objectives import Loss, Objective
 
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
@@ -36,7 +36,8 @@ class Bilevel(Objective):
 
     Args:
         tasks: one or more, with the weights R starts with in each.
-        hypergradient: how to differentiate the reconstructions.
+        hypergradient: how to differentiate the reconstructions; by default what suits the
+            network (``suitable_hypergradient``).
         method: of the lower level; ``cl.PDHG()`` unless given.
         stop: of the lower level: the certified gap says when a reconstruction is good enough.
         warm_starts: how many training images there are, to start each from its last
@@ -64,7 +65,7 @@ class Bilevel(Objective):
         if warm_starts < 0:
             raise ValueError(f"warm_starts counts training images, got {warm_starts}")
         self.tasks = tuple(task for task, _ in tasks)
-        self.hypergradient = Implicit() if hypergradient is None else hypergradient
+        self.hypergradient = hypergradient
         self.method = method
         self.stop = stop
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
@@ -96,7 +97,8 @@ class Bilevel(Objective):
         start = self._start(turn, batch, problem)
         solution = solve(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
-        surrogate = self.hypergradient.surrogate(problem, solution, batch.clean, weight)
+        strategy = self.hypergradient or suitable_hypergradient(network)
+        surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
         error = (solution.x - batch.clean).square().flatten(1).mean(1)
         pixels = batch.clean[0].numel()
         metrics = {

@@ -6,7 +6,7 @@ fields of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from convexlift.tasks import Task
 from convexlift.training.adversarial import Adversarial
 from convexlift.training.bilevel import LOWER_LEVEL, Bilevel
 from convexlift.training.data import BatchSampler, ImageSet
-from convexlift.training.hypergradients import Hypergradient, Implicit
+from convexlift.training.hypergradients import Hypergradient
 from convexlift.training.initial import start_from_filters_, subtract_means_
 from convexlift.training.loop import Callback, Trained, TrainingOptions, train
 from convexlift.training.objectives import Objective
@@ -146,7 +146,7 @@ class BilevelRecipe(Recipe):
 
     Attributes:
         tasks: with the weight R has in each at the start.
-        hypergradient: how to differentiate.
+        hypergradient: how to differentiate; None for what suits the network.
         method: of the lower level.
         stop: of the lower level.
         fixed: whether an image gives the same sample every time; reconstructions then start
@@ -154,7 +154,7 @@ class BilevelRecipe(Recipe):
     """
 
     tasks: tuple[tuple[Task, float], ...]
-    hypergradient: Hypergradient = field(default_factory=Implicit)
+    hypergradient: Hypergradient | None = None
     method: Method | None = None
     stop: StopWhen = LOWER_LEVEL
     fixed: bool = False
