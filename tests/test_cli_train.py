@@ -153,7 +153,7 @@ def test_bilevel(here, tmp_path):
     result = bilevel(here, tmp_path / "out", "--hypergradient", "jacobian-free")
     assert result.exit_code == 0, result.output
     card = cl.models.card(tmp_path / "out" / "model")
-    assert set(card.weights) == {"gaussian-denoising", "inpainting", "salt-and-pepper"}
+    assert set(card.weights) == {"gaussian-denoising", "inpainting"}
     assert card.recipe["hypergradient"]["kind"] == "JacobianFree"
     assert card.recipe["crop"] == 12
     result = bilevel(here, tmp_path / "out")

@@ -1,0 +1,118 @@
+"""The regularizers inside the package do what their cards say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.images import load_example, load_image, psnr
+from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
+from convexlift.training import ImageSet, Validation
+
+PROMISED = {
+    "faces-denoising": "salt-and-pepper",
+    "faces-inpainting-adversarial": "inpainting",
+    "faces-inpainting-bilevel": "inpainting",
+    "photo-any-size": "gaussian-denoising",
+}
+TASKS = {task.name: task for task in (GaussianDenoising(), Inpainting(), SaltAndPepper())}
+TV_WEIGHTS = {  # around the best ones for natural images
+    "gaussian-denoising": (0.06, 0.08, 0.1),
+    "inpainting": (0.01, 0.014, 0.018),
+    "salt-and-pepper": (0.5, 0.65, 0.8),
+}
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+def part_of(name: str) -> torch.Tensor:
+    return load_example(name)[..., 64:160, 80:176]
+
+
+def measure(task: str, x: torch.Tensor) -> Measurement:
+    return TASKS[task].measure(x, [torch.Generator().manual_seed(0)])
+
+
+@pytest.mark.parametrize(("name", "task"), PROMISED.items())
+def test_each_is_there_with_the_terms_of_its_data(name, task):
+    network = cl.load(name)
+    assert network.card.task == task
+    assert "FFHQ" in network.card.license
+    assert "non-commercial" in network.card.license
+    assert set(network.card.weights) <= set(TASKS)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_damage_is_more_expensive_than_a_clean_picture(name):
+    network = cl.load(name)
+    clean = load_example("astronaut")
+    damaged = measure(network.card.task, clean).picture
+    with torch.no_grad():
+        assert network(damaged) > 1.2 * network(clean)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_brightness_is_free(name):
+    """Filters of mean zero: adding a constant changes nothing."""
+    network = cl.load(name)
+    clean = load_example("camera")
+    with torch.no_grad():
+        assert network(clean + 0.1).item() == pytest.approx(network(clean).item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("picture", ["astronaut", "camera"])
+def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(picture, task):
+    network, clean = cl.load("photo-any-size"), part_of(picture)
+    measurement = measure(task, clean)
+    stop = cl.StopWhen(gap=1e-3, max_iterations=400)
+
+    def quality(regularizer: cl.InputConvexNetwork, weight: float) -> float:
+        solution = cl.solve(measurement.problem(regularizer, weight), stop=stop)
+        assert solution.status == (cl.Status.CONVERGED,)
+        return float(psnr(solution.x, clean))
+
+    best = max(quality(cl.TotalVariation(), weight) for weight in TV_WEIGHTS[task])
+    assert quality(network, network.card.weights[task]) > best
+
+
+def test_colour_goes_channel_by_channel():
+    """A batch of three planes is three problems, solved as one."""
+    planes = torch.cat([part_of(name) for name in ("astronaut", "camera", "coffee")])
+    network = cl.load("photo-any-size")
+    generators = [torch.Generator().manual_seed(i) for i in range(3)]
+    measurement = GaussianDenoising().measure(planes, generators)
+    solution = cl.solve(measurement.problem(network, network.card.weight))
+    assert (solution.gap <= 1e-3).all()
+    assert (psnr(solution.x, planes) > psnr(measurement.picture, planes) + 4).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_card_tells_the_truth_about_the_test_faces(name):
+    """PSNR of four test faces, of those the card's mean is over, within what faces vary by."""
+    folder = os.environ.get("CONVEXLIFT_DATA")
+    if folder is None:
+        pytest.skip("set CONVEXLIFT_DATA to the folder that holds faces/test and faces/mask.png")
+    network = cl.load(name)
+    images = ImageSet.from_folder(Path(folder) / "faces/test").first(4)
+    mask = (load_image(Path(folder) / "faces/mask.png") > 0.5).float()[0, 0]
+    tasks = {**TASKS, "inpainting": Inpainting(mask=mask)}
+    score = Validation(tasks[network.card.task], images, weight=network.card.weight)(network)
+    tv = Validation(
+        tasks[network.card.task],
+        images,
+        weight=network.card.results["test"]["tv_weight"],
+    )(cl.TotalVariation())
+    claimed = network.card.results["test"]["psnr"] - network.card.results["test"]["tv_psnr"]
+    assert float((score.psnr - tv.psnr).mean()) == pytest.approx(claimed, abs=0.25)
