@@ -21,6 +21,7 @@ import convexlift as cl
 from convexlift.images import load_image
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet, Validation, follow
+from convexlift.training.initial import absorb_weight_
 from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import Recipe
 
@@ -70,7 +71,7 @@ def make(name: str, arguments: argparse.Namespace) -> None:
     network, first = None, name.replace("bilevel", "adversarial")
     if first != name:  # the weight is absorbed: R starts as weight times the adversarial R
         network = cl.load(arguments.output / first)
-        network.output.data.mul_(network.card.weight)
+        absorb_weight_(network, network.card.weight)
     start = time.perf_counter()
     outcome = follow(
         recipe,

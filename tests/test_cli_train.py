@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import save_image
+from convexlift.training.initial import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import AdversarialRecipe
 
@@ -170,6 +171,24 @@ def test_damaged_images_and_no_validation(here, tmp_path):
     assert card.weight_choice.startswith("not chosen")
     assert card.recipe["penalty"] == 3.0
     assert card.results == {}
+
+
+def test_bilevel_learning_absorbs_the_weight_of_its_start(here, tmp_path):
+    """R starts as weight R: the first validation is that of the model with its own weight."""
+    network = cl.networks.ridge(channels=4, kernel=3)
+    start_from_filters_(network, 0.003)
+    card = cl.ModelCard(name="start", summary="A start.", task="gaussian-denoising", weight=3.0)
+    cl.save(network, tmp_path / "start", card)
+    loud = cl.load(tmp_path / "start")
+    absorb_weight_(loud, 3.0)
+    cl.save(loud, tmp_path / "absorbed")
+    found = []
+    for name in ("start", "absorbed"):
+        result = bilevel(here, tmp_path / f"from-{name}", "--start", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        rows = (tmp_path / f"from-{name}" / "log.csv").read_text().splitlines()
+        found.append(rows[1])
+    assert found[0] == found[1]
 
 
 def test_a_fixed_mask(here, tmp_path):

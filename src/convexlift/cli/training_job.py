@@ -36,6 +36,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
+from convexlift.training.initial import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
 from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, Outcome, follow
 
@@ -74,7 +75,7 @@ def run_job(recipe: AnyRecipe, job: Job) -> None:
     _check_output(job)
     images = ImageSet.from_folders(job.folders)
     damaged = None if job.damaged is None else ImageSet.from_folder(job.damaged)
-    network = None if job.start is None else load(job.start)
+    network = None if job.start is None else _load_start(job.start, recipe)
     with distributed.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)
         if place.first:
@@ -86,6 +87,16 @@ def run_job(recipe: AnyRecipe, job: Job) -> None:
         outcome = _follow(recipe, job, images, damaged, network, device, screen)
         if place.first:
             _finish(recipe, job, images, outcome, place.world, screen)
+
+
+def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
+    """A trained network; for bilevel learning, with the weight of its card absorbed."""
+    network = load(name)
+    if isinstance(recipe, BilevelRecipe) and network.card is not None:
+        task, weight = recipe.tasks[0]
+        if task.name in network.card.weights:
+            absorb_weight_(network, network.card.weights[task.name] / weight)
+    return network
 
 
 def _check_output(job: Job) -> None:

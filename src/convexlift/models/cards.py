@@ -131,7 +131,7 @@ def _numbers(values: Mapping[str, float]) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    if seconds < 60:
+    if seconds < 600:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"

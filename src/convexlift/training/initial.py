@@ -126,3 +126,9 @@ def subtract_means_(network: InputConvexNetwork) -> None:
         if isinstance(layer.skip, Convolution):
             weight = layer.skip.weight
             weight.sub_(weight.mean((-2, -1), keepdim=True))
+
+
+@torch.no_grad()
+def absorb_weight_(network: InputConvexNetwork, weight: float) -> None:
+    """R becomes weight R, so that bilevel learning goes on where a search for the weight ended."""
+    network.output.mul_(weight)
