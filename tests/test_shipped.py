@@ -71,19 +71,21 @@ def test_brightness_is_free(name):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("picture", ["astronaut", "camera"])
-def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(picture, task):
-    network, clean = cl.load("photo-any-size"), part_of(picture)
-    measurement = measure(task, clean)
+def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(task):
+    """On the mean of three, against the best of three weights; not on every single one."""
+    network = cl.load("photo-any-size")
+    clean = torch.cat([part_of(name) for name in ("astronaut", "camera", "chelsea")])
+    generators = [torch.Generator().manual_seed(i) for i in range(len(clean))]
+    measurement = TASKS[task].measure(clean, generators)
     stop = cl.StopWhen(gap=1e-3, max_iterations=400)
 
     def quality(regularizer: cl.InputConvexNetwork, weight: float) -> float:
         solution = cl.solve(measurement.problem(regularizer, weight), stop=stop)
-        assert solution.status == (cl.Status.CONVERGED,)
-        return float(psnr(solution.x, clean))
+        assert set(solution.status) == {cl.Status.CONVERGED}
+        return float(psnr(solution.x, clean).mean())
 
     best = max(quality(cl.TotalVariation(), weight) for weight in TV_WEIGHTS[task])
-    assert quality(network, network.card.weights[task]) > best
+    assert quality(network, network.card.weights[task]) > best + 0.1
 
 
 def test_colour_goes_channel_by_channel():
