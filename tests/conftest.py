@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything starts its threads
 
@@ -13,6 +14,8 @@ import torch
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
+# Shells start background jobs with Ctrl-C ignored; tests that press it need Python's own handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
