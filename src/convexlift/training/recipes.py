@@ -7,6 +7,7 @@ fields of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -63,29 +64,18 @@ class NetworkSettings:
         return network
 
     def _build(self, image_size: tuple[int, int]) -> InputConvexNetwork:
-        size = image_size if self.image_size is None else (self.image_size, self.image_size)
-        if self.architecture == "ridge":
-            return architectures.ridge(
-                channels=self.channels,
-                kernel=self.kernel,
-                smoothing=self.smoothing,
-                padding=self.padding,
-            )
-        if self.architecture == "convolutional":
-            return architectures.convolutional(
-                channels=self.channels,
-                kernel=self.kernel,
-                smoothing=self.smoothing,
-                padding=self.padding,
-            )
-        build = architectures.baseline if self.architecture == "baseline" else architectures.deep
-        return build(
-            size,
+        common = partial(
+            getattr(architectures, self.architecture),
             channels=self.channels,
             kernel=self.kernel,
             smoothing=self.smoothing,
             padding=self.padding,
         )
+        if self.architecture in ("ridge", "convolutional"):  # any image size
+            network: InputConvexNetwork = common()
+        else:
+            network = common(self.image_size or image_size)
+        return network
 
 
 @dataclass(frozen=True, kw_only=True)
