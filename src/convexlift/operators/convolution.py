@@ -15,6 +15,8 @@ from convexlift.tensors import Shape
 Boundary = Literal["zero", "circular", "reflect", "replicate"]
 BOUNDARIES: tuple[Boundary, ...] = ("zero", "circular", "reflect", "replicate")
 """How an image continues past its edge; ``reflect`` does not repeat the edge pixel."""
+FEW_CHANNELS = 3
+"""Adjoints onto so many channels are matrix products on a CPU: conv_transpose2d is slow there."""
 
 
 class Padding(LinearOperator):
@@ -105,6 +107,8 @@ class ConvolutionOperator(LinearOperator):
     def adjoint(self, y: Tensor) -> Tensor:
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
+        if self.stride == 1 and y.device.type == "cpu" and self.weight.shape[1] <= FEW_CHANNELS:
+            return self._adjoint_by_patches(y)
         sizes = self.input_shape[-2:]
         # What the stride cut off at the far edge and the transpose must put back.
         rest = [
@@ -116,6 +120,16 @@ class ConvolutionOperator(LinearOperator):
             y, self.weight, stride=self.stride, padding=margin, output_padding=rest
         )
         return x if self.padding is None else self.padding.adjoint(x)
+
+    def _adjoint_by_patches(self, y: Tensor) -> Tensor:
+        """V* y as one matrix product, what every output sends to its patch, and its sum."""
+        patches = self.weight.flatten(1).t() @ y.flatten(2)
+        height, width = (n + 2 * m for n, m in zip(y.shape[-2:], self.margin, strict=True))
+        padded = F.fold(patches, (height, width), self.weight.shape[-2:])
+        if self.padding is not None:
+            return self.padding.adjoint(padded)
+        rows, columns = self.margin
+        return padded[..., rows : height - rows, columns : width - columns]
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(out_channels, ceil(H / stride), ceil(W / stride))."""
