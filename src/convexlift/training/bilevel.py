@@ -2,7 +2,8 @@
 
     min_theta  mean_i 1/2 ||x_i(theta) - truth_i||^2,   x_i(theta) = argmin_x J_i(x, theta)
 
-The paper prints y_i for the ground truth. The regularization weight of the first task is
+or, where tasks of different difficulty are to count alike, the mean of the negative PSNR,
+10 log10 of the mean squared errors. The paper prints y_i for the ground truth. The regularization weight of the first task is
 absorbed by the network; further tasks learn theirs relative to it.
 """
 
@@ -43,6 +44,7 @@ class Bilevel(Objective):
         warm_starts: how many training images there are, to start each from its last
             reconstruction; 0 for none. Only for batches whose samples do not change
             (``BatchSampler(..., fixed=True)``).
+        decibels: minimise the mean negative PSNR instead of the mean squared error.
     """
 
     metric_names = ("train_psnr", "gap", "iterations")
@@ -55,6 +57,7 @@ class Bilevel(Objective):
         method: Method | None = None,
         stop: StopWhen = LOWER_LEVEL,
         warm_starts: int = 0,
+        decibels: bool = False,
     ) -> None:
         super().__init__()
         if not tasks:
@@ -68,6 +71,7 @@ class Bilevel(Objective):
         self.hypergradient = hypergradient
         self.method = method
         self.stop = stop
+        self.decibels = decibels
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
         # The first task's weight stays: scaling R is as good.
         self.register_buffer("first_log_weight", logarithms[:1])
@@ -100,17 +104,20 @@ class Bilevel(Objective):
         strategy = self.hypergradient or suitable_hypergradient(network)
         surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
         error = (solution.x - batch.clean).square().flatten(1).mean(1)
-        pixels = batch.clean[0].numel()
+        half_squares = surrogate / batch.clean[0].numel()
         metrics = {
             "train_psnr": -10 * error.log10().mean(),
             "gap": solution.gap.mean(),
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
-        return Loss(surrogate.mean() / pixels, error.mean() / 2, metrics)
+        if self.decibels:
+            chain = 20 / math.log(10) / error.clamp_min(torch.finfo(error.dtype).tiny)
+            return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
+        return Loss(half_squares.mean(), error.mean() / 2, metrics)
 
     def settings(self) -> dict[str, Any]:
         """See ``Objective``."""
-        names = ("tasks", "hypergradient", "method", "stop", "warm_starts")
+        names = ("tasks", "hypergradient", "method", "stop", "warm_starts", "decibels")
         return {
             **super().settings(),
             **{name: getattr(self, name) for name in names},

@@ -141,6 +141,8 @@ class BilevelRecipe(Recipe):
         stop: of the lower level.
         fixed: whether an image gives the same sample every time; reconstructions then start
             from the last one.
+        decibels: whether the mean PSNR is maximised, which makes tasks of different difficulty
+            count alike, rather than the mean squared error minimised.
     """
 
     tasks: tuple[tuple[Task, float], ...]
@@ -148,6 +150,7 @@ class BilevelRecipe(Recipe):
     method: Method | None = None
     stop: StopWhen = LOWER_LEVEL
     fixed: bool = False
+    decibels: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +216,7 @@ def follow(
             method=recipe.method,
             stop=recipe.stop,
             warm_starts=len(training) if fixed else 0,
+            decibels=recipe.decibels,
         )
     validation = None
     if checked is not None and held_out is not None:
