@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 from convexlift.networks import Convolution
-from convexlift.solvers.pdhg import pdhg_update
+from convexlift.solvers.primal_dual import pdhg_update
 from convexlift.solvers.steps import SAFETY, Coupling
 from convexlift.tensors import Blocks
 

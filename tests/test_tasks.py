@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import convexlift as cl
+from convexlift.filling import fill_from_neighbours
 from convexlift.tasks import (
     TASKS,
     GaussianDenoising,
     Inpainting,
     SaltAndPepper,
     Task,
-    fill_from_neighbours,
 )
 
 MASK = torch.rand(12, 10, generator=torch.Generator().manual_seed(4)) > 0.4

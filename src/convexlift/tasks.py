@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from convexlift.filling import fill_from_neighbours
 from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
 from convexlift.images import gaussian_noise, random_mask, salt_and_pepper
 from convexlift.networks.icnn import InputConvexNetwork
@@ -155,27 +155,6 @@ TASKS: dict[str, type[Task]] = {
     task.name: task for task in (SaltAndPepper, GaussianDenoising, Inpainting)
 }
 """By name."""
-
-
-def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
-    """Missing pixels become the mean of the seen ones around them.
-
-    Pixels with no seen neighbour in size x size wait for the next round, in which the filled
-    ones count as seen.
-    """
-    if size < 3 or size % 2 == 0:
-        raise ValueError(f"neighbours are in squares of odd size, 3 or more; got size={size}")
-    image, seen = data * mask, mask.expand_as(data)
-    while bool((seen == 0).any()):
-        count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
-        total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
-        reached = count > 0
-        if not bool((reached & (seen == 0)).any()):
-            break  # a mask that sees nothing
-        mean = total / count.clamp_min(1)
-        image = torch.where((seen == 0) & reached, mean, image)
-        seen = torch.maximum(seen, reached.to(seen))
-    return image
 
 
 def _require_fraction(task: Task, name: str, value: float) -> None:

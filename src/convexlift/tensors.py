@@ -197,8 +197,11 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
     """Per image: ``chosen`` where ``mask`` (B,) holds, else ``other``.
 
     Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver
-    states (dataclasses) made of these; anything else is taken from ``chosen``.
+    states (dataclasses) made of these; anything else, and what ``other`` lacks (None), is taken
+    from ``chosen``.
     """
+    if chosen is other or other is None:
+        return chosen
     if isinstance(chosen, Blocks):
         return chosen.where(mask, other)
     if isinstance(chosen, Tensor) and chosen.ndim > 0:

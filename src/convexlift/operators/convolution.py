@@ -16,7 +16,7 @@ Boundary = Literal["zero", "circular", "reflect", "replicate"]
 BOUNDARIES: tuple[Boundary, ...] = ("zero", "circular", "reflect", "replicate")
 """How an image continues past its edge; ``reflect`` does not repeat the edge pixel."""
 FEW_CHANNELS = 3
-"""Adjoints onto so many channels are matrix products on a CPU: conv_transpose2d is slow there."""
+"""Adjoints onto so many channels go by columns on a CPU: conv_transpose2d is slow there."""
 
 
 class Padding(LinearOperator):
@@ -108,7 +108,11 @@ class ConvolutionOperator(LinearOperator):
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         if self.stride == 1 and y.device.type == "cpu" and self.weight.shape[1] <= FEW_CHANNELS:
-            return self._adjoint_by_patches(y)
+            padded = self.adjoint_on_padded(y)
+            if self.padding is not None:
+                return self.padding.adjoint(padded)
+            (rows, columns), (height, width) = self.margin, self.input_shape[-2:]
+            return padded[..., rows : rows + height, columns : columns + width]
         sizes = self.input_shape[-2:]
         # What the stride cut off at the far edge and the transpose must put back.
         rest = [
@@ -121,15 +125,21 @@ class ConvolutionOperator(LinearOperator):
         )
         return x if self.padding is None else self.padding.adjoint(x)
 
-    def _adjoint_by_patches(self, y: Tensor) -> Tensor:
-        """V* y as one matrix product, what every output sends to its patch, and its sum."""
-        patches = self.weight.flatten(1).t() @ y.flatten(2)
-        height, width = (n + 2 * m for n, m in zip(y.shape[-2:], self.margin, strict=True))
-        padded = F.fold(patches, (height, width), self.weight.shape[-2:])
-        if self.padding is not None:
-            return self.padding.adjoint(padded)
-        rows, columns = self.margin
-        return padded[..., rows : height - rows, columns : width - columns]
+    def adjoint_on_padded(self, y: Tensor) -> Tensor:
+        """The adjoint of the convolution alone, onto the padded input; for stride 1.
+
+        Convolutions along the columns, one for each column of the kernel, whose results are
+        added up side by side: on CPUs several times faster than conv_transpose2d.
+        """
+        out_channels, in_channels, rows, columns = self.weight.shape
+        flipped = self.weight.flip(2).permute(3, 1, 0, 2)  # column, in, out, row
+        kernels = flipped.reshape(columns * in_channels, out_channels, rows, 1)
+        parts = F.conv2d(y, kernels, padding=(rows - 1, 0))
+        width = y.shape[-1]
+        total = y.new_zeros((y.shape[0], in_channels, parts.shape[-2], width + columns - 1))
+        for j in range(columns):
+            total[..., j : j + width] += parts[:, j * in_channels : (j + 1) * in_channels]
+        return total
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(out_channels, ceil(H / stride), ceil(W / stride))."""

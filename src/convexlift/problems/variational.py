@@ -9,11 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from convexlift.filling import fill_from_neighbours, median_of_neighbours
 from convexlift.functionals.box import Box
-from convexlift.functionals.fidelity import Fidelity, KullbackLeibler
+from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
 from convexlift.networks.icnn import BoundNetwork, ForwardPass, InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.tensors import Shape, TensorRecord
+from convexlift.tensors import Shape, TensorRecord, expand_per_image
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,12 @@ class VariationalProblem(TensorRecord):
         """The regularizer on images of this problem's shape."""
         return self.regularizer.bind(self.image_shape)
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the objective has no kinks inside the box."""
+        layers = self.network.layers
+        return self.fidelity.smooth and all(layer.activation.smooth for layer in layers)
+
     def evaluate(self, x: Tensor) -> Evaluation:
         """The objective and its parts at a batch of images."""
         if tuple(x.shape) != (self.batch_size, *self.image_shape):
@@ -127,9 +134,11 @@ class VariationalProblem(TensorRecord):
         return c + self.operator.adjoint(self.fidelity.gradient(evaluation.prediction))
 
     def initial_image(self) -> Tensor:
-        """A start: the data where pixels are seen and their mean elsewhere; else A* y, rescaled.
+        """A start: of the guesses that the data suggest, the one with the lowest objective.
 
-        The rescaling divides by A* A 1, which makes a constant image of constant data.
+        For a diagonal A: the data, with unseen pixels filled from seen ones around them; its
+        medians, which an L1 fidelity, made for outliers, may prefer. Otherwise A* y, divided by
+        A* A 1, which makes a constant image of constant data. Zero, if nothing else is allowed.
         """
         y = self.fidelity.y
         free = torch.full_like(y, math.inf)
@@ -138,17 +147,22 @@ class VariationalProblem(TensorRecord):
         if diagonal is not None:
             d = diagonal.to(y).expand_as(y)
             seen = d != 0
-            filled = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
-            total = filled.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp_min(1)
-            x = torch.where(seen, filled, total.reshape(-1, *([1] * (y.ndim - 1))))
+            measured = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
+            guesses = [fill_from_neighbours(measured, seen.to(y))]
+            if isinstance(self.fidelity, L1):
+                guesses.append(median_of_neighbours(guesses[0]))
         else:
             back = self.operator.adjoint(best)
             scale = self.operator.adjoint(self.operator(torch.ones_like(back)))
-            x = torch.where(scale > 1e-3 * scale.abs().amax(), back / scale, 0.0)
-        x = self.bounds.project(x)
-        flat = self.bounds.project(torch.zeros_like(x))
-        usable = torch.isfinite(self.objective(x))
-        return torch.where(usable.reshape(-1, *([1] * (x.ndim - 1))), x, flat)
+            guesses = [torch.where(scale > 1e-3 * scale.abs().amax(), back / scale, 0.0)]
+        guesses = [self.bounds.project(guess) for guess in guesses]
+        x, objective = guesses[0], self.objective(guesses[0])
+        for guess in [*guesses[1:], self.bounds.project(torch.zeros_like(x))]:
+            another = self.objective(guess)
+            lower = another < objective.nan_to_num(math.inf)
+            x = torch.where(expand_per_image(lower, x), guess, x)
+            objective = torch.where(lower, another, objective)
+        return x
 
     def _check_same_place(self) -> None:
         y = self.fidelity.y

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from convexlift.problems.variational import VariationalProblem
+from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.tensors import Blocks
 
 
@@ -29,7 +29,13 @@ StateT = TypeVar("StateT", bound=State)
 
 
 class Solver(ABC, Generic[StateT]):
-    """A method applied to one problem. Images of a batch do not influence each other."""
+    """A method applied to one problem. Images of a batch do not influence each other.
+
+    Attributes:
+        block: how many iterations are best done at once, with ``advance``.
+    """
+
+    block: int = 1
 
     @abstractmethod
     def start(self, x: Tensor) -> StateT:
@@ -42,6 +48,16 @@ class Solver(ABC, Generic[StateT]):
     @abstractmethod
     def step(self, state: StateT) -> StateT:
         """One iteration; the old state stays as it is."""
+
+    def advance(self, state: StateT, iterations: int) -> StateT:
+        """Several iterations, between which nobody looks."""
+        for _ in range(iterations):
+            state = self.step(state)
+        return state
+
+    def reconsider(self, state: StateT, evaluation: Evaluation) -> StateT:
+        """Called at every check with what the objective is at the images of ``state``."""
+        return state
 
 
 class Method(ABC):

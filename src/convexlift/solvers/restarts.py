@@ -1,18 +1,19 @@
 """When to restart PDHG, and with which step sizes.
 
-The measure of progress is the fixed-point residual r = ||w - T(w)||_M of w = (u, v), where T is
-one PDHG step and
+The measure of progress is the fixed-point residual ||w - T(w)|| of w = (u, v), where T is one
+PDHG step and
 
-    ||(du, dv)||_M^2 = sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i - 2 <dv, K du>.
+    ||(du, dv)||^2 = sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i.
 
+The metric of PDHG has the term -2 <dv, K du> besides; without it, no product with K is needed.
 Everything here is per image.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.solvers.steps import Coupling
 from convexlift.tensors import Blocks
 
@@ -28,16 +29,20 @@ LARGEST_CHANGE = 10.0
 """The largest change of a step size at one restart."""
 TEST_EVERY = 5
 """Test for a restart every so many iterations."""
+RELAXATION = 1.8
+"""How far beyond T(w) relaxed iterations go: 1 is T itself, 2 the limit of convergence."""
 
 
-def residual(
-    saddle: SaddlePointProblem, du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks
-) -> Tensor:
-    """||(du, dv)||_M, (B,)."""
-    primal = sum(value / tau[name] for name, value in du.dot(du).items())
-    dual = sum(value / sigma[name] for name, value in dv.dot(dv).items())
-    cross = dv.dot(saddle.K(du)).total()
-    return (primal + dual - 2 * cross).clamp_min(0).sqrt()
+def residual(du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
+    """||(du, dv)|| in the metric of the steps, (B,)."""
+    parts = [value / tau[name] for name, value in du.dot(du).items()]
+    parts += [value / sigma[name] for name, value in dv.dot(dv).items()]
+    return torch.stack(parts).sum(0).sqrt()
+
+
+def time_to_test(inner: Tensor, total: Tensor, relaxed: bool) -> Tensor:
+    """Per image: whether a restart may be decided after this iteration."""
+    return time_to_rebalance(total) if relaxed else (inner == 1) | (total % TEST_EVERY == 0)
 
 
 def should_restart(
@@ -51,8 +56,19 @@ def should_restart(
     return first | sufficient | necessary | long
 
 
+def time_to_rebalance(total: Tensor) -> Tensor:
+    """Per image: after 5, 10, 20, 40, ... iterations."""
+    doublings = total // FIRST
+    return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
+
+
 def rebalance(coupling: Coupling, sigma: Blocks, du: Blocks, dv: Blocks) -> Blocks:
-    """log sigma halfway to the balanced one for the displacements since the last restart.
+    """log sigma halfway to the balanced one for the displacements (du, dv) since the beginning.
+
+    The bound on the error holds for the distance from the start to a solution, and that is
+    what these displacements become. Displacements since the last restart, which codes for
+    linear programs use, let sigma drift: late in a run duals still move where images hardly
+    do, and larger sigma leave the duals, hence the certificate, behind.
 
     A dual block that did not move (a last layer whose units are all on) would like sigma = 0;
     one step changes sigma by a factor of ``LARGEST_CHANGE`` at most.

@@ -75,14 +75,16 @@ def _iterate(
                     ledger.check(iteration, clock, state, stop, callback)
                 ledger.end(Status.TIME_LIMIT)
             else:
-                following = solver.step(state)
+                count = 1 if stop.seconds else min(solver.block, stop.until_check(iteration))
+                following = solver.advance(state, count)
                 state = following if ledger.active.all() else choose_images(
                     ledger.active, following, state
                 )  # fmt: skip
-                iteration += 1
+                iteration += count
                 ledger.iterations[ledger.active] = iteration
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, clock, state, stop, callback)
+                    state = solver.reconsider(state, ledger.evaluation)
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
@@ -118,7 +120,7 @@ class Ledger:
         callback: Callback | None,
     ) -> bool:
         """Evaluate, certify, record; False if the callback wants to stop."""
-        evaluation = self.problem.evaluate(state.x)
+        evaluation = self.evaluation = self.problem.evaluate(state.x)
         finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
         self.state = choose_images(finite, state, self.state)
         bounds = best_bounds(self.problem, evaluation, state.duals)

@@ -33,3 +33,7 @@ class StopWhen:
             raise ValueError(f"seconds must be positive or None, got {self.seconds}")
         if self.check_every < 1:
             raise ValueError(f"check_every must be at least 1, got {self.check_every}")
+
+    def until_check(self, iteration: int) -> int:
+        """How many iterations there are from this one to the next check."""
+        return min(self.check_every - iteration % self.check_every, self.max_iterations - iteration)

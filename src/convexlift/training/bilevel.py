@@ -3,8 +3,9 @@
     min_theta  mean_i 1/2 ||x_i(theta) - truth_i||^2,   x_i(theta) = argmin_x J_i(x, theta)
 
 or, where tasks of different difficulty are to count alike, the mean of the negative PSNR,
-10 log10 of the mean squared errors. The paper prints y_i for the ground truth. The regularization weight of the first task is
-absorbed by the network; further tasks learn theirs relative to it.
+10 log10 of the mean squared errors. The paper prints y_i for the ground truth. The
+regularization weight of the first task is absorbed by the network; further tasks learn theirs
+relative to it.
 """
 
 from __future__ import annotations

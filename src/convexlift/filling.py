@@ -1,0 +1,37 @@
+"""Guesses of pixels from the pixels around them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
+    """Missing pixels become the mean of the seen ones around them.
+
+    Pixels with no seen neighbour in size x size wait for the next round, in which the filled
+    ones count as seen.
+    """
+    if size < 3 or size % 2 == 0:
+        raise ValueError(f"neighbours are in squares of odd size, 3 or more; got size={size}")
+    image, seen = data * mask, mask.expand_as(data)
+    while bool((seen == 0).any()):
+        count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
+        total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
+        reached = count > 0
+        if not bool((reached & (seen == 0)).any()):
+            break  # a mask that sees nothing
+        mean = total / count.clamp_min(1)
+        image = torch.where((seen == 0) & reached, mean, image)
+        seen = torch.maximum(seen, reached.to(seen))
+    return image
+
+
+def median_of_neighbours(image: Tensor, size: int = 5) -> Tensor:
+    """Every pixel becomes the median of size x size around it (fewer at the edges of an image)."""
+    margin = size // 2
+    padded = F.pad(image, (margin, margin, margin, margin), value=torch.nan)
+    windows = padded.unfold(-2, size, 1).unfold(-2, size, 1)  # (..., H, W, size, size)
+    strips = torch.split(windows, 64, dim=-4)  # a copy of all windows would be size^2 images
+    return torch.cat([strip.flatten(-2).nanmedian(-1).values for strip in strips], dim=-2)

@@ -1,0 +1,73 @@
+"""Last layers whose units are all on: the problem without them, and when it is the same.
+
+Trained heads are often saturated: every unit of the last layer has its steepest slope s, where
+h(a) = s a - h*(s). With this slope for all units,
+
+    R(x) >= <t, z_{L-1}> + const,    t = W* (s w),
+
+for every x (Fenchel-Young), with equality where all units are on. The right-hand side is a
+network with a layer less. Its lower bounds are lower bounds of R; and if its minimiser has all
+units on, it is a minimiser with R. Nothing is assumed: the certificate is that of R itself, with
+slopes s in the last layer.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from convexlift.networks.icnn import BoundNetwork, ForwardPass
+from convexlift.problems.saddle import dual_names
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import Blocks, TensorRecord
+
+
+@dataclass(frozen=True, eq=False)
+class SaturatedHead(TensorRecord):
+    """A problem without its last layer, and what leads back to the problem with it.
+
+    Attributes:
+        problem: with R replaced by <t, z_{L-1}>; its objective lacks a constant.
+        p: s t_L, the dual variable of the last layer, (1, ...).
+    """
+
+    problem: VariationalProblem
+    p: Tensor
+    _last: BoundNetwork
+
+    @staticmethod
+    def of(problem: VariationalProblem) -> SaturatedHead | None:
+        """For networks of two layers or more whose last one sees only the one before it."""
+        network = problem.network
+        *below, last = network.layers
+        h = last.activation
+        if (
+            not below
+            or last.residual
+            or set(last.operators) != {len(below)}
+            or h.group != 1
+            or not math.isfinite(h.slopes[1])
+        ):
+            return None
+        on = (h.slopes[1] * network.output).expand((1, *last.shape))
+        t = last.operators[len(below)].adjoint(on)
+        smaller = copy.copy(problem)
+        smaller.__dict__["network"] = BoundNetwork(tuple(below), t[0])
+        return SaturatedHead(smaller, problem.weight * on, network)
+
+    def holds(self, layers: ForwardPass) -> Tensor:
+        """For which images all units of the last layer are on, (B,)."""
+        h = self._last.layers[-1].activation
+        return (h.derivative(layers.a[-1]) >= h.slopes[1]).flatten(1).all(1)
+
+    def duals(self, v: Blocks) -> Blocks:
+        """The dual variables of the problem with the last layer, from those without."""
+        count = len(self._last.layers)
+        names = {dual_names(i, count - 1)[0]: dual_names(i, count)[0] for i in range(1, count)}
+        batch = next(iter(v.values())).shape[0]
+        parts = {names.get(name, name): part for name, part in v.items()}
+        (last,) = dual_names(count, count)
+        return Blocks({**parts, last: self.p.expand(batch, *self.p.shape[1:])})

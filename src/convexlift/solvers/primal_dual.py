@@ -1,0 +1,91 @@
+"""The primal-dual hybrid gradient method on the lifted problem (paper section 4).
+
+u^{k+1}   = prox_g^T (u^k - T K* v^k)
+u_bar     = 2 u^{k+1} - u^k
+v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar),    i = 0, ..., L
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from convexlift.problems.lifting import lifted_start
+from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Solver, State
+from convexlift.solvers.steps import Coupling, PaperSteps
+from convexlift.tensors import Blocks
+
+
+def pdhg_update(
+    saddle: SaddlePointProblem, u: Blocks, v: Blocks, tau: Blocks, sigma: Blocks
+) -> tuple[Blocks, Blocks]:
+    """One step of the paper's iteration, with theta = 1."""
+    # u^{k+1} = prox_g^T (u^k - T K* v^k)
+    u_next = saddle.prox_g(u - tau * saddle.K.adjoint(v), tau)
+    # u_bar = u^{k+1} + theta (u^{k+1} - u^k)
+    u_bar = 2 * u_next - u
+    # v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar)
+    v_next = saddle.prox_f_conjugate(v + sigma * saddle.K(u_bar), sigma)
+    return u_next, v_next
+
+
+@dataclass(frozen=True, eq=False)
+class PDHGState:
+    """u = (x, z_1, ...), v, and the step sizes of each block and image."""
+
+    u: Blocks
+    v: Blocks
+    tau: Blocks
+    sigma: Blocks
+
+    @property
+    def x(self) -> Tensor:
+        """The images among the primal blocks."""
+        return self.u["x"]
+
+    @property
+    def duals(self) -> Blocks:
+        """All dual blocks."""
+        return self.v
+
+
+class FixedStepPDHG(Solver[State]):
+    """The paper's algorithm, unchanged."""
+
+    def __init__(
+        self, problem: VariationalProblem, saddle: SaddlePointProblem, steps: PaperSteps
+    ) -> None:
+        self.problem, self.saddle, self.steps = problem, saddle, steps
+        self.coupling = Coupling(saddle)
+
+    def start(self, x: Tensor) -> PDHGState:
+        """z by a forward pass, duals by a backward pass."""
+        u, v = lifted_start(self.problem, self.saddle, x)
+        sigma = self.steps.sigma(self.saddle, x)
+        return PDHGState(u, v, self.coupling.tau(sigma), sigma)
+
+    def resume(self, state: State) -> PDHGState | None:
+        """Go on from u and v, with these steps."""
+        if not fits(state, self.saddle):
+            return None
+        assert isinstance(state, PDHGState)
+        sigma = self.steps.sigma(self.saddle, state.x)
+        return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
+
+    def step(self, state: State) -> PDHGState:
+        """The paper's iteration."""
+        assert isinstance(state, PDHGState)
+        u, v = pdhg_update(self.saddle, state.u, state.v, state.tau, state.sigma)
+        return replace(state, u=u, v=v)
+
+
+def fits(state: State, saddle: SaddlePointProblem) -> bool:
+    """Whether a state has the blocks of this problem."""
+    return (
+        isinstance(state, PDHGState)
+        and set(state.v) == set(saddle.K.rows)
+        and {name: tuple(part.shape[1:]) for name, part in state.u.items()} == saddle.K.shapes
+    )

@@ -1,0 +1,102 @@
+"""PDHG without a last layer whose units are all on (``problems.saturation``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.saturation import SaturatedHead
+from convexlift.problems.variational import Evaluation
+from convexlift.solvers.adaptive import RestartedPDHG, RestartState
+from convexlift.solvers.method import Solver, State
+from convexlift.tensors import Blocks, choose_images, expand_per_image
+
+
+@dataclass(frozen=True, eq=False)
+class SaturatedState:
+    """Which images are solved without the last layer, and the states without and with it."""
+
+    holds: Tensor  # (B,)
+    head: SaturatedHead
+    without: RestartState | None
+    full: RestartState | None
+
+    @property
+    def x(self) -> Tensor:
+        """The images, each from its own state."""
+        if self.without is None or self.full is None:
+            return self._only.x
+        holds = expand_per_image(self.holds, self.full.x)
+        return torch.where(holds, self.without.x, self.full.x)
+
+    @property
+    def duals(self) -> Blocks:
+        """Those of the problem with the last layer."""
+        if self.without is None:
+            return self._only.duals
+        duals = self.head.duals(self.without.duals)
+        return duals if self.full is None else duals.where(self.holds, self.full.duals)
+
+    @property
+    def _only(self) -> RestartState:
+        only = self.without or self.full
+        assert only is not None
+        return only
+
+
+class SaturatedPDHG(Solver[State]):
+    """Without the last layer as long as all its units are on, image by image; else with it."""
+
+    def __init__(self, head: SaturatedHead, without: RestartedPDHG, full: RestartedPDHG) -> None:
+        self.head, self.without, self.full = head, without, full
+        self.block = without.block
+
+    def start(self, x: Tensor) -> SaturatedState:
+        """Look whether the units are on at x."""
+        return self._at(x, None, None)
+
+    def resume(self, state: State) -> SaturatedState | None:
+        """Go on with both parts, where they are there."""
+        if not isinstance(state, SaturatedState):
+            return None
+        without = None if state.without is None else self.without.resume(state.without)
+        full = None if state.full is None else self.full.resume(state.full)
+        return self._at(state.x, without, full)
+
+    def _at(
+        self, x: Tensor, without: RestartState | None, full: RestartState | None
+    ) -> SaturatedState:
+        """The state at x, from the parts that are there."""
+        holds = self.head.holds(self.full.problem.network.forward(x))
+        if without is None and bool(holds.any()):
+            without = self.without.start(x)
+        if full is None and not bool(holds.all()):
+            full = self.full.start(x)
+        return SaturatedState(holds, self.head, without, full)
+
+    def step(self, state: State) -> SaturatedState:
+        """One iteration with each."""
+        return self.advance(state, 1)
+
+    def advance(self, state: State, iterations: int) -> SaturatedState:
+        """Several iterations with each that has images."""
+        assert isinstance(state, SaturatedState)
+        without, full = state.without, state.full
+        if without is not None and bool(state.holds.any()):
+            without = self.without.advance(without, iterations)
+        if full is not None:
+            full = self.full.advance(full, iterations)
+        return replace(state, without=without, full=full)
+
+    def reconsider(self, state: State, evaluation: Evaluation) -> SaturatedState:
+        """Images that have left the saturated region get their last layer back, for good."""
+        assert isinstance(state, SaturatedState)
+        left = state.holds & ~self.head.holds(evaluation.layers)
+        if not bool(left.any()):
+            return state
+        full = self.full.start(state.x)
+        if state.full is not None:
+            full = choose_images(left, full, state.full)
+        return replace(state, holds=state.holds & ~left, full=full)
