@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from convexlift.problems.lifting import lift, lifted_start
+from convexlift.problems.lifting import lift, lifted_start, relifted
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
@@ -48,7 +48,8 @@ class PDHG(Method):
 
     def solver(self, problem: VariationalProblem) -> Solver[State]:
         """Lift the problem and compute the operator norms."""
-        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
+        papers = isinstance(self.steps, PaperSteps)  # and its lift, at full resolution
+        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=not papers)
         if isinstance(self.steps, PaperSteps):
             return FixedStepPDHG(problem, saddle, self.steps)
         return RestartedPDHG(problem, saddle)
@@ -91,11 +92,13 @@ class FixedStepPDHG(Solver[State]):
 
     def resume(self, state: State) -> PDHGState | None:
         """Go on from u and v, with these steps."""
-        if not _fits(state, self.saddle):
+        if not isinstance(state, PDHGState):
             return None
-        assert isinstance(state, PDHGState)
         sigma = self.steps.sigma(self.saddle, state.x)
-        return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
+        if _fits(state, self.saddle):
+            return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
+        blocks = relifted(self.problem, self.saddle, state.x, state.v)
+        return None if blocks is None else PDHGState(*blocks, self.coupling.tau(sigma), sigma)
 
     def step(self, state: State) -> PDHGState:
         """The paper's iteration."""
@@ -144,10 +147,12 @@ class RestartedPDHG(Solver[State]):
 
     def resume(self, state: State) -> RestartState | None:
         """A restart at (u, v), with the steps found so far."""
-        if not _fits(state, self.saddle):
+        if not isinstance(state, PDHGState):
             return None
-        assert isinstance(state, PDHGState)
-        return self._from(state.u, state.v, state.sigma)
+        if _fits(state, self.saddle):
+            return self._from(state.u, state.v, state.sigma)
+        blocks = relifted(self.problem, self.saddle, state.x, state.v)
+        return None if blocks is None else self._from(*blocks, self.start(state.x).sigma)
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
         count = torch.zeros(u["x"].shape[0], dtype=torch.long, device=u["x"].device)
