@@ -14,6 +14,7 @@ from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 from convexlift.networks import Convolution
+from convexlift.solvers.adaptive import RestartedPDHG
 from convexlift.solvers.primal_dual import pdhg_update
 from convexlift.solvers.steps import SAFETY, Coupling
 from convexlift.tensors import Blocks
@@ -54,19 +55,15 @@ def test_the_step_size_condition_holds(kind, dualise):
     norm = norm_of(saddle, Coupling(saddle).tau(sigma), sigma)
     assert norm**2 <= SAFETY + 1e-9 < 1
 
-    solution = cl.solve(
-        problem,
-        method=cl.PDHG(dualise_fidelity=dualise),
-        stop=cl.StopWhen(gap=None, max_iterations=60),
-    )
-    state = solution.state
+    solver = RestartedPDHG(problem, saddle)
+    state = solver.advance(solver.start(problem.initial_image()), 60)
     assert norm_of(saddle, state.tau, state.sigma) ** 2 <= SAFETY + 1e-9
 
 
 def test_the_steps_of_the_paper():
     """sigma_1 = c1/||V0||^2, sigma_2 = c2/||W1 P||^2, tau_1 = 1/c1, tau_2 = 1/(sigma_1 + c2)."""
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2")
-    saddle = cl.lift(problem)
+    saddle = cl.lift(problem, pooled=False)
     sigma = cl.PaperSteps((0.01, 0.001)).sigma(saddle, torch.zeros(1))
     tau = Coupling(saddle).tau(sigma)
     V0 = saddle.K.rows["v1,1"]["x"].norm()
@@ -80,7 +77,7 @@ def test_the_steps_of_the_paper():
 def test_the_steps_of_the_papers_deep_network():
     """tau_1 = 1/(c0 + c1), not 1/(c0 + c1 + c2 + c3) as printed: W1 and W2 do not act on x."""
     problem = zoo.problem("deep", cl.LeakyReLU(0.2), "KL", "x >= 0")
-    saddle = cl.lift(problem, dualise_fidelity=True)
+    saddle = cl.lift(problem, dualise_fidelity=True, pooled=False)
     c = (500.0, 100.0, 5.0, 0.5, 0.1)
     tau = Coupling(saddle).tau(cl.PaperSteps(c).sigma(saddle, torch.zeros(1)))
     assert float(tau["x"]) == pytest.approx(SAFETY / 600)
@@ -132,7 +129,7 @@ def test_the_block_operator_has_an_exact_adjoint():
 def test_one_step_is_the_papers_printed_update():
     """Paper eq. (pdhg-l1), written out once more with plain torch and its printed projection."""
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L1")
-    saddle = cl.lift(problem)
+    saddle = cl.lift(problem, pooled=False)
     sigma = cl.PaperSteps((0.5, 0.05)).sigma(saddle, torch.zeros(1))
     tau = Coupling(saddle).tau(sigma)
     x, z = torch.rand(1, 1, 8, 8), torch.rand(1, 3, 8, 8)

@@ -8,6 +8,7 @@ domain of h*), the library needs
     conjugate     h*(s) = sup_a  s a - h(a),  +inf outside [lo, hi]
     prox          argmin_a  eta h(a) + (a - y)^2 / 2
     multiplier    t >= 0 of the projection onto the epigraph {(a, z): h(a) <= z}
+    mean_at_prox  means of h(a) and of its decrease in eta at proximal points, for pooled layers
     fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
 
 An activation is a frozen dataclass without trainable parts. After the first layer of a network
@@ -82,6 +83,24 @@ class Activation(ABC):
         """p = t s with s a slope of h at prox_{(t/sigma) h}(y): the dual step of t h."""
         return t * self.derivative(self.prox(y, t / sigma))
 
+    def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Means over the last dimension of h(a) and of -d h(a)/d eta, a = prox_{eta h}(y).
+
+        What the projection onto the epigraph of a mean of activations asks for, often. Without
+        eta, that is for eta = 0, of h(y) and of h'(y)^2.
+        """
+        if eta is None:
+            return self.value(y).mean(-1), self.derivative(y).square().mean(-1)
+        a = self.prox(y, eta)
+        return self.value(a).mean(-1), self.descent(a, eta).mean(-1)
+
+    def descent(self, a: Tensor, eta: Tensor) -> Tensor:
+        """-d h(a)/d eta for a = prox_{eta h}(y) and fixed y: h'(a)^2 / (1 + eta h''(a)).
+
+        An upper bound, such as h'(a)^2, will do; projections then take more passes.
+        """
+        return self.derivative(a).square()
+
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
         """h(a) + h*(s) - s a >= 0, and = 0 exactly where s is a slope of h at a."""
         return (self.value(a) + self.conjugate(s) - s * a).clamp_min(0)
@@ -144,6 +163,20 @@ class PiecewiseLinear(Activation):
         """clip(sigma y, lo t, hi t)."""
         low, high = self.slopes
         return torch.minimum(torch.maximum(sigma * y, low * t), high * t)
+
+    def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """With c_+ and c_- the parts of y beyond hi eta and lo eta: mean(hi c_+ + lo c_-).
+
+        Entries with lo eta <= y <= hi eta are at the kink, and stay there.
+        """
+        low, high = self.slopes
+        right = y.clamp_min(0) if eta is None else (y - high * eta).clamp_min_(0)
+        value, rate = high * right.mean(-1), high**2 * right.sign_().mean(-1)
+        if low != 0:
+            left = y.clamp_max(0) if eta is None else (y - low * eta).clamp_max_(0)
+            value = value + low * left.mean(-1)
+            rate = rate - low**2 * left.sign_().mean(-1)
+        return value, rate
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
         """On the right ray, on the left ray, or at the kink."""

@@ -41,6 +41,10 @@ class SmoothActivation(Activation):
 
         return increasing_root(equation, torch.minimum(y, other), torch.maximum(y, other))
 
+    def descent(self, a: Tensor, eta: Tensor) -> Tensor:
+        """h'(a)^2 / (1 + eta h''(a))."""
+        return self.derivative(a).square() / (1 + eta * self.second_derivative(a))
+
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
         """From the root of a - y + r (h(a) - z) h'(a), r = sigma_z/sigma_a.
 
@@ -112,6 +116,32 @@ class SmoothedLeakyReLU(SmoothActivation):
         return torch.where(
             y <= kappa * eta, y - kappa * eta, torch.where(y >= nu + eta, y - eta, curved)
         )
+
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """t (kappa + (1 - kappa) clip((y - kappa eta) / (nu + (1 - kappa) eta), 0, 1))."""
+        kappa, eta = self.slope, t / sigma
+        bent = ((y - kappa * eta) / (self.smoothing + (1 - kappa) * eta)).clamp_(0, 1)
+        return kappa * t + (1 - kappa) * t * bent
+
+    def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """With q = y - kappa eta, c = 1 + (1 - kappa) eta/nu and m = clip(q/c, 0, nu), the mean of
+
+        h(a) = kappa (q - (c - 1) m) + (1 - kappa) (m^2/(2 nu) + (q - nu c)_+).
+        """
+        kappa, nu = self.slope, self.smoothing
+        eta = y.new_zeros((*y.shape[:-1], 1)) if eta is None else eta
+        c = 1 + (1 - kappa) / nu * eta
+        beyond = (y - (kappa * eta + nu * c)).clamp_min_(0)
+        m = ((y - kappa * eta) / c).clamp_(0, nu)
+        eta, c = eta.squeeze(-1), c.squeeze(-1)
+        m1, m2 = m.mean(-1), torch.linalg.vector_norm(m, dim=-1) ** 2 / m.shape[-1]
+        psi = m2 / (2 * nu) + beyond.mean(-1)
+        value = kappa * (y.mean(-1) - kappa * eta - (c - 1) * m1) + (1 - kappa) * psi
+        # s^2 on the rays, s^2/c between them
+        right, left = beyond.sign_().mean(-1), 1 - m.sign_().mean(-1)
+        rays = kappa**2 * left + right
+        steepness = kappa**2 + (1 - kappa) / nu * (2 * kappa * m1 + (1 - kappa) / nu * m2)
+        return value, rays + (steepness - rays).clamp_min(0) / c
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
         """On the rays in closed form; between them the root of a convex cubic.
@@ -254,6 +284,10 @@ class ELU(SmoothActivation):
         on_left = y < self.alpha * eta
         left = super().prox(torch.where(on_left, y, -1.0), eta).clamp_max(0)
         return torch.where(y > eta, y - eta, torch.where(y >= self.alpha * eta, 0.0, left))
+
+    def descent(self, a: Tensor, eta: Tensor) -> Tensor:
+        """Nothing at the kink, which holds proximal points for a while."""
+        return super().descent(a, eta) * (a != 0)
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
         """At the kink the slope is free between alpha and 1, and sigma y tells it."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from convexlift.functionals.fidelity import SquaredL2
 from convexlift.networks.icnn import BackwardPass
 from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
-from convexlift.problems.saddle import DATA_DUAL, dual_names
+from convexlift.problems.saddle import DATA_DUAL, dual_names, made_feasible
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.tensors import Blocks, choose_images, sum_per_image
 
@@ -177,12 +177,7 @@ def _candidates(
     yield network.tangent(problem.weight, evaluation.x, evaluation.layers.a), gradient
     if duals is None:
         return
-    count = len(network.layers)
-
-    def feasible(i: int, t: Tensor) -> Tensor:
-        return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
-
-    backward = network.backward(problem.weight, evaluation.x, feasible)
+    backward = made_feasible(network, problem.weight, evaluation.x, duals)
     yield backward, gradient
     if gradient is not None and DATA_DUAL in duals:
         yield backward, duals[DATA_DUAL]

@@ -5,12 +5,16 @@
 Since R is nondecreasing in every z_i, making them larger never pays: the minimisers x are the
 same (the paper's Theorem), and each constraint is the epigraph of an activation, onto which one
 projects unit by unit. In a residual layer the constraint reads (a_i, z_i - z_{i-1}) in epi h_i.
+
+A layer that is only ever seen through a pooling P needs less: p_i >= P h_i(a_i) (``pooling``). The
+block "z1" then holds p_1, and v_{1,2} has its size.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
     DiagonalFidelityTerm,
@@ -22,11 +26,13 @@ from convexlift.functionals.terms import (
     PrimalTerm,
 )
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.pooling import pooled_layers
 from convexlift.problems.saddle import (
     DATA_DUAL,
     BlockOperator,
     SaddlePointProblem,
     dual_names,
+    made_feasible,
     primal_name,
 )
 from convexlift.problems.variational import VariationalProblem
@@ -34,7 +40,7 @@ from convexlift.tensors import Blocks, Shape
 
 
 def lift(
-    problem: VariationalProblem, *, dualise_fidelity: bool | None = None
+    problem: VariationalProblem, *, dualise_fidelity: bool | None = None, pooled: bool = True
 ) -> SaddlePointProblem:
     """The saddle-point problem with the same minimisers x.
 
@@ -42,6 +48,8 @@ def lift(
         problem: the nested problem.
         dualise_fidelity: whether D(A x) becomes f_0(K_0 u) instead of a part of g; by default
             only where it must, that is, where A is not diagonal.
+        pooled: whether layers before a pooling are bounded in the mean, where that is enough;
+            without it, every layer unit by unit, as in the paper.
     """
     network, operator = problem.network, problem.operator
     diagonal = operator.diagonal
@@ -67,6 +75,7 @@ def lift(
         )
 
     count = len(network.layers)
+    pools = pooled_layers(network) if pooled else {}
     for i, layer in enumerate(network.layers, start=1):
         names = dual_names(i, count)
         rows[names[0]] = {primal_name(j): K for j, K in layer.operators.items()}
@@ -76,24 +85,38 @@ def lift(
             if layer.residual:
                 rows[names[1]][primal_name(i - 1)] = -Identity()
             f.append((names, EpigraphTerm(layer.activation, layer.bias)))
+            if i in pools:  # p_i >= P h_i(a_i) instead
+                pooling = pools[i].pooling
+                shapes[primal_name(i)] = pooling.output_shape(layer.shape)
+                f[-1] = (names, PooledEpigraphTerm(layer.activation, layer.bias, pooling.size))
         else:
             weights = problem.weight * network.output
             f.append((names, LastLayerTerm(layer.activation, layer.bias, weights)))
             if layer.residual:
                 g[primal_name(i - 1)] = LinearTerm(weights)
+    for i, pool in pools.items():
+        rows[dual_names(pool.user, count)[0]][primal_name(i)] = pool.rest
     return SaddlePointProblem(BlockOperator(rows, shapes), tuple(f), g)
 
 
 def lifted_start(
-    problem: VariationalProblem, saddle: SaddlePointProblem, x: Tensor
+    problem: VariationalProblem,
+    saddle: SaddlePointProblem,
+    x: Tensor,
+    duals: Blocks | None = None,
 ) -> tuple[Blocks, Blocks]:
     """Primal blocks by a forward pass from the image x, dual blocks by one backward pass.
 
-    The duals are those of the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2},
-    and f'(A x) for a dualised fidelity, so that a good image starts with good duals.
+    The duals are those of the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2}
+    (the sum of t_i over a block, where layer i was lifted after its pooling),
+    and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
+    comes from the ``duals`` of an earlier solution, by whatever method, made feasible.
     """
     evaluation = problem.evaluate(x)
-    backward = problem.network.tangent(problem.weight, x, evaluation.layers.a)
+    if duals is None:
+        backward = problem.network.tangent(problem.weight, x, evaluation.layers.a)
+    else:
+        backward = made_feasible(problem.network, problem.weight, x, duals)
     count = len(problem.network.layers)
     u = {"x": x}
     v = {}
@@ -103,7 +126,15 @@ def lifted_start(
         if i < count:
             u[primal_name(i)] = evaluation.layers.z[i - 1]
             v[names[1]] = -backward.t[i - 1]
+    for names, term in saddle.f:
+        if isinstance(term, PooledEpigraphTerm):
+            (block,) = saddle.K.rows[names[1]]
+            u[block] = term.block_means(u[block])
+            v[names[1]] = term.size**2 * term.block_means(v[names[1]])
     if DATA_DUAL in saddle.K.rows:
         gradient = problem.fidelity.gradient(evaluation.prediction)
-        v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(gradient)
+        known = None if duals is None else duals.get(DATA_DUAL)
+        v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
+            gradient if known is None else known
+        )
     return Blocks(u), Blocks({name: v[name] for name in saddle.K.rows})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, PrimalTerm
+from convexlift.networks.icnn import BackwardPass, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
 
@@ -23,6 +24,18 @@ def dual_names(layer: int, layers: int) -> tuple[str, ...]:
 
 DATA_DUAL = "v0"
 """The dual block of a dualised fidelity."""
+
+
+def made_feasible(
+    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks
+) -> BackwardPass:
+    """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
+    count = len(network.layers)
+
+    def clip(i: int, t: Tensor) -> Tensor:
+        return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
+
+    return network.backward(weight, like, clip)
 
 
 @dataclass(frozen=True, eq=False)

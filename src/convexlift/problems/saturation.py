@@ -36,7 +36,7 @@ class SaturatedHead(TensorRecord):
 
     problem: VariationalProblem
     p: Tensor
-    _last: BoundNetwork
+    _network: BoundNetwork
 
     @staticmethod
     def of(problem: VariationalProblem) -> SaturatedHead | None:
@@ -60,14 +60,24 @@ class SaturatedHead(TensorRecord):
 
     def holds(self, layers: ForwardPass) -> Tensor:
         """For which images all units of the last layer are on, (B,)."""
-        h = self._last.layers[-1].activation
+        h = self._network.layers[-1].activation
         return (h.derivative(layers.a[-1]) >= h.slopes[1]).flatten(1).all(1)
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the problem with the last layer, from those without."""
-        count = len(self._last.layers)
-        names = {dual_names(i, count - 1)[0]: dual_names(i, count)[0] for i in range(1, count)}
         batch = next(iter(v.values())).shape[0]
-        parts = {names.get(name, name): part for name, part in v.items()}
-        (last,) = dual_names(count, count)
+        short, name, last = self._names
+        parts = {name if key == short else key: part for key, part in v.items()}
         return Blocks({**parts, last: self.p.expand(batch, *self.p.shape[1:])})
+
+    def duals_without(self, v: Blocks) -> Blocks:
+        """The other way round."""
+        short, name, last = self._names
+        return Blocks({short if key == name else key: p for key, p in v.items() if key != last})
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        """What v_{L-1} is called without the last layer and with it, and the name of v_L."""
+        count = len(self._network.layers)
+        (short,), (last,) = dual_names(count - 1, count - 1), dual_names(count, count)
+        return short, dual_names(count - 1, count)[0], last

@@ -17,6 +17,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (
+    FIRST_MOVE,
     RELAXATION,
     rebalance,
     residual,
@@ -25,7 +26,8 @@ from convexlift.solvers.restarts import (
     time_to_test,
 )
 from convexlift.solvers.steps import Coupling
-from convexlift.tensors import Blocks
+from convexlift.solvers.strips import Sweep
+from convexlift.tensors import Blocks, join_images, split_images
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +62,14 @@ class RestartedPDHG(Solver[RestartState]):
         self.problem, self.saddle = problem, saddle
         self.coupling = Coupling(saddle)
         self.relaxed = problem.smooth
+        self.sweep = Sweep.of(saddle)
+        self.block = 1 if self.sweep is None else 10
 
-    def start(self, x: Tensor) -> RestartState:
-        """Steps balanced for duals of the size of the first ones and images that move by 0.3."""
-        u, v = lifted_start(self.problem, self.saddle, x)
+    def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
+        """Steps balanced for duals of the size of the first ones and images that move a little."""
+        u, v = lifted_start(self.problem, self.saddle, x, duals)
         moves = Blocks(
-            {n: 0.3 * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
+            {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
              for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
         )  # fmt: skip
         target = self.coupling.balanced_sigma(moves, v.norms())
@@ -76,11 +80,10 @@ class RestartedPDHG(Solver[RestartState]):
         return self._from(u, v, Blocks(sigma))
 
     def resume(self, state: State) -> RestartState | None:
-        """A restart at (u, v), with the steps found so far."""
-        if not fits(state, self.saddle):
-            return None
-        assert isinstance(state, PDHGState)
-        return self._from(state.u, state.v, state.sigma)
+        """A restart at (u, v), with the steps found so far; or at the duals of another lift."""
+        if isinstance(state, PDHGState) and fits(state, self.saddle):
+            return self._from(state.u, state.v, state.sigma)
+        return None if state.duals is None else self.start(state.x, state.duals)
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
         count = torch.zeros(u["x"].shape[0], dtype=torch.long, device=u["x"].device)
@@ -96,30 +99,95 @@ class RestartedPDHG(Solver[RestartState]):
         """T, then the way further or a restart."""
         w_u, w_v = state.w_u, state.w_v
         u, v = pdhg_update(self.saddle, w_u, w_v, state.tau, state.sigma)
-        if self.relaxed:
-            next_u, next_v = w_u + RELAXATION * (u - w_u), w_v + RELAXATION * (v - w_v)
-        else:
-            k = state.inner.to(u["x"].dtype)
-            keep, pull = (k + 1) / (k + 2), 1 / (k + 2)
-            next_u = (2 * u - w_u) * keep + state.anchor_u * pull
-            next_v = (2 * v - w_v) * keep + state.anchor_v * pull
+        a, b, e = self._mix(state)
         following = replace(
-            state, u=u, v=v, w_u=next_u, w_v=next_v, inner=state.inner + 1, total=state.total + 1
+            state,
+            u=u,
+            v=v,
+            w_u=u * a + w_u * b + state.anchor_u * e,
+            w_v=v * a + w_v * b + state.anchor_v * e,
         )
-        if bool(state.due.any()):
-            following = self._restart(following)
-        tested = time_to_test(following.inner, following.total, self.relaxed)
-        if not bool(tested.any()):
-            return following
-        r = residual(u - w_u, v - w_v, state.tau, state.sigma)
-        return self._plan(following, r, tested)
+        r = None
+        if bool(self._tested(state).any()):
+            r = residual((u - w_u).squares(), (v - w_v).squares(), state.tau, state.sigma)
+        return self._plan(following, r)
 
-    def _plan(self, state: RestartState, r: Tensor, tested: Tensor) -> RestartState:
-        """Decide, from the residual of the last iteration, whether the next is a restart."""
+    def advance(self, state: RestartState, iterations: int) -> RestartState:
+        """Several iterations; those of large problems with one layer in strips."""
+        if self.sweep is None:
+            return super().advance(state, iterations)
+        images = [
+            self._advance_in_strips(self.sweep, image, iterations) for image in split_images(state)
+        ]
+        joined: RestartState = join_images(images)
+        return joined
+
+    def _advance_in_strips(
+        self, sweep: Sweep, state: RestartState, iterations: int
+    ) -> RestartState:
+        """``step`` so many times, for one image, on a copy of w."""
+        w = state.w_v[sweep.name].clone()
+        c = sweep.adjoint(w)
+        for k in range(iterations):
+            tested = bool(self._tested(state))
+            w_u, tau, sigma = state.w_u, state.tau, state.sigma
+            u = self.saddle.prox_g(w_u - tau * Blocks({"x": c}), tau)
+            a, b, e = self._mix(state)
+            v = torch.empty_like(w) if k == iterations - 1 or bool(state.due) else None
+            c, moved = sweep(
+                (2 * u - w_u)["x"],
+                w,
+                float(sigma[sweep.name]),
+                (float(a), float(b), float(e)),
+                state.anchor_v[sweep.name],
+                v,
+                tested,
+            )
+            following = replace(
+                state,
+                u=u,
+                v=state.v if v is None else Blocks({sweep.name: v}),
+                w_u=u * a + w_u * b + state.anchor_u * e,
+            )
+            r = None
+            if tested:
+                moves = Blocks({sweep.name: torch.full_like(state.residual_at_test, moved)})
+                r = residual((u - w_u).squares(), moves, tau, sigma)
+            state = self._plan(following, r)
+        return replace(state, w_v=Blocks({sweep.name: w}))
+
+    def _mix(self, state: RestartState) -> tuple[Tensor, Tensor, Tensor]:
+        """(a, b, e) per image: the next w is a T(w) + b w + e anchor."""
+        k = state.inner.to(state.x.dtype)
+        if self.relaxed:
+            a, b, e = RELAXATION + 0 * k, 1 - RELAXATION + 0 * k, 0 * k
+        else:
+            keep = (k + 1) / (k + 2)
+            a, b, e = 2 * keep, -keep, 1 - keep
+        due = state.due
+        return torch.where(due, 1, a), torch.where(due, 0, b), torch.where(due, 0, e)
+
+    def _tested(self, state: RestartState) -> Tensor:
+        """Whether a restart may be decided after the next iteration, (B,)."""
+        return time_to_test(state.inner + 1, state.total + 1, self.relaxed)
+
+    def _plan(self, state: RestartState, r: Tensor | None) -> RestartState:
+        """Count the iteration, finish a restart, and decide whether the next one is one.
+
+        Args:
+            state: after the iteration, with the counters of before.
+            r: the residual of the iteration, where some image is tested.
+        """
+        tested, restarted = self._tested(state), state.due
+        state = replace(state, inner=state.inner + 1, total=state.total + 1)
+        if bool(restarted.any()):
+            state = self._restarted(state)
+        if r is None:
+            return state
+        first = state.inner == 1
         due = should_restart(
             r, state.residual_at_test, state.residual_at_restart, state.inner, state.total
         )
-        first = state.inner == 1
         return replace(
             state,
             due=tested & (time_to_rebalance(state.total) if self.relaxed else due & ~first),
@@ -127,17 +195,15 @@ class RestartedPDHG(Solver[RestartState]):
             residual_at_test=torch.where(tested, r, state.residual_at_test),
         )
 
-    def _restart(self, state: RestartState) -> RestartState:
-        """Images that are due go on from T(w), with steps for the way since the beginning."""
+    def _restarted(self, state: RestartState) -> RestartState:
+        """Images that went to T(w) get steps for the way since the beginning."""
         u, v, images = state.u, state.v, state.due
         target = rebalance(self.coupling, state.sigma, u - state.origin_u, v - state.origin_v)
         sigma = target.where(images, state.sigma)
         return replace(
             state,
-            w_u=u.where(images, state.w_u),
-            w_v=v.where(images, state.w_v),
             anchor_u=u.where(images, state.anchor_u),
-            anchor_v=v.where(images, state.anchor_v),
+            anchor_v=state.anchor_v if self.relaxed else v.where(images, state.anchor_v),
             inner=torch.where(images, 0, state.inner),
             due=torch.zeros_like(images),
             sigma=sigma,

@@ -29,9 +29,10 @@ class PDHG(Method):
 
     def solver(self, problem: VariationalProblem) -> Solver[Any]:
         """Lift the problem and compute the operator norms."""
-        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
-        if isinstance(self.steps, PaperSteps):
+        if isinstance(self.steps, PaperSteps):  # and the paper's lift
+            saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=False)
             return FixedStepPDHG(problem, saddle, self.steps)
+        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
         full = RestartedPDHG(problem, saddle)
         if (head := SaturatedHead.of(problem)) is None:
             return full

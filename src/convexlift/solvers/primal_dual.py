@@ -69,10 +69,12 @@ class FixedStepPDHG(Solver[State]):
 
     def resume(self, state: State) -> PDHGState | None:
         """Go on from u and v, with these steps."""
-        if not fits(state, self.saddle):
-            return None
-        assert isinstance(state, PDHGState)
         sigma = self.steps.sigma(self.saddle, state.x)
+        if not isinstance(state, PDHGState) or not fits(state, self.saddle):
+            if state.duals is None:
+                return None
+            u, v = lifted_start(self.problem, self.saddle, state.x, state.duals)
+            return PDHGState(u, v, self.coupling.tau(sigma), sigma)
         return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
 
     def step(self, state: State) -> PDHGState:
@@ -82,10 +84,9 @@ class FixedStepPDHG(Solver[State]):
         return replace(state, u=u, v=v)
 
 
-def fits(state: State, saddle: SaddlePointProblem) -> bool:
-    """Whether a state has the blocks of this problem."""
+def fits(state: PDHGState, saddle: SaddlePointProblem) -> bool:
+    """Whether a state has the blocks of this lift."""
     return (
-        isinstance(state, PDHGState)
-        and set(state.v) == set(saddle.K.rows)
+        set(state.v) == set(saddle.K.rows)
         and {name: tuple(part.shape[1:]) for name, part in state.u.items()} == saddle.K.shapes
     )

@@ -23,6 +23,8 @@ NECESSARY = 0.8
 """Restart once it fell below this fraction and has started to rise again."""
 LONG = 0.25
 """Restart once the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
+FIRST_MOVE = 0.05
+"""How far pixels are expected to move from the first image, before anything is known."""
 FIRST = 5
 """The first restart, which corrects the guessed step sizes, comes after so many iterations."""
 LARGEST_CHANGE = 10.0
@@ -34,9 +36,9 @@ RELAXATION = 1.8
 
 
 def residual(du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
-    """||(du, dv)|| in the metric of the steps, (B,)."""
-    parts = [value / tau[name] for name, value in du.dot(du).items()]
-    parts += [value / sigma[name] for name, value in dv.dot(dv).items()]
+    """||(du, dv)|| in the metric of the steps, from the squares of the blocks' norms; (B,)."""
+    parts = [value / tau[name] for name, value in du.items()]
+    parts += [value / sigma[name] for name, value in dv.items()]
     return torch.stack(parts).sum(0).sqrt()
 
 

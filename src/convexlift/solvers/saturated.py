@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,26 +56,37 @@ class SaturatedPDHG(Solver[State]):
 
     def start(self, x: Tensor) -> SaturatedState:
         """Look whether the units are on at x."""
-        return self._at(x, None, None)
+        return self._at(x, self.without.start, self.full.start)
 
     def resume(self, state: State) -> SaturatedState | None:
-        """Go on with both parts, where they are there."""
-        if not isinstance(state, SaturatedState):
+        """Go on with both parts, where they are there; else with the duals."""
+        duals = state.duals
+        if duals is None:
             return None
-        without = None if state.without is None else self.without.resume(state.without)
-        full = None if state.full is None else self.full.resume(state.full)
-        return self._at(state.x, without, full)
+        without, full = None, None
+        if isinstance(state, SaturatedState):
+            without, full = state.without, state.full
+        return self._at(
+            state.x,
+            lambda x: (without and self.without.resume(without))
+            or self.without.start(x, self.head.duals_without(duals)),
+            lambda x: (full and self.full.resume(full)) or self.full.start(x, duals),
+        )  # fmt: skip
 
     def _at(
-        self, x: Tensor, without: RestartState | None, full: RestartState | None
+        self,
+        x: Tensor,
+        without: Callable[[Tensor], RestartState],
+        full: Callable[[Tensor], RestartState],
     ) -> SaturatedState:
-        """The state at x, from the parts that are there."""
+        """The state at x, with the parts that it needs."""
         holds = self.head.holds(self.full.problem.network.forward(x))
-        if without is None and bool(holds.any()):
-            without = self.without.start(x)
-        if full is None and not bool(holds.all()):
-            full = self.full.start(x)
-        return SaturatedState(holds, self.head, without, full)
+        return SaturatedState(
+            holds,
+            self.head,
+            without(x) if bool(holds.any()) else None,
+            full(x) if not bool(holds.all()) else None,
+        )
 
     def step(self, state: State) -> SaturatedState:
         """One iteration with each."""
