@@ -24,12 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.fidelity import SquaredL2
+from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import BackwardPass
 from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
 from convexlift.problems.saddle import DATA_DUAL, dual_names, made_feasible
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.tensors import Blocks, choose_images, sum_per_image
 
+CACHED = 2**18
+"""Numbers that are handled at a time."""
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
@@ -125,7 +128,7 @@ def certify(
     problem.regularizer.check_convexity()
     with torch.no_grad():
         evaluation = problem.evaluate(x)
-        bounds = best_bounds(problem, evaluation, duals, radius)
+        bounds = best_bounds(problem, evaluation, duals, radius, tangent=True)
         return _describe(problem, evaluation, bounds, tolerance, radius)
 
 
@@ -134,10 +137,21 @@ def best_bounds(
     evaluation: Evaluation,
     duals: Blocks | None,
     radius: float = RADIUS,
+    *,
+    tangent: bool = False,
 ) -> BestBounds:
-    """The best of all candidates: the solver's duals made feasible, and the tangent at x."""
+    """The best of all candidates: a solver's duals made feasible, and the tangent at x.
+
+    Args:
+        problem: with the objective.
+        evaluation: of the images.
+        duals: of a solver that has them.
+        radius: for local bounds.
+        tangent: whether to try the tangent even if there are duals, which are better almost
+            always.
+    """
     best: BestBounds | None = None
-    for backward, v in _candidates(problem, evaluation, duals):
+    for backward, v in _candidates(problem, evaluation, duals, tangent or duals is None):
         for bound in _bounds(problem, evaluation, backward, v, radius):
             outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
             of_all = replace(bound, gap=outside)
@@ -167,14 +181,15 @@ def prefer_near(
 
 
 def _candidates(
-    problem: VariationalProblem, evaluation: Evaluation, duals: Blocks | None
+    problem: VariationalProblem, evaluation: Evaluation, duals: Blocks | None, tangent: bool
 ) -> Iterator[tuple[BackwardPass, Tensor | None]]:
     """Pairs of a minorant of weight R and a dual variable of the data."""
     network = problem.network
     gradient = None
     if problem.operator.diagonal is None:
         gradient = problem.fidelity.gradient(evaluation.prediction).nan_to_num(0.0, 0.0, 0.0)
-    yield network.tangent(problem.weight, evaluation.x, evaluation.layers.a), gradient
+    if tangent:
+        yield network.tangent(problem.weight, evaluation.x, evaluation.layers.a), gradient
     if duals is None:
         return
     backward = made_feasible(network, problem.weight, evaluation.x, duals)
@@ -191,16 +206,14 @@ def _bounds(
     radius: float,
 ) -> Iterator[Bound]:
     network = problem.network
-    losses = []
+    losses, totals = [], []
     for layer, a, t, p in zip(
         network.layers, evaluation.layers.a, backward.t, backward.p, strict=True
     ):
-        h = layer.activation
-        each = h.spread(t)
-        used = each > 0
-        s = torch.where(used, p / torch.where(used, each, 1.0), h.derivative(a))
-        losses.append(t * h.fenchel_young(a, h.clip(s)))
-    tangent = torch.stack([sum_per_image(loss) for loss in losses]).sum(0)
+        loss, total = _layer_loss(layer.activation, a, t, p)
+        losses.append(loss)
+        totals.append(total)
+    tangent = torch.stack(totals).sum(0)
     constant = None
     if network.bounded_below:
         constant = problem.weight * (evaluation.regularizer - network.minimum_bound())
@@ -213,6 +226,27 @@ def _bounds(
         witness[DATA_DUAL] = v
     for data in bound_data(problem, evaluation, backward.c, v, slack, radius):
         yield Bound(data.gap, Blocks(witness), data, tuple(losses), spare)
+
+
+def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """t (h(a) + h*(s) - s a) with p = s t, summed over channels, and summed over everything.
+
+    A few channels at a time, so that what is computed on the way stays in a cache.
+    """
+    count = t.shape[1]
+    some = max(1, CACHED * count // t.numel())
+    place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
+    for first in range(0, count, some):
+        outputs = slice(first, first + some)
+        inputs = slice(h.group * first, h.group * (first + some))
+        a_here, t_here = a[:, inputs], t[:, outputs]
+        each = h.spread(t_here)
+        used = each > 0
+        s = torch.where(used, p[:, inputs] / torch.where(used, each, 1.0), h.derivative(a_here))
+        loss = t_here * h.fenchel_young(a_here, h.clip(s))
+        place += loss.sum(1, keepdim=True)
+        total += sum_per_image(loss)
+    return place, total
 
 
 def _describe(
