@@ -1,8 +1,9 @@
 """The command line: one module for each command, which registers it, and ``app`` they share."""
 
+from convexlift.cli import benchmark as benchmark
 from convexlift.cli import demo as demo
 from convexlift.cli import models as models
 from convexlift.cli import train as train
 from convexlift.cli.app import app as app
 
-__all__ = ["app", "demo", "models", "train"]
+__all__ = ["app", "benchmark", "demo", "models", "train"]

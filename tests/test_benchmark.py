@@ -1,0 +1,367 @@
+"""The benchmark: what it counts, what it times, and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.benchmark import CASES, METHODS, BenchmarkOptions, Case, Results, run_benchmark
+from convexlift.benchmark import measure as measuring
+from convexlift.benchmark.cases import Trial, choose_images, example_images, resized
+from convexlift.benchmark.measure import Curve, Limits, Trace, find_reference, first_below
+from convexlift.benchmark.plot import write_plots
+from convexlift.benchmark.results import ERROR, GAP, Entry, Row, spread, thinned
+from convexlift.benchmark.run import describe_run
+from convexlift.benchmark.tuning import choose_steps
+from convexlift.cli import app
+from convexlift.cli import benchmark as command
+from convexlift.images import load_image, save_image
+from convexlift.networks import ridge
+from convexlift.tasks import GaussianDenoising, SaltAndPepper
+from convexlift.training import start_from_filters_
+
+CPU = torch.device("cpu")
+SIZE = 16
+PROMISED = {
+    *("task", "method", "device", "batch", "tolerance", "iterations", "seconds"),
+    *("objective_error", "gap", "psnr"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def tiny_network(size, seed):
+    network = ridge(channels=4, kernel=3, smoothing=0.05, padding="circular")
+    start_from_filters_(network, 0.05)
+    return network
+
+
+TINY = Case("tiny", "a tiny case", GaussianDenoising(), tiny_network, weight=1.0)
+KINKS = Case("kinks", "a case with an L1 data term", SaltAndPepper(), tiny_network, weight=3.0)
+OPTIONS = BenchmarkOptions(
+    tolerances=(1e-2, 1e-3), repeats=2, count=2, batches=(1, 2), max_iterations=60,
+    tuning_iterations=20, seconds=20.0, coarse=True,
+)  # fmt: skip
+
+
+def pictures(size):
+    return choose_images(example_images(), OPTIONS.count, size)
+
+
+@pytest.fixture(scope="module")
+def results():
+    torch.set_default_dtype(torch.float32)
+    return run_benchmark([TINY], list(METHODS), pictures, OPTIONS, CPU, size=SIZE)
+
+
+def test_first_crossings():
+    values = [1.0, 0.5, 0.01, 0.001]
+    assert [first_below(values, t) for t in (2.0, 0.5, 0.1, 1e-3, 1e-4)] == [0, 1, 2, 3, None]
+    assert first_below([math.nan, 0.1], 0.5) == 1
+    trace = Trace(((0, 0.1, 1.0), (10, 0.3, 0.05), (20, 0.7, 0.001)))
+    assert trace.reached(0.05) == (10, 0.3)
+    assert trace.reached(1e-4) is None
+
+
+def test_what_is_not_reached_counts_as_infinite():
+    assert spread([1.0, 3.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert spread([1.0, None, 2.0]) == (2.0, 1.0, None)
+    assert spread([1.0, None, None]) == (None, 1.0, None)
+    assert spread([None]) == (None, None, None)
+
+
+def test_seconds_of_iterations_are_on_lines_between_timed_runs():
+    entry = Entry("t", "m", "", (), ((1, 3.0), (11, 4.0), (21, 6.0)), None)
+    assert [entry.seconds(k) for k in (1, 6, 11, 16, 21, 31)] == pytest.approx([3, 3.5, 4, 5, 6, 8])
+    assert math.isnan(Entry("t", "m", "", (), (), None).seconds(3))
+
+
+@pytest.mark.parametrize("count", [1, 5, 200, 201, 5000])
+def test_thinned_curves_keep_both_ends(count):
+    chosen = thinned(count)
+    assert chosen[0] == 0
+    assert chosen[-1] == count - 1
+    assert len(chosen) <= 200
+    assert chosen == sorted(set(chosen))
+
+
+def test_rows(results):
+    assert results.complete
+    assert {row.method for row in results.rows} == set(METHODS)
+    assert len(results.rows) == len(METHODS) * 2 * 2 * 2  # batches, measures, tolerances
+    for row in results.rows:
+        assert vars(row).keys() >= PROMISED
+        assert (row.reached == row.images) == (row.iterations_max is not None)
+        if row.iterations is not None:
+            assert row.iterations_min <= row.iterations <= row.iterations_max
+            assert 0 < row.seconds_min <= row.seconds <= row.seconds_max
+            assert (row.objective_error if row.measure == ERROR else row.gap) <= row.tolerance
+        assert 10 < row.psnr < 60
+
+
+def test_more_accuracy_takes_more_iterations(results):
+    for method in METHODS:
+        for measure in (ERROR, GAP):
+            rows = [r for r in results.rows if (r.method, r.measure) == (method, measure)]
+            counts = {(r.batch, r.tolerance): r.iterations or math.inf for r in rows}
+            for batch in OPTIONS.batches:
+                assert counts[batch, 1e-2] <= counts[batch, 1e-3]
+
+
+def test_the_default_gets_there(results):
+    rows = [row for row in results.rows if row.method == "default"]
+    assert all(row.reached == 2 for row in rows)
+    assert all(row.seconds is not None for row in rows)
+
+
+def test_references_are_certified(results):
+    assert {(r["image"], r["box"]) for r in results.references} == {
+        (i, box) for i in (0, 1) for box in (True, False)
+    }
+    for reference in results.references:
+        assert reference["certified"]
+        assert reference["gap"] <= 1e-6
+    trial = Trial.of(TINY, pictures(SIZE), OPTIONS.seed, CPU)
+    problem = trial.problem([1]).to(dtype=torch.float64)
+    optimum = cl.solve(problem, stop=cl.StopWhen(gap=1e-8))
+    found = next(r for r in results.references if r["image"] == 1 and r["box"])
+    assert found["objective"] == pytest.approx(float(optimum.objective), rel=2e-6)
+
+
+def test_a_reference_out_of_reach_is_said_to_be():
+    trial = Trial.of(KINKS, pictures(SIZE), 0, CPU)
+    found = find_reference(trial.problem([0]), 20)
+    assert not found.certified
+    options = BenchmarkOptions(
+        tolerances=(1e-2,), repeats=1, max_iterations=5, reference_iterations=20
+    )
+    results = run_benchmark([KINKS], ["default"], pictures, options, CPU, size=SIZE)
+    assert any("is certified to a gap of" in note for note in results.notes)
+
+
+def test_an_unreached_tolerance_is_an_empty_cell():
+    options = BenchmarkOptions(tolerances=(1e-2, 1e-5), repeats=1, max_iterations=3)
+    results = run_benchmark([TINY], ["default"], pictures, options, CPU, size=SIZE)
+    lost = [row for row in results.rows if row.tolerance == 1e-5]
+    assert len(lost) == 2
+    for row in lost:
+        assert row.iterations is row.seconds is None
+        assert row.reached == 0
+        assert row.objective_error > 1e-5  # where it ended
+    line = next(
+        r for r in csv.DictReader(results.as_csv().splitlines()) if r["tolerance"] == "1e-05"
+    )
+    assert line["iterations"] == line["seconds"] == ""
+
+
+def test_a_method_that_does_not_apply_is_not_hidden(monkeypatch):
+    class Picky(cl.NMAPG):
+        def solver(self, problem):
+            raise ValueError("not for this problem")
+
+    picky = command.METHODS["nmapg"].__class__("nmapg", lambda problem, coarse: [Picky()])
+    monkeypatch.setitem(METHODS, "nmapg", picky)
+    results = run_benchmark([TINY], ["nmapg"], pictures, OPTIONS, CPU, size=SIZE)
+    assert len(results.rows) == 8
+    assert all(row.iterations is None and row.reached == 0 for row in results.rows)
+    assert results.notes == ["tiny: nmapg does not apply: not for this problem."]
+
+
+def test_steps_are_chosen_by_iterations():
+    trial = Trial.of(TINY, pictures(SIZE), 0, CPU)
+    problem = trial.problem([0], bounded=False)
+    reference = find_reference(problem, 1000)
+    candidates = [cl.Subgradient(step) for step in (1e-6, 0.2, 1e3)]
+    method, choice = choose_steps(problem, candidates, reference, Limits(100, 10.0))
+    assert method is candidates[1]
+    assert choice.iterations is not None
+    assert not choice.at_edge
+    method, choice = choose_steps(problem, candidates[:1], reference, Limits(10, 10.0))
+    assert method is candidates[0]
+    assert choice.iterations is None
+    assert choice.at_edge
+
+
+@pytest.mark.parametrize("name", ["paper", "sm-c", "sm-d"])
+def test_grids_fit_every_case(name):
+    clean = pictures(SIZE)
+    for case in (TINY, KINKS, CASES["deep"]):
+        problem = Trial.of(case, clean, 0, CPU).problem([0])
+        candidates = METHODS[name].grid(problem, False)
+        assert len(candidates) >= 4
+        stop = cl.StopWhen(max_iterations=1)
+        cl.solve(problem, method=candidates[0], stop=stop)
+
+
+def test_grids_scale_with_the_objective():
+    """scale (L1 + weight R) has the iterates of L1 + weight R, with c times scale."""
+    trial = Trial.of(KINKS, pictures(SIZE), 0, CPU)
+    problem = trial.problem([0])
+    scaled = cl.VariationalProblem(
+        fidelity=cl.L1(problem.fidelity.y, 0.02), regularizer=problem.regularizer,
+        weight=0.02 * problem.weight, box=(0.0, 1.0),
+    )  # fmt: skip
+    stop = cl.StopWhen(gap=None, max_iterations=7)
+    for name in ("paper", "sm-c", "sm-d"):
+        ours, theirs = (METHODS[name].grid(p, False)[2] for p in (problem, scaled))
+        x, y = (cl.solve(p, method=m, stop=stop).x for p, m in ((problem, ours), (scaled, theirs)))
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_files(results, tmp_path):
+    results.write(tmp_path)
+    content = json.loads((tmp_path / "benchmark.json").read_text())
+    with (tmp_path / "benchmark.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(content["rows"]) == len(results.rows)
+    for line, row in zip(lines, content["rows"], strict=True):
+        assert line == {name: "" if value is None else str(value) for name, value in row.items()}
+    assert content["machine"]["torch"] == torch.__version__
+    assert content["machine"]["processor"]
+    assert content["complete"]
+    assert {c["method"] for c in content["choices"]} == {"paper", "sm-c", "sm-d"}
+    assert {c["method"] for c in content["curves"]} == set(METHODS)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_plots(results, tmp_path):
+    (path,) = write_plots(results, tmp_path)
+    assert path.name == "benchmark-tiny.png"
+    image = load_image(path)
+    assert image.shape[-1] > 900
+    assert image.std() > 0.05
+
+
+def test_infinity_and_nan_are_empty_in_files(tmp_path):
+    results = Results(describe_run(OPTIONS, CPU))
+    curve = Curve((math.inf, 1.0), (math.inf, math.nan), (20.0, 20.0))
+    results.entries.append(Entry("t", "default", "", (curve,), ((1, 0.5), (2, 0.6)), None))
+    results.write(tmp_path)
+    (found,) = json.loads((tmp_path / "benchmark.json").read_text())["curves"]
+    assert found["objective_error"] == [None, 1.0]
+    assert found["gap"] == [None, None]
+    write_plots(results, tmp_path)
+
+
+def test_pictures_of_any_shape_become_squares():
+    assert resized(torch.rand(1, 30, 47), 16).shape == (1, 16, 16)
+    square = torch.rand(1, 16, 16)
+    assert resized(square, 16) is square or torch.equal(resized(square, 16), square)
+    with pytest.raises(ValueError, match="ask for a count of 5 or fewer"):
+        choose_images(example_images(), 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tolerances": (1e-7,)}, "the accuracy of the reference"),
+        ({"tolerances": (0.1, 0.1)}, "names a value twice"),
+        ({"batches": ()}, "at least one"),
+        ({"batches": (3,), "count": 4}, "3 does not divide 4"),
+        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"seconds": -1.0}, "seconds must be positive"),
+    ],
+)
+def test_bad_options(changes, message):
+    with pytest.raises(ValueError, match=message):
+        BenchmarkOptions(**changes)
+
+
+@pytest.fixture
+def tiny_command(monkeypatch):
+    monkeypatch.setitem(command.CASES, "tiny", TINY)
+    return ["benchmark", "--tasks", "tiny", "--size", str(SIZE), "--quick", "--device", "cpu"]
+
+
+def test_the_command(tiny_command, tmp_path):
+    arguments = ["--methods", "default,sm-d", "--output", str(tmp_path / "out"), "--json",
+                 str(tmp_path / "extra.json"), "--repeats", "2", "--count", "2",
+                 "--batch", "1,2", "--tolerances", "0.05,0.01"]  # fmt: skip
+    result = CliRunner().invoke(app, [*tiny_command, *arguments])
+    assert result.exit_code == 0, result.output
+    assert "error 0.01" in result.output
+    assert "the best of 6" in result.output
+    content = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert json.loads((tmp_path / "extra.json").read_text()) == content
+    assert content["version"] == cl.__version__
+    assert {row["batch"] for row in content["rows"]} == {1, 2}
+    assert (tmp_path / "out" / "benchmark-tiny.png").is_file()
+
+
+def test_control_c_keeps_what_there_is(tiny_command, tmp_path, monkeypatch):
+    record = measuring.record_curve
+    from convexlift.benchmark import bench
+
+    def interrupted(problem, truth, method, *more, **options):
+        if isinstance(method, cl.LBFGS):
+            signal.raise_signal(signal.SIGINT)
+        return record(problem, truth, method, *more, **options)
+
+    monkeypatch.setattr(bench, "record_curve", interrupted)
+    arguments = ["--methods", "default,lbfgs", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, [*tiny_command, *arguments])
+    assert result.exit_code == 130
+    assert "Interrupted; the 4 rows measured so far are in" in " ".join(result.output.split())
+    content = json.loads((tmp_path / "benchmark.json").read_text())
+    assert not content["complete"]
+    assert {row["method"] for row in content["rows"]} == {"default"}
+    assert (tmp_path / "benchmark-tiny.png").is_file()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_control_c_during_a_solve_is_no_measurement():
+    trial = Trial.of(TINY, pictures(SIZE), 0, CPU)
+    solution = cl.solve(
+        trial.problem([0]), callback=lambda progress: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        measuring._finished(solution)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "knitting"], "--tasks knows no 'knitting'. Choose among inpainting,"),
+        (["--methods", "default,default"], "--methods names default twice"),
+        (["--methods", ","], "--methods is empty"),
+        (["--batch", "two"], "--batch takes numbers with commas between them"),
+        (["--tolerances", "1e-9"], "the accuracy of the reference"),
+        (["--count", "0"], "count must be at least 1"),
+        (["--count", "60"], "ask for a count of 5 or fewer"),
+        (["--size", "20"], "--size must be a multiple of 16"),
+        (["--tasks", "inpainting", "--size", "64"], "leave --size out"),
+        (["--threads", "0"], "--threads must be at least 1"),
+        (["--images", "NOWHERE"], "NOWHERE"),
+        (["--tasks", "any-size-gaussian", "--mask", "MASK"], "--mask is for inpainting"),
+        (["--tasks", "inpainting", "--mask", "MASK"], "--mask is 8 x 8"),
+        (["--output", "MASK"], "cannot be used as a folder"),
+        (["--json", "FOLDER"], "is a folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message, tmp_path):
+    save_image(tmp_path / "mask.png", torch.ones(8, 8))
+    places = {"MASK": str(tmp_path / "mask.png"), "FOLDER": str(tmp_path)}
+    arguments = [places.get(a, a) for a in arguments]
+    if "--output" not in arguments:
+        arguments += ["--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["benchmark", "--device", "cpu", *arguments])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_row_has_a_cell(results):
+    shown = command.table("tiny", results.rows)
+    assert shown.row_count == 8
+    assert isinstance(results.rows[0], Row)
