@@ -6,8 +6,7 @@ The first dimension of every tensor in the library counts the images of a batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -220,30 +219,3 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
             object.__setattr__(result, name, value)
         return result
     return chosen
-
-
-def split_images(state: Any) -> list[Any]:
-    """States of one image each, from that of a batch; of the kinds ``choose_images`` takes."""
-    count = state.x.shape[0]
-    return [state] if count == 1 else [_map_images(state, i) for i in range(count)]
-
-
-def _map_images(value: Any, i: int) -> Any:
-    if isinstance(value, Blocks):
-        return Blocks({name: part[i : i + 1] for name, part in value.items()})
-    if isinstance(value, Tensor):
-        return value[i : i + 1]
-    return replace(value, **{f.name: _map_images(getattr(value, f.name), i) for f in fields(value)})
-
-
-def join_images(states: Sequence[Any]) -> Any:
-    """The state of a batch from those of its images."""
-    first = states[0]
-    if len(states) == 1:
-        return first
-    if isinstance(first, Blocks):
-        return Blocks({name: torch.cat([s[name] for s in states]) for name in first})
-    if isinstance(first, Tensor):
-        return torch.cat(list(states))
-    parts = {f.name: join_images([getattr(s, f.name) for s in states]) for f in fields(first)}
-    return replace(first, **parts)

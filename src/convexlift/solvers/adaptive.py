@@ -27,7 +27,7 @@ from convexlift.solvers.restarts import (
 )
 from convexlift.solvers.steps import Coupling
 from convexlift.solvers.strips import Sweep
-from convexlift.tensors import Blocks, join_images, split_images
+from convexlift.tensors import Blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,45 +116,30 @@ class RestartedPDHG(Solver[RestartState]):
         """Several iterations; those of large problems with one layer in strips."""
         if self.sweep is None:
             return super().advance(state, iterations)
-        images = [
-            self._advance_in_strips(self.sweep, image, iterations) for image in split_images(state)
-        ]
-        joined: RestartState = join_images(images)
-        return joined
-
-    def _advance_in_strips(
-        self, sweep: Sweep, state: RestartState, iterations: int
-    ) -> RestartState:
-        """``step`` so many times, for one image, on a copy of w."""
-        w = state.w_v[sweep.name].clone()
-        c = sweep.adjoint(w)
+        name = self.sweep.name
+        w = state.w_v[name].clone()
+        c = self.sweep.adjoint(w)
         for k in range(iterations):
-            tested = bool(self._tested(state))
             w_u, tau, sigma = state.w_u, state.tau, state.sigma
             u = self.saddle.prox_g(w_u - tau * Blocks({"x": c}), tau)
-            a, b, e = self._mix(state)
-            v = torch.empty_like(w) if k == iterations - 1 or bool(state.due) else None
-            c, moved = sweep(
-                (2 * u - w_u)["x"],
-                w,
-                float(sigma[sweep.name]),
-                (float(a), float(b), float(e)),
-                state.anchor_v[sweep.name],
-                v,
-                tested,
+            mix, tested = self._mix(state), bool(self._tested(state).any())
+            wanted = k == iterations - 1 or bool(state.due.any())
+            v = torch.empty_like(w) if wanted else None
+            c, moved = self.sweep(
+                (2 * u - w_u)["x"], w, sigma[name], mix, state.anchor_v[name], v, tested
             )
+            a, b, e = mix
             following = replace(
                 state,
                 u=u,
-                v=state.v if v is None else Blocks({sweep.name: v}),
+                v=state.v if v is None else Blocks({name: v}),
                 w_u=u * a + w_u * b + state.anchor_u * e,
             )
             r = None
             if tested:
-                moves = Blocks({sweep.name: torch.full_like(state.residual_at_test, moved)})
-                r = residual((u - w_u).squares(), moves, tau, sigma)
+                r = residual((u - w_u).squares(), Blocks({name: moved}), tau, sigma)
             state = self._plan(following, r)
-        return replace(state, w_v=Blocks({sweep.name: w}))
+        return replace(state, w_v=Blocks({name: w}))
 
     def _mix(self, state: RestartState) -> tuple[Tensor, Tensor, Tensor]:
         """(a, b, e) per image: the next w is a T(w) + b w + e anchor."""

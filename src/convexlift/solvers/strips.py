@@ -9,6 +9,7 @@ done on strips that stay in a processor's cache, reads and writes w once instead
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.tensors import expand_per_image
 
 STRIP = 2**19
 """Numbers of v in a strip (2 MB)."""
@@ -58,53 +60,58 @@ class Sweep:
         self,
         x_bar: Tensor,
         w: Tensor,
-        sigma: float,
-        mix: tuple[float, float, float],
+        sigma: Tensor,
+        mix: tuple[Tensor, Tensor, Tensor],
         anchor: Tensor,
         v: Tensor | None,
         measure: bool,
-    ) -> tuple[Tensor, float]:
-        """K* w and, if asked for, ||v - w||^2 of the old w, for one image.
+    ) -> tuple[Tensor, Tensor]:
+        """K* w and, if asked for, ||v - w||^2 for the old w, (B,).
 
         Args:
-            x_bar: the extrapolated image, (1, C, H, W).
-            w: the dual iterate, changed in place.
-            sigma: its step.
-            mix: (a, b, e).
-            anchor: the dual part of the anchor, not looked at if e = 0.
+            x_bar: the extrapolated images.
+            w: the dual iterates, changed in place.
+            sigma: their steps, (B,).
+            mix: (a, b, e), each (B,).
+            anchor: the dual part of the anchor, not looked at where e = 0.
             v: where to write v, or None.
-            measure: whether to return the norm.
+            measure: whether to compute the norms.
         """
-        weight, bias = self.operator.weight, self.term.bias
-        bias = None if bias is None else bias.flatten()
         padded = self._padded(x_bar)
         c = torch.zeros_like(padded)
-        step = w.new_full((1, 1, 1, 1), sigma)
-        rows, margin, height = self._rows(w), self.operator.margin[0], w.shape[-2]
-        a, b, e = mix
-        moved = 0.0
-        for top in range(0, height, rows):
-            strip = slice(top, min(top + rows, height))
-            halo = slice(strip.start, strip.stop + 2 * margin)
-            here = w[..., strip, :]
-            y = F.conv2d(padded[..., halo, :], weight, bias).add_(here, alpha=1 / sigma)
-            new = self.term.activation.scaled_slope(y, self._weights(strip, height), step)
-            if v is not None:
-                v[..., strip, :] = new
-            if measure:
-                moved += float((new - here).square().sum(dtype=torch.float64))
-            here.mul_(b).add_(new, alpha=a) if b else here.copy_(new)
-            if e:
-                here.add_(anchor[..., strip, :], alpha=e)
-            c[..., halo, :] += self.operator.adjoint_on_padded(here)
+        moved = w.new_zeros(w.shape[0], dtype=torch.float64)
+        for i in range(w.shape[0]):
+            one = slice(i, i + 1)
+            a, b, e = (float(part[i]) for part in mix)
+            for strip, halo in self._strips(w):
+                here = w[one, :, strip]
+                new = self._prox(padded[one, :, halo], here, sigma[one], strip)
+                if v is not None:
+                    v[one, :, strip] = new
+                if measure:
+                    moved[i] += (new - here).square().sum(dtype=torch.float64)
+                here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
+                if e:
+                    here.add_(anchor[one, :, strip], alpha=e)
+                c[one, :, halo] += self.operator.adjoint_on_padded(here)
         return self._unpadded(c), moved
 
-    def _rows(self, w: Tensor) -> int:
-        return max(16, STRIP // (w.shape[1] * w.shape[-1]))
+    def _strips(self, w: Tensor) -> Iterator[tuple[slice, slice]]:
+        """Rows of v, and those of the padded image that they depend on."""
+        _, channels, height, width = w.shape
+        rows, margin = max(16, STRIP // (channels * width)), self.operator.margin[0]
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            yield slice(top, bottom), slice(top, bottom + 2 * margin)
 
-    def _weights(self, strip: slice, height: int) -> Tensor:
+    def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, strip: slice) -> Tensor:
+        """prox_{f*}(w + sigma K x_bar) on one strip."""
+        bias = None if self.term.bias is None else self.term.bias.flatten()
+        y = F.conv2d(x_bar, self.operator.weight, bias).add_(w, alpha=1 / float(sigma))
         weights = self.term.weights
-        return weights[..., strip, :] if weights.shape[-2] == height else weights
+        if weights.shape[-2] != 1:
+            weights = weights[..., strip, :]
+        return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
 
     def _padded(self, x: Tensor) -> Tensor:
         rows, columns = self.operator.margin
