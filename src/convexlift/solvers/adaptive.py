@@ -181,14 +181,20 @@ class RestartedPDHG(Solver[RestartState]):
         )
 
     def _restarted(self, state: RestartState) -> RestartState:
-        """Images that went to T(w) get steps for the way since the beginning."""
+        """Images that went to T(w) get steps for the way they went."""
         u, v, images = state.u, state.v, state.due
-        target = rebalance(self.coupling, state.sigma, u - state.origin_u, v - state.origin_v)
+        target = rebalance(
+            self.coupling,
+            state.sigma,
+            (u - state.origin_u, v - state.origin_v),
+            (u - state.anchor_u, v - state.anchor_v),
+            state.total,
+        )
         sigma = target.where(images, state.sigma)
         return replace(
             state,
             anchor_u=u.where(images, state.anchor_u),
-            anchor_v=state.anchor_v if self.relaxed else v.where(images, state.anchor_v),
+            anchor_v=v.where(images, state.anchor_v),
             inner=torch.where(images, 0, state.inner),
             due=torch.zeros_like(images),
             sigma=sigma,

@@ -11,6 +11,8 @@ Everything here is per image.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,10 @@ SUFFICIENT = 0.2
 """Restart once the residual fell below this fraction of that at the last restart (cuPDLPx)."""
 NECESSARY = 0.8
 """Restart once it fell below this fraction and has started to rise again."""
-LONG = 0.25
+LONG = 0.5
 """Restart once the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
+WHOLE_WAY = (100, 400)
+"""Steps are balanced for the whole way up to so many iterations, then more and more for the recent."""
 FIRST_MOVE = 0.05
 """How far pixels are expected to move from the first image, before anything is known."""
 FIRST = 5
@@ -64,20 +68,40 @@ def time_to_rebalance(total: Tensor) -> Tensor:
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 
 
-def rebalance(coupling: Coupling, sigma: Blocks, du: Blocks, dv: Blocks) -> Blocks:
-    """log sigma halfway to the balanced one for the displacements (du, dv) since the beginning.
+def rebalance(
+    coupling: Coupling,
+    sigma: Blocks,
+    whole: tuple[Blocks, Blocks],
+    recent: tuple[Blocks, Blocks],
+    total: Tensor,
+) -> Blocks:
+    """log sigma halfway to the balanced one for displacements (du, dv).
 
-    The bound on the error holds for the distance from the start to a solution, and that is
-    what these displacements become. Displacements since the last restart, which codes for
-    linear programs use, let sigma drift: late in a run duals still move where images hardly
-    do, and larger sigma leave the duals, hence the certificate, behind.
+    First those of the whole way, later those since the last restart. The bound on the error
+    holds for the distance between start and solution, which is what the whole way becomes.
+    Displacements since the last restart, the rule of codes for linear programs, let sigma
+    drift: when duals still move and images hardly do, sigma grows, and leaves the duals,
+    hence the certificate, behind. But where the first steps were far off (duals that went a long
+    way to zero, say) the whole way misleads, and long runs show it.
 
     A dual block that did not move (a last layer whose units are all on) would like sigma = 0;
     one step changes sigma by a factor of ``LARGEST_CHANGE`` at most.
+
+    Args:
+        coupling: of the problem.
+        sigma: the steps so far.
+        whole: (du, dv) since the start.
+        recent: (du, dv) since the last restart.
+        total: iterations of each image.
     """
-    target = coupling.balanced_sigma(du.norms(), dv.norms())
+    far, near = (coupling.balanced_sigma(du.norms(), dv.norms()) for du, dv in (whole, recent))
+    begin, end = WHOLE_WAY
+    late = (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
     updated = {}
     for name, old in sigma.items():
-        ratio = (target[name] / old).nan_to_num(1.0)  # 0/0: nothing moved, nothing learned
-        updated[name] = old * ratio.sqrt().clamp(1 / LARGEST_CHANGE, LARGEST_CHANGE)
+        # 0/0: nothing moved, nothing learned.
+        ratios = [(target[name] / old).nan_to_num(1.0) for target in (far, near)]
+        limited = [r.sqrt().clamp(1 / LARGEST_CHANGE, LARGEST_CHANGE) for r in ratios]
+        part = late.to(old.dtype)
+        updated[name] = old * limited[0] ** (1 - part) * limited[1] ** part
     return Blocks(updated)
