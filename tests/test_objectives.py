@@ -212,7 +212,8 @@ def test_the_bilevel_loss_is_the_error_of_the_reconstruction():
     assert float(loss.metrics["train_psnr"]) == pytest.approx(float(-10 * error.log10().mean()))
 
 
-def test_the_surrogate_has_the_scale_of_the_loss():
+@pytest.mark.parametrize("decibels", [False, True])
+def test_the_surrogate_has_the_scale_of_the_loss(decibels):
     """Its derivative in a learned weight is that of the value, by finite differences."""
     net, e = learner(), 1e-4
     exact = cl.StopWhen(gap=1e-11, max_iterations=3000)
@@ -221,7 +222,7 @@ def test_the_surrogate_has_the_scale_of_the_loss():
 
     def objective(logarithm: float) -> Bilevel:
         tasks = [(SaltAndPepper(), 1.0), (GaussianDenoising(0.15), math.exp(logarithm))]
-        return Bilevel(tasks, hypergradient=hypergradient, stop=exact)
+        return Bilevel(tasks, hypergradient=hypergradient, stop=exact, decibels=decibels)
 
     here = objective(0.5)
     here(net, batch).surrogate.backward()

@@ -157,12 +157,13 @@ class VariationalProblem(TensorRecord):
             guesses = [torch.where(scale > 1e-3 * scale.abs().amax(), back / scale, 0.0)]
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, objective = guesses[0], self.objective(guesses[0])
-        for guess in [*guesses[1:], self.bounds.project(torch.zeros_like(x))]:
+        for guess in guesses[1:]:
             another = self.objective(guess)
-            lower = another < objective.nan_to_num(math.inf)
+            lower = another < objective
             x = torch.where(expand_per_image(lower, x), guess, x)
             objective = torch.where(lower, another, objective)
-        return x
+        zero = self.bounds.project(torch.zeros_like(x))
+        return torch.where(expand_per_image(torch.isfinite(objective), x), x, zero)
 
     def _check_same_place(self) -> None:
         y = self.fidelity.y
