@@ -19,7 +19,9 @@ from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (
     FIRST_MOVE,
     RELAXATION,
+    WHOLE_WAY,
     rebalance,
+    relaxed_iterations,
     residual,
     should_restart,
     time_to_rebalance,
@@ -55,13 +57,14 @@ class RestartedPDHG(Solver[RestartState]):
     restart:            w <- T(w), with new steps
 
     The first is made for problems like linear programs, where T turns around a solution for
-    long: those with kinks. The second is faster on smooth ones.
+    long. The second is faster on smooth ones, and on others with a smooth fidelity at first.
     """
 
     def __init__(self, problem: VariationalProblem, saddle: SaddlePointProblem) -> None:
         self.problem, self.saddle = problem, saddle
         self.coupling = Coupling(saddle)
-        self.relaxed = problem.smooth
+        self.relaxed = relaxed_iterations(problem)
+        self.whole_way = problem.smooth or not problem.fidelity.smooth
         self.sweep = Sweep.of(saddle)
         self.block = 1 if self.sweep is None else 10
 
@@ -144,17 +147,22 @@ class RestartedPDHG(Solver[RestartState]):
     def _mix(self, state: RestartState) -> tuple[Tensor, Tensor, Tensor]:
         """(a, b, e) per image: the next w is a T(w) + b w + e anchor."""
         k = state.inner.to(state.x.dtype)
-        if self.relaxed:
-            a, b, e = RELAXATION + 0 * k, 1 - RELAXATION + 0 * k, 0 * k
-        else:
-            keep = (k + 1) / (k + 2)
-            a, b, e = 2 * keep, -keep, 1 - keep
+        keep, relaxed = (k + 1) / (k + 2), state.total < self.relaxed
+        a = torch.where(relaxed, RELAXATION, 2 * keep)
+        b = torch.where(relaxed, 1 - RELAXATION, -keep)
+        e = torch.where(relaxed, 0, 1 - keep)
         due = state.due
         return torch.where(due, 1, a), torch.where(due, 0, b), torch.where(due, 0, e)
 
     def _tested(self, state: RestartState) -> Tensor:
         """Whether a restart may be decided after the next iteration, (B,)."""
-        return time_to_test(state.inner + 1, state.total + 1, self.relaxed)
+        inner, total = state.inner + 1, state.total + 1
+        relaxed = total <= self.relaxed
+        return torch.where(relaxed, self._relaxed_tested(total), time_to_test(inner, total))
+
+    def _relaxed_tested(self, total: Tensor) -> Tensor:
+        """Relaxed iterations are restarted at fixed times, and when they give way to others."""
+        return time_to_rebalance(total) | (total == self.relaxed)
 
     def _plan(self, state: RestartState, r: Tensor | None) -> RestartState:
         """Count the iteration, finish a restart, and decide whether the next one is one.
@@ -170,12 +178,14 @@ class RestartedPDHG(Solver[RestartState]):
         if r is None:
             return state
         first = state.inner == 1
-        due = should_restart(
+        due = ~first & should_restart(
             r, state.residual_at_test, state.residual_at_restart, state.inner, state.total
         )
+        relaxed = state.total <= self.relaxed
+        due = tested & torch.where(relaxed, self._relaxed_tested(state.total), due)
         return replace(
             state,
-            due=tested & (time_to_rebalance(state.total) if self.relaxed else due & ~first),
+            due=due,
             residual_at_restart=torch.where(first, r, state.residual_at_restart),
             residual_at_test=torch.where(tested, r, state.residual_at_test),
         )
@@ -188,7 +198,7 @@ class RestartedPDHG(Solver[RestartState]):
             state.sigma,
             (u - state.origin_u, v - state.origin_v),
             (u - state.anchor_u, v - state.anchor_v),
-            state.total,
+            state.total if self.whole_way else torch.full_like(state.total, WHOLE_WAY[1]),
         )
         sigma = target.where(images, state.sigma)
         return replace(

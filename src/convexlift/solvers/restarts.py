@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.steps import Coupling
 from convexlift.tensors import Blocks
 
@@ -25,8 +26,10 @@ NECESSARY = 0.8
 """Restart once it fell below this fraction and has started to rise again."""
 LONG = 0.5
 """Restart once the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
+RELAXED_AT_FIRST = 160
+"""So many iterations are relaxed where R has kinks and the fidelity has none."""
 WHOLE_WAY = (100, 400)
-"""Steps are balanced for the whole way up to so many iterations, then more and more for the recent."""
+"""Steps are balanced for the whole way up to so many iterations, then ever more for the recent."""
 FIRST_MOVE = 0.05
 """How far pixels are expected to move from the first image, before anything is known."""
 FIRST = 5
@@ -46,9 +49,16 @@ def residual(du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
     return torch.stack(parts).sum(0).sqrt()
 
 
-def time_to_test(inner: Tensor, total: Tensor, relaxed: bool) -> Tensor:
-    """Per image: whether a restart may be decided after this iteration."""
-    return time_to_rebalance(total) if relaxed else (inner == 1) | (total % TEST_EVERY == 0)
+def relaxed_iterations(problem: VariationalProblem) -> float:
+    """How many iterations are relaxed, before the reflected Halpern iteration takes over."""
+    if problem.smooth:
+        return math.inf
+    return RELAXED_AT_FIRST if problem.fidelity.smooth else 0
+
+
+def time_to_test(inner: Tensor, total: Tensor) -> Tensor:
+    """Per image: whether a restart of the Halpern iteration may be decided after this one."""
+    return (inner == 1) | (total % TEST_EVERY == 0)
 
 
 def should_restart(
