@@ -22,7 +22,7 @@ from convexlift.functionals.terms import EpigraphTerm
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.pooling import pooled_layers
-from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.adaptive import RestartedPDHG
 from convexlift.tensors import Blocks
 
 every_activation = pytest.mark.parametrize("h", zoo.ACTIVATIONS, ids=repr)
@@ -374,8 +374,10 @@ def test_the_papers_method_keeps_the_papers_lift():
     papers = cl.solve(problem, method=cl.PDHG(steps=cl.PaperSteps((0.5, 0.5))), stop=stop)
     ours = cl.solve(problem, stop=stop)
     assert papers.state.v["v1,2"].shape == papers.state.u["z1"].shape == (1, 3, 8, 8)
-    assert ours.state.v["v1,2"].shape == ours.state.u["z1"].shape == (1, 3, 4, 4)
-    assert ours.state.v["v1,1"].shape == (1, 3, 8, 8)
+    solver = RestartedPDHG(problem, cl.lift(problem))
+    state = solver.start(problem.initial_image())
+    assert state.v["v1,2"].shape == state.u["z1"].shape == (1, 3, 4, 4)
+    assert state.v["v1,1"].shape == (1, 3, 8, 8)
     assert papers.status == ours.status == (cl.Status.CONVERGED,)
     assert float(papers.objective) == pytest.approx(float(ours.objective), rel=1e-4)
 

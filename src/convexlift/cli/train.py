@@ -163,7 +163,7 @@ def adversarial(
 @train_app.command()
 def bilevel(
     folders: Folders,
-    preset: BilevelPreset = "photo-any-size",
+    preset: BilevelPreset = "photo-any-size-first",
     output: Output = Path("training-output"),
     steps: Steps = None,
     batch_size: BatchSize = None,

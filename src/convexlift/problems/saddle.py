@@ -38,6 +38,18 @@ def made_feasible(
     return network.backward(weight, like, clip)
 
 
+def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
+    """Dual variables, if they have the shapes of this network's preactivations; else None."""
+    if duals is None:
+        return None
+    count, batch = len(network.layers), x.shape[0]
+    for i, a in enumerate(network.forward(x[:1]).a, start=1):
+        part = duals.get(dual_names(i, count)[0])
+        if part is None or part.shape != (batch, *a.shape[1:]):
+            return None
+    return duals
+
+
 @dataclass(frozen=True, eq=False)
 class BlockOperator(TensorRecord):
     """K, by rows: ``rows[v][u]`` is the operator from primal block u to dual block v."""

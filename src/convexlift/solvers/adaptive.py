@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
@@ -86,7 +86,8 @@ class RestartedPDHG(Solver[RestartState]):
         """A restart at (u, v), with the steps found so far; or at the duals of another lift."""
         if isinstance(state, PDHGState) and fits(state, self.saddle):
             return self._from(state.u, state.v, state.sigma)
-        return None if state.duals is None else self.start(state.x, state.duals)
+        duals = fitting_duals(self.problem.network, state.x, state.duals)
+        return None if duals is None else self.start(state.x, duals)
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
         count = torch.zeros(u["x"].shape[0], dtype=torch.long, device=u["x"].device)

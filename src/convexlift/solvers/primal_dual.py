@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.steps import Coupling, PaperSteps
@@ -71,9 +71,10 @@ class FixedStepPDHG(Solver[State]):
         """Go on from u and v, with these steps."""
         sigma = self.steps.sigma(self.saddle, state.x)
         if not isinstance(state, PDHGState) or not fits(state, self.saddle):
-            if state.duals is None:
+            duals = fitting_duals(self.problem.network, state.x, state.duals)
+            if duals is None:
                 return None
-            u, v = lifted_start(self.problem, self.saddle, state.x, state.duals)
+            u, v = lifted_start(self.problem, self.saddle, state.x, duals)
             return PDHGState(u, v, self.coupling.tau(sigma), sigma)
         return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from convexlift.problems.saddle import fitting_duals
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import Evaluation
 from convexlift.solvers.adaptive import RestartedPDHG, RestartState
@@ -60,7 +61,7 @@ class SaturatedPDHG(Solver[State]):
 
     def resume(self, state: State) -> SaturatedState | None:
         """Go on with both parts, where they are there; else with the duals."""
-        duals = state.duals
+        duals = fitting_duals(self.full.problem.network, state.x, state.duals)
         if duals is None:
             return None
         without, full = None, None

@@ -238,12 +238,12 @@ def _first_state(
 ) -> State:
     if start is None:
         return solver.start(problem.initial_image())
+    y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
     if not isinstance(start, Tensor):
-        resumed = solver.resume(start)
-        if resumed is not None and start.x.shape[0] == problem.batch_size:
+        resumed = solver.resume(start) if tuple(start.x.shape) == shape else None
+        if resumed is not None:
             return resumed
         start = start.x  # another method's state: its images are a good start all the same
-    y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
     if tuple(start.shape) != shape:
         raise ValueError(f"start must have shape {shape}, got {tuple(start.shape)}")
     if (place := first_non_finite(start)) is not None:
