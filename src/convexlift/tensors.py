@@ -202,8 +202,16 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
 
     Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver
     states (dataclasses) made of these; anything else, and what ``other`` lacks (None), is taken
-    from ``chosen``.
+    from ``chosen``. What is the same for all images is not copied.
     """
+    if chosen is other or other is None or bool(mask.all()):
+        return chosen
+    if not bool(mask.any()):
+        return other
+    return _choose(mask, chosen, other)
+
+
+def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
     if chosen is other or other is None:
         return chosen
     if isinstance(chosen, Blocks):
@@ -211,11 +219,11 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
     if isinstance(chosen, Tensor) and chosen.ndim > 0:
         return torch.where(expand_per_image(mask, chosen), chosen, other)
     if isinstance(chosen, tuple):
-        return tuple(choose_images(mask, c, o) for c, o in zip(chosen, other, strict=True))
+        return tuple(_choose(mask, c, o) for c, o in zip(chosen, other, strict=True))
     if hasattr(chosen, "__dataclass_fields__"):
         result = copy.copy(chosen)
         for name in chosen.__dataclass_fields__:
-            value = choose_images(mask, getattr(chosen, name), getattr(other, name))
+            value = _choose(mask, getattr(chosen, name), getattr(other, name))
             object.__setattr__(result, name, value)
         return result
     return chosen

@@ -17,7 +17,7 @@ from convexlift.problems.certificate import (
     prefer_near,
     relative_gap,
 )
-from convexlift.problems.variational import VariationalProblem
+from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
@@ -84,7 +84,7 @@ def _iterate(
                 ledger.iterations[ledger.active] = iteration
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, clock, state, stop, callback)
-                    state = solver.reconsider(state, ledger.evaluation)
+                    state = solver.reconsider(state, ledger.take_evaluation())
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
@@ -105,6 +105,7 @@ class Ledger:
         self.iterations = torch.zeros(size, dtype=torch.long, device=device)
         self.status = [Status.RUNNING] * size
         self.history = History()
+        self._evaluation: Evaluation | None = None
         # The best image, and the best bound that holds everywhere.
         self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
         self.witness: Blocks | None = None  # the dual variables of the best bound
@@ -120,7 +121,7 @@ class Ledger:
         callback: Callback | None,
     ) -> bool:
         """Evaluate, certify, record; False if the callback wants to stop."""
-        evaluation = self.evaluation = self.problem.evaluate(state.x)
+        evaluation = self._evaluation = self.problem.evaluate(state.x)
         finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
         self.state = choose_images(finite, state, self.state)
         bounds = best_bounds(self.problem, evaluation, state.duals)
@@ -143,6 +144,12 @@ class Ledger:
             return True
         with clock.paused():
             return callback(Progress(**vars(record), x=state.x)) is not True
+
+    def take_evaluation(self) -> Evaluation:
+        """That of the last check, once: it is large."""
+        assert self._evaluation is not None
+        evaluation, self._evaluation = self._evaluation, None
+        return evaluation
 
     def end(self, status: Status, images: Tensor | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
