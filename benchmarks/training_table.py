@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--faces", type=int, default=20)
     parser.add_argument(
         "--gap", type=float, default=1e-3, help="stop there; methods that get there"
     )
@@ -59,7 +60,7 @@ def main() -> None:
                     stop=stop,
                     seed=i,
                 )(network)
-                for i in range(len(images))
+                for i in range(min(arguments.faces, len(images)))
             ]
             means = {
                 name: statistics.mean(float(getattr(score, name)) for score in scores)
