@@ -17,6 +17,7 @@ PANELS = {
     "faces-denoising": ("distance", "R(damaged) - R(clean)"),
     "faces-inpainting-adversarial": ("distance", "R(damaged) - R(clean)"),
     "faces-inpainting-bilevel": ("train_psnr", "PSNR of the batch (dB)"),
+    "photo-any-size-first": ("train_psnr", "PSNR of the batch (dB)"),
     "photo-any-size": ("train_psnr", "PSNR of the batch (dB)"),
 }
 
