@@ -87,3 +87,13 @@ def test_strips_are_for_one_convolution():
         operator=cl.Blur(torch.ones(3, 3) / 9),
     )
     assert Sweep.of(lift(blurred)) is None
+
+
+def test_a_time_limit_holds_for_blocks_of_iterations(monkeypatch):
+    monkeypatch.setattr(strips, "WORTHWHILE", 1)
+    problem = one_layer()
+    stop = cl.StopWhen(gap=None, seconds=0.3, max_iterations=10**9, check_every=10**6)
+    solution = cl.solve(problem, stop=stop)
+    assert solution.status == (cl.Status.TIME_LIMIT,) * BATCH
+    assert 0.3 <= solution.seconds < 2.0
+    assert int(solution.iterations.max()) > 10

@@ -75,7 +75,7 @@ def _iterate(
                     ledger.check(iteration, clock, state, stop, callback)
                 ledger.end(Status.TIME_LIMIT)
             else:
-                count = 1 if stop.seconds else min(solver.block, stop.until_check(iteration))
+                count = _at_once(solver, stop, iteration, clock)
                 following = solver.advance(state, count)
                 state = following if ledger.active.all() else choose_images(
                     ledger.active, following, state
@@ -91,6 +91,17 @@ def _iterate(
             ledger.check(iteration, clock, state, stop, None)
         ledger.end(Status.INTERRUPTED)
     return ledger.solution(clock)
+
+
+def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
+    """How many iterations to do before anybody looks: no more than there is time for."""
+    count = min(solver.block, stop.until_check(iteration))
+    if stop.seconds is None or count == 1:
+        return count
+    if iteration == 0:
+        return 1
+    pace = clock.seconds() / iteration
+    return max(1, min(count, int((stop.seconds - clock.seconds()) / pace)))
 
 
 class Ledger:
