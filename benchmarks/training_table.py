@@ -20,7 +20,7 @@ from convexlift.training import ImageSet, Validation
 SCHEMES = ("faces-inpainting-adversarial", "faces-inpainting-bilevel")
 SOLVERS = {
     "PDHG": cl.PDHG(),
-    "SM-C": cl.Subgradient(1.5),
+    "SM-C": cl.Subgradient(0.15),  # with 1.5, as in the paper, nothing is below the start
     "SM-D": cl.Subgradient(50.0, diminishing=True),
     "NMAPG": cl.NMAPG(),
     "L-BFGS": cl.LBFGS(),

@@ -266,3 +266,20 @@ def test_tf32_is_off_inside_and_as_it_was_outside():
 def test_bad_options(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_states_of_other_filters_or_precisions_give_their_images():
+    """What does not fit is no error: its image is a start like any other."""
+    y = torch.rand(1, 1, 12, 12, dtype=torch.float64)
+
+    def stated(channels, dtype):
+        network = cl.networks.ridge(channels=channels, kernel=3).to(dtype)
+        return cl.VariationalProblem(
+            fidelity=cl.SquaredL2(y.to(dtype)), regularizer=network, weight=0.1
+        )
+
+    state = cl.solve(stated(8, torch.float64)).state
+    for other in (stated(4, torch.float64), stated(8, torch.float32)):
+        solution = cl.solve(other, start=state)
+        assert solution.status == (cl.Status.CONVERGED,)
+        assert solution.x.dtype == other.fidelity.y.dtype

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -87,6 +89,12 @@ def test_strips_are_for_one_convolution():
         operator=cl.Blur(torch.ones(3, 3) / 9),
     )
     assert Sweep.of(lift(blurred)) is None
+
+
+def test_no_time_limit_may_be_written_as_infinity(monkeypatch):
+    monkeypatch.setattr(strips, "WORTHWHILE", 1)
+    stop = cl.StopWhen(gap=None, seconds=math.inf, max_iterations=15)
+    assert (cl.solve(one_layer(), stop=stop).iterations == 15).all()
 
 
 def test_a_time_limit_holds_for_blocks_of_iterations(monkeypatch):

@@ -201,8 +201,8 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
     """Per image: ``chosen`` where ``mask`` (B,) holds, else ``other``.
 
     Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver
-    states (dataclasses) made of these; anything else, and what ``other`` lacks (None), is taken
-    from ``chosen``. What is the same for all images is not copied.
+    states (dataclasses) made of these. If all images choose the same, that is returned, uncopied;
+    otherwise what is None in ``other``, or of another kind, is taken from ``chosen``.
     """
     if chosen is other or other is None or bool(mask.all()):
         return chosen

@@ -22,11 +22,11 @@ from torch import Tensor
 from convexlift.networks.icnn import BoundNetwork, ForwardPass
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, TensorRecord
+from convexlift.tensors import Blocks
 
 
 @dataclass(frozen=True, eq=False)
-class SaturatedHead(TensorRecord):
+class SaturatedHead:
     """A problem without its last layer, and what leads back to the problem with it.
 
     Attributes:

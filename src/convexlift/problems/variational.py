@@ -154,7 +154,8 @@ class VariationalProblem(TensorRecord):
         else:
             back = self.operator.adjoint(best)
             scale = self.operator.adjoint(self.operator(torch.ones_like(back)))
-            guesses = [torch.where(scale > 1e-3 * scale.abs().amax(), back / scale, 0.0)]
+            largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
+            guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, objective = guesses[0], self.objective(guesses[0])
         for guess in guesses[1:]:

@@ -43,7 +43,7 @@ class Solver(ABC, Generic[StateT]):
 
     @abstractmethod
     def resume(self, state: State) -> StateT | None:
-        """The state to go on from, if ``state`` is of this method and problem, else None."""
+        """The state to go on from, if ``state`` is of this method or has duals that fit."""
 
     @abstractmethod
     def step(self, state: StateT) -> StateT:

@@ -87,7 +87,11 @@ class FixedStepPDHG(Solver[State]):
 
 def fits(state: PDHGState, saddle: SaddlePointProblem) -> bool:
     """Whether a state has the blocks of this lift."""
-    return (
-        set(state.v) == set(saddle.K.rows)
-        and {name: tuple(part.shape[1:]) for name, part in state.u.items()} == saddle.K.shapes
-    )
+    K = saddle.K
+    rows = {
+        name: operator.output_shape(K.shapes[source])
+        for name, row in K.rows.items()
+        for source, operator in row.items()
+    }
+    u, v = ({n: tuple(part.shape[1:]) for n, part in parts.items()} for parts in (state.u, state.v))
+    return u == K.shapes and v == rows

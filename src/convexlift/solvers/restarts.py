@@ -66,7 +66,7 @@ def should_restart(
 ) -> Tensor:
     """Per image, from the residuals now, at the last test and at the last restart."""
     first = total == FIRST
-    sufficient = current <= SUFFICIENT * at_restart
+    sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: it is solved
     necessary = (current <= NECESSARY * at_restart) & (current > previous)
     long = (inner >= LONG * total) & (total > FIRST)
     return first | sufficient | necessary | long

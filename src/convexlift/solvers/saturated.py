@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,37 +56,30 @@ class SaturatedPDHG(Solver[State]):
 
     def start(self, x: Tensor) -> SaturatedState:
         """Look whether the units are on at x."""
-        return self._at(x, self.without.start, self.full.start)
+        holds = self._holds(x)
+        without = self.without.start(x) if bool(holds.any()) else None
+        full = None if bool(holds.all()) else self.full.start(x)
+        return SaturatedState(holds, self.head, without, full)
 
     def resume(self, state: State) -> SaturatedState | None:
-        """Go on with both parts, where they are there; else with the duals."""
-        duals = fitting_duals(self.full.problem.network, state.x, state.duals)
+        """Images go on in the part they were in, if they still belong there; else from duals."""
+        x = state.x
+        duals = fitting_duals(self.full.problem.network, x, state.duals)
         if duals is None:
             return None
+        holds = self._holds(x)
         without, full = None, None
+        if bool(holds.any()):
+            without = self.without.start(x, self.head.duals_without(duals))
+        if not bool(holds.all()):
+            full = self.full.start(x, duals)
         if isinstance(state, SaturatedState):
-            without, full = state.without, state.full
-        return self._at(
-            state.x,
-            lambda x: (without and self.without.resume(without))
-            or self.without.start(x, self.head.duals_without(duals)),
-            lambda x: (full and self.full.resume(full)) or self.full.start(x, duals),
-        )  # fmt: skip
+            without = _go_on(self.without, state.without, state.holds & holds, without)
+            full = _go_on(self.full, state.full, ~state.holds & ~holds, full)
+        return SaturatedState(holds, self.head, without, full)
 
-    def _at(
-        self,
-        x: Tensor,
-        without: Callable[[Tensor], RestartState],
-        full: Callable[[Tensor], RestartState],
-    ) -> SaturatedState:
-        """The state at x, with the parts that it needs."""
-        holds = self.head.holds(self.full.problem.network.forward(x))
-        return SaturatedState(
-            holds,
-            self.head,
-            without(x) if bool(holds.any()) else None,
-            full(x) if not bool(holds.all()) else None,
-        )
+    def _holds(self, x: Tensor) -> Tensor:
+        return self.head.holds(self.full.problem.network.forward(x))
 
     def step(self, state: State) -> SaturatedState:
         """One iteration with each."""
@@ -109,7 +101,20 @@ class SaturatedPDHG(Solver[State]):
         left = state.holds & ~self.head.holds(evaluation.layers)
         if not bool(left.any()):
             return state
-        full = self.full.start(state.x)
+        full = self.full.start(state.x, state.duals)
         if state.full is not None:
             full = choose_images(left, full, state.full)
         return replace(state, holds=state.holds & ~left, full=full)
+
+
+def _go_on(
+    solver: RestartedPDHG, last: RestartState | None, images: Tensor, fresh: RestartState | None
+) -> RestartState | None:
+    """The fresh state, with the last one in its place for ``images``."""
+    if fresh is None or last is None:
+        return fresh
+    resumed = solver.resume(last)
+    if resumed is None:
+        return fresh
+    chosen: RestartState = choose_images(images, resumed, fresh)
+    return chosen

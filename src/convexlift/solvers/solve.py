@@ -101,7 +101,7 @@ def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopw
     if iteration == 0:
         return 1
     pace = clock.seconds() / iteration
-    return max(1, min(count, int((stop.seconds - clock.seconds()) / pace)))
+    return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
 
 
 class Ledger:
@@ -258,7 +258,9 @@ def _first_state(
         return solver.start(problem.initial_image())
     y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
     if not isinstance(start, Tensor):
-        resumed = solver.resume(start) if tuple(start.x.shape) == shape else None
+        x = start.x
+        alike = (tuple(x.shape), x.dtype, x.device) == (shape, y.dtype, y.device)
+        resumed = solver.resume(start) if alike else None
         if resumed is not None:
             return resumed
         start = start.x  # another method's state: its images are a good start all the same

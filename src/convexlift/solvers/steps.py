@@ -97,7 +97,7 @@ class PaperSteps:
 class AdaptiveSteps:
     """Steps that need no tuning: balanced at the start, and again at every restart.
 
-    Between restarts the iteration is the reflected Halpern iteration, which pulls back towards
-    the last restart point. The rules are those of the linear-programming codes PDLP and
-    cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
+    Between restarts iterations are relaxed, on smooth problems, or those of Halpern, reflected and
+    pulled back towards the last restart. The rules are those of the linear-programming codes
+    PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
     """

@@ -29,6 +29,8 @@ from convexlift.training.distributed import gather
 from convexlift.training.hypergradients import Hypergradient, suitable_hypergradient
 from convexlift.training.objectives import Loss, Objective
 
+NO_ERROR = 1e-8
+"""Mean squared errors count as this (80 dB) at least: the logarithm of none is minus infinity."""
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 """Accurate enough for a gradient, and cheap from a warm start."""
 
@@ -104,7 +106,7 @@ class Bilevel(Objective):
         self._remember(turn, batch, solution.x)
         strategy = self.hypergradient or suitable_hypergradient(network)
         surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
-        error = (solution.x - batch.clean).square().flatten(1).mean(1)
+        error = (solution.x - batch.clean).square().flatten(1).mean(1).clamp_min(NO_ERROR)
         half_squares = surrogate / batch.clean[0].numel()
         metrics = {
             "train_psnr": -10 * error.log10().mean(),
@@ -112,7 +114,7 @@ class Bilevel(Objective):
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
         if self.decibels:
-            chain = 20 / math.log(10) / error.clamp_min(torch.finfo(error.dtype).tiny)
+            chain = 20 / math.log(10) / error
             return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
         return Loss(half_squares.mean(), error.mean() / 2, metrics)
 
