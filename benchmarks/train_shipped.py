@@ -40,9 +40,10 @@ NOT_FOR = (
 CHOICES = {
     "faces": "Best mean PSNR on images held out from the training set.",
     "photo": (
-        "Gaussian noise of 0.1 and inpainting (30 % missing, 3 % noise): learned together with the "
-        "filters. Salt and pepper (25 %), for which it was not trained: a guess from earlier "
-        "trainings. Other noise levels need other weights. Colour goes channel by channel."
+        "Inpainting (30 % missing, 3 % noise): learned with the filters in the first stage, fixed "
+        "in the second. Gaussian noise of 0.1: 1 in the first stage, learned in the second. Salt "
+        "and pepper (25 %), for which it was not trained: a guess from earlier trainings. Other "
+        "noise levels need other weights. Colour goes channel by channel."
     ),
 }
 ABOUT = {

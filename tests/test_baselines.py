@@ -90,6 +90,7 @@ def test_lbfgs_decreases_at_every_step():
 
 
 def test_pdhg_needs_fewer_iterations_than_subgradients_on_a_problem_with_kinks():
+    """To 1e-4. To 1e-3 the best of the eight subgradient runs is ahead here, 40 against 45."""
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L1", "box")
     value, _ = optimum(problem)
 
