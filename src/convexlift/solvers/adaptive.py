@@ -19,7 +19,7 @@ from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (
     FIRST_MOVE,
     RELAXATION,
-    WHOLE_WAY,
+    lateness,
     rebalance,
     relaxed_iterations,
     residual,
@@ -64,7 +64,6 @@ class RestartedPDHG(Solver[RestartState]):
         self.problem, self.saddle = problem, saddle
         self.coupling = Coupling(saddle)
         self.relaxed = relaxed_iterations(problem)
-        self.whole_way = problem.smooth or not problem.fidelity.smooth
         self.sweep = Sweep.of(saddle)
         self.block = 1 if self.sweep is None else 10
 
@@ -199,7 +198,7 @@ class RestartedPDHG(Solver[RestartState]):
             state.sigma,
             (u - state.origin_u, v - state.origin_v),
             (u - state.anchor_u, v - state.anchor_v),
-            state.total if self.whole_way else torch.full_like(state.total, WHOLE_WAY[1]),
+            lateness(self.problem, state.total),
         )
         sigma = target.where(images, state.sigma)
         return replace(

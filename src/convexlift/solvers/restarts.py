@@ -78,12 +78,23 @@ def time_to_rebalance(total: Tensor) -> Tensor:
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 
 
+def lateness(problem: VariationalProblem, total: Tensor) -> Tensor:
+    """How much the recent way counts for the steps, (B,): ``late`` of ``rebalance``.
+
+    Only the recent way counts where R has kinks and the fidelity has none (measured).
+    """
+    if problem.fidelity.smooth and not problem.smooth:
+        return torch.ones_like(total, dtype=torch.float64)
+    begin, end = WHOLE_WAY
+    return (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
+
+
 def rebalance(
     coupling: Coupling,
     sigma: Blocks,
     whole: tuple[Blocks, Blocks],
     recent: tuple[Blocks, Blocks],
-    total: Tensor,
+    late: Tensor,
 ) -> Blocks:
     """log sigma halfway to the balanced one for displacements (du, dv).
 
@@ -102,11 +113,9 @@ def rebalance(
         sigma: the steps so far.
         whole: (du, dv) since the start.
         recent: (du, dv) since the last restart.
-        total: iterations of each image.
+        late: from 0, only the whole way counts, to 1, only the recent one; (B,).
     """
     far, near = (coupling.balanced_sigma(du.norms(), dv.norms()) for du, dv in (whole, recent))
-    begin, end = WHOLE_WAY
-    late = (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
     updated = {}
     for name, old in sigma.items():
         # 0/0: nothing moved, nothing learned.
