@@ -11,6 +11,9 @@ import hypothesis
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)

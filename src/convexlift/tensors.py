@@ -217,7 +217,7 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
     if isinstance(chosen, Blocks):
         return chosen.where(mask, other)
     if isinstance(chosen, Tensor) and chosen.ndim > 0:
-        return torch.where(expand_per_image(mask, chosen), chosen, other)
+        return torch.where(expand_per_image(mask.to(chosen.device), chosen), chosen, other)
     if isinstance(chosen, tuple):
         return tuple(_choose(mask, c, o) for c, o in zip(chosen, other, strict=True))
     if hasattr(chosen, "__dataclass_fields__"):

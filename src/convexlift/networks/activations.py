@@ -31,6 +31,21 @@ from torch import Tensor
 from convexlift.tensors import Shape
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """h'(a) = low + (high - low) clip((a - left) / width, 0, 1): slopes that rise once.
+
+    Of width zero: a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
+    u^2 width/2) + offset. All that kernels need to know of such activations.
+    """
+
+    low: float
+    high: float
+    left: float = 0.0
+    width: float = 0.0
+    offset: float = 0.0
+
+
 class Activation(ABC):
     """A convex function of one variable, applied to every entry (or of groups of channels)."""
 
@@ -51,6 +66,11 @@ class Activation(ABC):
     def nondecreasing(self) -> bool:
         """Whether it may follow another layer."""
         return self.slopes[0] >= 0
+
+    @property
+    def ramp(self) -> Ramp | None:
+        """The derivative, where it is a ramp."""
+        return None
 
     @abstractmethod
     def value(self, a: Tensor) -> Tensor:
@@ -140,6 +160,11 @@ class Activation(ABC):
 
 class PiecewiseLinear(Activation):
     """h(a) = max(lo a, hi a): one kink, at zero. Everything is in closed form."""
+
+    @property
+    def ramp(self) -> Ramp:
+        """From lo to hi, at once."""
+        return Ramp(*self.slopes)
 
     def value(self, a: Tensor) -> Tensor:
         """max(lo a, hi a)."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.networks.activations import Activation, require_between, require_positive
+from convexlift.networks.activations import Activation, Ramp, require_between, require_positive
 from convexlift.networks.roots import increasing_root
 
 
@@ -89,6 +89,11 @@ class SmoothedLeakyReLU(SmoothActivation):
     def slopes(self) -> tuple[float, float]:
         """[kappa, 1]."""
         return (self.slope, 1.0)
+
+    @property
+    def ramp(self) -> Ramp:
+        """From kappa at 0 to 1 at nu."""
+        return Ramp(self.slope, 1.0, 0.0, self.smoothing)
 
     def value(self, a: Tensor) -> Tensor:
         """kappa a + (1 - kappa) psi_nu(a)."""
@@ -363,6 +368,11 @@ class Huber(SmoothActivation):
     def slopes(self) -> tuple[float, float]:
         """[-1, 1]."""
         return (-1.0, 1.0)
+
+    @property
+    def ramp(self) -> Ramp:
+        """From -1 at -delta to 1 at delta."""
+        return Ramp(-1.0, 1.0, -self.delta, 2 * self.delta, -self.delta / 2)
 
     def value(self, a: Tensor) -> Tensor:
         """Quadratic, then linear."""

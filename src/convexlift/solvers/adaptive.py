@@ -14,18 +14,16 @@ from torch import Tensor
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.fused import FusedIterations
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (
     FIRST_MOVE,
-    RELAXATION,
+    Pace,
+    RestartRules,
     lateness,
     rebalance,
-    relaxed_iterations,
     residual,
-    should_restart,
-    time_to_rebalance,
-    time_to_test,
 )
 from convexlift.solvers.steps import Coupling
 from convexlift.solvers.strips import Sweep
@@ -42,30 +40,22 @@ class RestartState(PDHGState):
     anchor_v: Blocks
     origin_u: Blocks  # where everything began
     origin_v: Blocks
-    inner: Tensor  # iterations since the last restart, (B,)
-    total: Tensor  # iterations, (B,)
-    due: Tensor  # whether the next iteration is a restart, (B,)
-    residual_at_restart: Tensor
-    residual_at_test: Tensor
+    pace: Pace
 
 
 class RestartedPDHG(Solver[RestartState]):
     """PDHG with rebalanced steps, and one of two ways to go further than T; image by image.
 
-    reflected Halpern:  w <- (k+1)/(k+2) (2 T(w) - w) + 1/(k+2) anchor
-    relaxation:         w <- w + 1.8 (T(w) - w)
-    restart:            w <- T(w), with new steps
-
-    The first is made for problems like linear programs, where T turns around a solution for
-    long. The second is faster on smooth ones, and on others with a smooth fidelity at first.
+    w <- a T(w) + b w + e anchor, with the coefficients of ``RestartRules``.
     """
 
     def __init__(self, problem: VariationalProblem, saddle: SaddlePointProblem) -> None:
         self.problem, self.saddle = problem, saddle
         self.coupling = Coupling(saddle)
-        self.relaxed = relaxed_iterations(problem)
+        self.rules = RestartRules(problem)
         self.sweep = Sweep.of(saddle)
-        self.block = 1 if self.sweep is None else 10
+        self.fused = FusedIterations.of(saddle)
+        self.block = 1 if self.sweep is None and self.fused is None else 10
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
         """Steps balanced for duals of the size of the first ones and images that move a little."""
@@ -89,13 +79,10 @@ class RestartedPDHG(Solver[RestartState]):
         return None if duals is None else self.start(state.x, duals)
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
-        count = torch.zeros(u["x"].shape[0], dtype=torch.long, device=u["x"].device)
-        infinite = torch.full_like(count, float("inf"), dtype=torch.float64)
         return RestartState(
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
-            inner=count, total=count, due=count > 0,
-            residual_at_restart=infinite, residual_at_test=infinite,
+            pace=Pace.at_start(len(u["x"])),
         )  # fmt: skip
 
     def step(self, state: RestartState) -> RestartState:
@@ -111,24 +98,31 @@ class RestartedPDHG(Solver[RestartState]):
             w_v=v * a + w_v * b + state.anchor_v * e,
         )
         r = None
-        if bool(self._tested(state).any()):
-            r = residual((u - w_u).squares(), (v - w_v).squares(), state.tau, state.sigma)
-        return self._plan(following, r)
+        if self.rules.tested(state.pace).any():
+            r = residual((u - w_u).squares(), (v - w_v).squares(), state.tau, state.sigma).cpu()
+        return self._counted(following, r)
 
     def advance(self, state: RestartState, iterations: int) -> RestartState:
-        """Several iterations; those of large problems with one layer in strips."""
-        if self.sweep is None:
-            return super().advance(state, iterations)
-        name = self.sweep.name
+        """Several iterations; those of large problems with one layer in strips or kernels."""
+        if self.fused is not None:
+            return self._advance_fused(self.fused, state, iterations)
+        if self.sweep is not None:
+            return self._advance_in_strips(self.sweep, state, iterations)
+        return super().advance(state, iterations)
+
+    def _advance_in_strips(
+        self, sweep: Sweep, state: RestartState, iterations: int
+    ) -> RestartState:
+        name = sweep.name
         w = state.w_v[name].clone()
-        c = self.sweep.adjoint(w)
+        c = sweep.adjoint(w)
         for k in range(iterations):
             w_u, tau, sigma = state.w_u, state.tau, state.sigma
             u = self.saddle.prox_g(w_u - tau * Blocks({"x": c}), tau)
-            mix, tested = self._mix(state), bool(self._tested(state).any())
-            wanted = k == iterations - 1 or bool(state.due.any())
+            mix, tested = self._mix(state), bool(self.rules.tested(state.pace).any())
+            wanted = k == iterations - 1 or bool(state.pace.due.any())
             v = torch.empty_like(w) if wanted else None
-            c, moved = self.sweep(
+            c, moved = sweep(
                 (2 * u - w_u)["x"], w, sigma[name], mix, state.anchor_v[name], v, tested
             )
             a, b, e = mix
@@ -141,72 +135,71 @@ class RestartedPDHG(Solver[RestartState]):
             r = None
             if tested:
                 r = residual((u - w_u).squares(), Blocks({name: moved}), tau, sigma)
-            state = self._plan(following, r)
+            state = self._counted(following, r)
         return replace(state, w_v=Blocks({name: w}))
 
+    def _advance_fused(
+        self, fused: FusedIterations, state: RestartState, iterations: int
+    ) -> RestartState:
+        """The rules are followed on the host, which looks at the device only to decide."""
+        place, pace = state.x.device, state.pace
+        tau, sigma = _moved(state.tau, "cpu"), _moved(state.sigma, "cpu")
+        fused.begin(state)
+        while iterations:
+            count = self.rules.until_decision(pace, iterations)
+            iterations -= count
+            fused.iterate(tau, sigma, self.rules.mix(pace, count))
+            r = None
+            if self.rules.tested(pace, count)[-1].any():
+                r = residual(*fused.moved(), tau, sigma)
+            restarted, pace = pace.due, self.rules.counted(pace, r, count)
+            if bool(restarted.any()):
+                whole, recent = fused.ways(state.origin_u, state.origin_v)
+                late = lateness(self.problem, pace.total)
+                target = rebalance(self.coupling, sigma, whole, recent, late)
+                sigma = target.where(restarted, sigma)
+                tau = self.coupling.tau(sigma)
+                fused.move_anchor(restarted)
+        state = replace(
+            state, tau=_moved(tau, place), sigma=_moved(sigma, place), pace=pace, **fused.result()
+        )
+        fused.holds = state
+        return state
+
     def _mix(self, state: RestartState) -> tuple[Tensor, Tensor, Tensor]:
-        """(a, b, e) per image: the next w is a T(w) + b w + e anchor."""
-        k = state.inner.to(state.x.dtype)
-        keep, relaxed = (k + 1) / (k + 2), state.total < self.relaxed
-        a = torch.where(relaxed, RELAXATION, 2 * keep)
-        b = torch.where(relaxed, 1 - RELAXATION, -keep)
-        e = torch.where(relaxed, 0, 1 - keep)
-        due = state.due
-        return torch.where(due, 1, a), torch.where(due, 0, b), torch.where(due, 0, e)
+        """(a, b, e) per image."""
+        a, b, e = torch.from_numpy(self.rules.mix(state.pace)[:, 0]).to(state.x)
+        return a, b, e
 
-    def _tested(self, state: RestartState) -> Tensor:
-        """Whether a restart may be decided after the next iteration, (B,)."""
-        inner, total = state.inner + 1, state.total + 1
-        relaxed = total <= self.relaxed
-        return torch.where(relaxed, self._relaxed_tested(total), time_to_test(inner, total))
-
-    def _relaxed_tested(self, total: Tensor) -> Tensor:
-        """Relaxed iterations are restarted at fixed times, and when they give way to others."""
-        return time_to_rebalance(total) | (total == self.relaxed)
-
-    def _plan(self, state: RestartState, r: Tensor | None) -> RestartState:
-        """Count the iteration, finish a restart, and decide whether the next one is one.
-
-        Args:
-            state: after the iteration, with the counters of before.
-            r: the residual of the iteration, where some image is tested.
-        """
-        tested, restarted = self._tested(state), state.due
-        state = replace(state, inner=state.inner + 1, total=state.total + 1)
+    def _counted(self, state: RestartState, r: Tensor | None) -> RestartState:
+        """Count the iteration, finish a restart, and decide whether the next one is one."""
+        restarted, pace = state.pace.due, self.rules.counted(state.pace, r)
         if bool(restarted.any()):
-            state = self._restarted(state)
-        if r is None:
-            return state
-        first = state.inner == 1
-        due = ~first & should_restart(
-            r, state.residual_at_test, state.residual_at_restart, state.inner, state.total
-        )
-        relaxed = state.total <= self.relaxed
-        due = tested & torch.where(relaxed, self._relaxed_tested(state.total), due)
-        return replace(
-            state,
-            due=due,
-            residual_at_restart=torch.where(first, r, state.residual_at_restart),
-            residual_at_test=torch.where(tested, r, state.residual_at_test),
-        )
+            state = self._restarted(state, restarted, pace)
+        return replace(state, pace=pace)
 
-    def _restarted(self, state: RestartState) -> RestartState:
+    def _restarted(self, state: RestartState, images: Tensor, pace: Pace) -> RestartState:
         """Images that went to T(w) get steps for the way they went."""
-        u, v, images = state.u, state.v, state.due
+        u, v = state.u, state.v
+        images = images.to(state.x.device)
         target = rebalance(
             self.coupling,
             state.sigma,
-            (u - state.origin_u, v - state.origin_v),
-            (u - state.anchor_u, v - state.anchor_v),
-            lateness(self.problem, state.total),
+            ((u - state.origin_u).norms(), (v - state.origin_v).norms()),
+            ((u - state.anchor_u).norms(), (v - state.anchor_v).norms()),
+            lateness(self.problem, pace.total).to(state.x.device),
         )
         sigma = target.where(images, state.sigma)
         return replace(
             state,
             anchor_u=u.where(images, state.anchor_u),
             anchor_v=v.where(images, state.anchor_v),
-            inner=torch.where(images, 0, state.inner),
-            due=torch.zeros_like(images),
             sigma=sigma,
             tau=self.coupling.tau(sigma),
         )
+
+
+def _moved(parts: Blocks, device: torch.device | str) -> Blocks:
+    """(B,) tensors on another device, in one transfer."""
+    together = torch.stack(list(parts.values())).to(device)
+    return Blocks(dict(zip(parts, together, strict=True)))

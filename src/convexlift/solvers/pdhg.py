@@ -32,9 +32,11 @@ class PDHG(Method):
         if isinstance(self.steps, PaperSteps):  # and the paper's lift
             saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=False)
             return FixedStepPDHG(problem, saddle, self.steps)
-        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
-        full = RestartedPDHG(problem, saddle)
-        if (head := SaturatedHead.of(problem)) is None:
-            return full
-        saddle = lift(head.problem, dualise_fidelity=self.dualise_fidelity)
-        return SaturatedPDHG(head, RestartedPDHG(head.problem, saddle), full)
+        head = SaturatedHead.of(problem)
+        if head is None:
+            return self._adaptive(problem)
+        without = self._adaptive(head.problem)
+        return SaturatedPDHG(problem, head, without, lambda: self._adaptive(problem))
+
+    def _adaptive(self, problem: VariationalProblem) -> RestartedPDHG:
+        return RestartedPDHG(problem, lift(problem, dualise_fidelity=self.dualise_fidelity))

@@ -1,4 +1,4 @@
-"""When to restart PDHG, and with which step sizes.
+"""When to restart PDHG, how far to go beyond its steps, and with which step sizes.
 
 The measure of progress is the fixed-point residual ||w - T(w)|| of w = (u, v), where T is one
 PDHG step and
@@ -12,13 +12,19 @@ Everything here is per image.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.steps import Coupling
 from convexlift.tensors import Blocks
+
+Array = npt.NDArray[Any]
 
 SUFFICIENT = 0.2
 """Restart once the residual fell below this fraction of that at the last restart (cuPDLPx)."""
@@ -42,6 +48,111 @@ RELAXATION = 1.8
 """How far beyond T(w) relaxed iterations go: 1 is T itself, 2 the limit of convergence."""
 
 
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """The memory of the rules: numbers for each image, (B,), on the CPU wherever images are.
+
+    Attributes:
+        inner: iterations since the last restart.
+        total: iterations.
+        due: whether the next iteration is a restart.
+        residual_at_restart: that of the first iteration after the last restart.
+        residual_at_test: that of the last test.
+    """
+
+    inner: Tensor
+    total: Tensor
+    due: Tensor
+    residual_at_restart: Tensor
+    residual_at_test: Tensor
+
+    @staticmethod
+    def at_start(batch: int) -> Pace:
+        """Nothing has happened yet."""
+        count = torch.zeros(batch, dtype=torch.long)
+        infinite = torch.full((batch,), math.inf, dtype=torch.float64)
+        return Pace(count, count, count > 0, infinite, infinite)
+
+
+class RestartRules:
+    """The rules for one problem; in NumPy, since the host must not be slower than a GPU.
+
+    reflected Halpern:  w <- (k+1)/(k+2) (2 T(w) - w) + 1/(k+2) anchor
+    relaxation:         w <- w + 1.8 (T(w) - w)
+    restart:            w <- T(w), with new steps
+
+    The first is made for problems like linear programs, where T turns around a solution for
+    long. The second is faster on smooth ones, and on others with a smooth fidelity at first.
+    """
+
+    def __init__(self, problem: VariationalProblem) -> None:
+        self.problem = problem
+        self.relaxed = relaxed_iterations(problem)
+
+    def mix(self, pace: Pace, count: int = 1) -> Array:
+        """(a, b, e) of the next iterations, (3, count, B): next w is a T(w) + b w + e anchor.
+
+        Those after the first are for images whose first one is not a restart.
+        """
+        ahead = np.arange(count)[:, None]
+        k = pace.inner.numpy() + ahead
+        keep, relaxed = (k + 1.0) / (k + 2.0), pace.total.numpy() + ahead < self.relaxed
+        mixed = np.stack(
+            [
+                np.where(relaxed, RELAXATION, 2 * keep),
+                np.where(relaxed, 1 - RELAXATION, -keep),
+                np.where(relaxed, 0.0, 1 - keep),
+            ]
+        )
+        mixed[:, 0] = np.where(pace.due.numpy(), [[1.0], [0.0], [0.0]], mixed[:, 0])
+        return mixed
+
+    def tested(self, pace: Pace, count: int = 1) -> Array:
+        """Whether a restart may be decided after each of the next iterations, (count, B)."""
+        ahead = np.arange(1, count + 1)[:, None]
+        inner, total = pace.inner.numpy() + ahead, pace.total.numpy() + ahead
+        relaxed = self._relaxed_tested(total)
+        tested: Array = np.where(total <= self.relaxed, relaxed, time_to_test(inner, total))
+        return tested
+
+    def until_decision(self, pace: Pace, limit: int) -> int:
+        """How many iterations, at most ``limit``, until one is a restart or is tested."""
+        if pace.due.numpy().any():
+            return 1
+        tested = self.tested(pace, limit).any(1)
+        return int(tested.argmax()) + 1 if tested.any() else limit
+
+    def counted(self, pace: Pace, r: Tensor | None, count: int = 1) -> Pace:
+        """After ``count`` iterations, the last of which may be a restart or have been tested.
+
+        Args:
+            pace: before them.
+            r: the residual of the last one, where some image is tested.
+            count: how many.
+        """
+        inner = torch.where(pace.due, 0, pace.inner + count)
+        total = pace.total + count
+        counted = replace(pace, inner=inner, total=total, due=torch.zeros_like(pace.due))
+        if r is None:
+            return counted
+        tested = torch.from_numpy(self.tested(pace, count)[-1])
+        first = inner == 1
+        due = ~first & should_restart(
+            r, pace.residual_at_test, pace.residual_at_restart, inner, total
+        )
+        due = torch.where(total <= self.relaxed, self._relaxed_tested(total), due)
+        return replace(
+            counted,
+            due=tested & due,
+            residual_at_restart=torch.where(first, r, pace.residual_at_restart),
+            residual_at_test=torch.where(tested, r, pace.residual_at_test),
+        )
+
+    def _relaxed_tested(self, total: Any) -> Any:
+        """Relaxed iterations are restarted at fixed times, and when they give way to others."""
+        return time_to_rebalance(total) | (total == self.relaxed)
+
+
 def residual(du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
     """||(du, dv)|| in the metric of the steps, from the squares of the blocks' norms; (B,)."""
     parts = [value / tau[name] for name, value in du.items()]
@@ -56,7 +167,7 @@ def relaxed_iterations(problem: VariationalProblem) -> float:
     return RELAXED_AT_FIRST if problem.fidelity.smooth else 0
 
 
-def time_to_test(inner: Tensor, total: Tensor) -> Tensor:
+def time_to_test(inner: Any, total: Any) -> Any:
     """Per image: whether a restart of the Halpern iteration may be decided after this one."""
     return (inner == 1) | (total % TEST_EVERY == 0)
 
@@ -72,7 +183,7 @@ def should_restart(
     return first | sufficient | necessary | long
 
 
-def time_to_rebalance(total: Tensor) -> Tensor:
+def time_to_rebalance(total: Any) -> Any:
     """Per image: after 5, 10, 20, 40, ... iterations."""
     doublings = total // FIRST
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
@@ -96,7 +207,7 @@ def rebalance(
     recent: tuple[Blocks, Blocks],
     late: Tensor,
 ) -> Blocks:
-    """log sigma halfway to the balanced one for displacements (du, dv).
+    """log sigma halfway to the balanced one for displacements of lengths (||du||, ||dv||).
 
     First those of the whole way, later those since the last restart. The bound on the error
     holds for the distance between start and solution, which is what the whole way becomes.
@@ -111,11 +222,11 @@ def rebalance(
     Args:
         coupling: of the problem.
         sigma: the steps so far.
-        whole: (du, dv) since the start.
-        recent: (du, dv) since the last restart.
+        whole: (||du||, ||dv||) since the start.
+        recent: (||du||, ||dv||) since the last restart.
         late: from 0, only the whole way counts, to 1, only the recent one; (B,).
     """
-    far, near = (coupling.balanced_sigma(du.norms(), dv.norms()) for du, dv in (whole, recent))
+    far, near = (coupling.balanced_sigma(du, dv) for du, dv in (whole, recent))
     updated = {}
     for name, old in sigma.items():
         # 0/0: nothing moved, nothing learned.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from convexlift.problems.saddle import fitting_duals
 from convexlift.problems.saturation import SaturatedHead
-from convexlift.problems.variational import Evaluation
+from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.solvers.adaptive import RestartedPDHG, RestartState
 from convexlift.solvers.method import Solver, State
 from convexlift.tensors import Blocks, choose_images, expand_per_image
@@ -50,9 +52,21 @@ class SaturatedState:
 class SaturatedPDHG(Solver[State]):
     """Without the last layer as long as all its units are on, image by image; else with it."""
 
-    def __init__(self, head: SaturatedHead, without: RestartedPDHG, full: RestartedPDHG) -> None:
-        self.head, self.without, self.full = head, without, full
+    def __init__(
+        self,
+        problem: VariationalProblem,
+        head: SaturatedHead,
+        without: RestartedPDHG,
+        make_full: Callable[[], RestartedPDHG],
+    ) -> None:
+        self.problem, self.head, self.without = problem, head, without
+        self._make_full = make_full
         self.block = without.block
+
+    @cached_property
+    def full(self) -> RestartedPDHG:
+        """The solver with the last layer, which may never be needed."""
+        return self._make_full()
 
     def start(self, x: Tensor) -> SaturatedState:
         """Look whether the units are on at x."""
@@ -64,7 +78,7 @@ class SaturatedPDHG(Solver[State]):
     def resume(self, state: State) -> SaturatedState | None:
         """Images go on in the part they were in, if they still belong there; else from duals."""
         x = state.x
-        duals = fitting_duals(self.full.problem.network, x, state.duals)
+        duals = fitting_duals(self.problem.network, x, state.duals)
         if duals is None:
             return None
         holds = self._holds(x)
@@ -79,7 +93,7 @@ class SaturatedPDHG(Solver[State]):
         return SaturatedState(holds, self.head, without, full)
 
     def _holds(self, x: Tensor) -> Tensor:
-        return self.head.holds(self.full.problem.network.forward(x))
+        return self.head.holds(self.problem.network.forward(x))
 
     def step(self, state: State) -> SaturatedState:
         """One iteration with each."""

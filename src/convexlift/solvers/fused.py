@@ -1,0 +1,219 @@
+"""PDHG iterations with a convolutional first layer on a GPU, in two kernels, without the host.
+
+The kernels (``kernels.iteration``) work on buffers that stay in place, so that an iteration can be
+captured as a CUDA graph and replayed: launching it then costs a few microseconds, and nothing
+comes back to the host before it asks. What other layers there are is small after a pooling, and
+goes the plain way inside the same graph. Problems of other kinds, precisions and devices, and
+machines without Triton, take the plain path for everything.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.solvers.graphs import Replayed
+from convexlift.solvers.kernel_steps import ROWS, Buffers, FirstLayer, Pixels, kernels
+from convexlift.solvers.rest import RestOfProblem
+from convexlift.solvers.restarts import Array
+from convexlift.tensors import Blocks, expand_per_image
+
+GRAPHED = 5
+"""Iterations in a graph."""
+KEPT = 4
+"""So many machines that nobody uses are kept, for problems of the same kind."""
+LARGEST_KEPT = 2**28
+"""Their largest dual variable, in bytes."""
+
+
+class Machine:
+    """Launches of an iteration, their data and their buffers; good for all problems of a kind."""
+
+    def __init__(
+        self, u: Blocks, v: Blocks, layer: FirstLayer, pixels: Pixels, rest: RestOfProblem | None
+    ) -> None:
+        self.buffers = Buffers(u, v, layer)
+        self.layer, self.pixels, self.rest = layer, pixels, rest
+        self.plain = Replayed(lambda: self._launch(1))
+        self.several = Replayed(lambda: self._launch(GRAPHED))
+        self.observed = Replayed(lambda: self._launch(1, observed=True))
+
+    def take(self, layer: FirstLayer, pixels: Pixels) -> None:
+        """The data of another problem of the same kind."""
+        for held, given in zip(
+            (*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data), strict=True
+        ):
+            held.copy_(given)
+
+    def run(self, table: Tensor) -> None:
+        """An iteration for each row of coefficients; the last one is observed."""
+        for first in range(0, len(table), ROWS):
+            rows = table[first : first + ROWS]
+            self.buffers.fill_table(rows)
+            last = first + ROWS >= len(table)
+            plain = len(rows) - last
+            for _ in range(plain // GRAPHED):
+                self.several()
+            for _ in range(plain % GRAPHED):
+                self.plain()
+            if last:
+                self.observed()
+
+    def _launch(self, count: int, *, observed: bool = False) -> None:
+        buffers, rest = self.buffers, self.rest
+        for _ in range(count):
+            if rest is not None:
+                rest.primal(buffers, observed=observed)
+            self.pixels(buffers, observed=observed)
+            if rest is not None:
+                rest.mean(buffers)
+            self.layer(buffers, step=True, observed=observed)
+            if rest is not None:
+                rest.dual(buffers, observed=observed)
+
+
+class IdleMachines:
+    """Machines to be used again: capturing a graph costs as much as a hundred iterations."""
+
+    def __init__(self) -> None:
+        self._machines: dict[object, Machine] = {}
+
+    def pop(self, kind: object) -> Machine | None:
+        """One of this kind, if there is one; it is nobody else's then."""
+        return self._machines.pop(kind, None)
+
+    def put(self, kind: object, machine: Machine) -> None:
+        """Keep one for later; the oldest ones go."""
+        if machine.buffers.w_v[machine.layer.name].nbytes > LARGEST_KEPT:
+            return
+        self._machines[kind] = machine
+        while len(self._machines) > KEPT:
+            del self._machines[next(iter(self._machines))]
+
+
+IDLE = IdleMachines()
+
+
+class FusedIterations:
+    """Iterations of one problem; it owns the iterate meanwhile.
+
+    Attributes:
+        holds: the state whose iterate is in the buffers, if any.
+    """
+
+    def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer, pixels: Pixels) -> None:
+        self._layer, self._pixels = layer, pixels
+        self._rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
+        self._machine: Machine | None = None
+        self.holds: object = None
+
+    @staticmethod
+    def of(saddle: SaddlePointProblem, *, interpreted: bool = False) -> FusedIterations | None:
+        """Where the kernels apply; else None.
+
+        Args:
+            saddle: the lifted problem.
+            interpreted: run on the CPU, by Triton's interpreter, to see that results are right.
+        """
+        if kernels() is None:
+            return None
+        layer = FirstLayer.of(saddle)
+        if layer is None or not (interpreted or layer.filters.device.type == "cuda"):
+            return None
+        pixels = Pixels.of(saddle, layer)
+        return None if pixels is None else FusedIterations(saddle, layer, pixels)
+
+    def begin(self, state: Any) -> None:
+        """Take over the iterate w of a state, and its anchor; the state stays as it is."""
+        if state is self.holds:
+            return
+        if self._machine is None:
+            self._machine = self._made(state.w_u, state.w_v)
+        buffers = self._machine.buffers
+        for held, given in (
+            (buffers.w_u, state.w_u),
+            (buffers.w_v, state.w_v),
+            (buffers.anchor_u, state.anchor_u),
+            (buffers.anchor_v, state.anchor_v),
+        ):
+            for name, part in held.items():
+                part.copy_(given[name])
+        self._machine.layer(buffers, step=False, observed=False)
+        self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
+
+    def _made(self, u: Blocks, v: Blocks) -> Machine:
+        layer, pixels = self._layer, self._pixels
+        if self._rest is not None:  # its tensors are its own
+            return Machine(u, v, layer, pixels, self._rest)
+        kind = (layer.kind_of, pixels.kind_of)
+        machine = IDLE.pop(kind)
+        if machine is None:
+            machine = Machine(u, v, layer, pixels, None)
+        else:
+            machine.take(layer, pixels)
+        weakref.finalize(self, IDLE.put, kind, machine).atexit = False
+        return machine
+
+    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array) -> None:
+        """As many iterations as ``mix``, (3, count, B), has coefficients for."""
+        assert self._machine is not None, "begin comes first"
+        self.holds = None
+        layer, (a, b, e) = self._layer, torch.from_numpy(mix)
+        steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
+        others = [] if self._rest is None else self._rest.steps(tau, sigma)
+        columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
+        self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
+
+    def moved(self) -> tuple[Blocks, Blocks]:
+        """Squared norms of T(w) - w in the last iteration, (B,), on the host."""
+        parts = self._held.moved
+        sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
+        named = dict(zip(parts, sums, strict=True))
+        u = Blocks({name: named.pop(name) for name in self._held.u})
+        return u, Blocks(named)
+
+    def ways(
+        self, origin_u: Blocks, origin_v: Blocks
+    ) -> tuple[tuple[Blocks, Blocks], tuple[Blocks, Blocks]]:
+        """How far T(w) is from the origin and from the anchor: norms (B,), on the host."""
+        b = self._held
+        ways = (b.u - origin_u, b.v - origin_v, b.u - b.anchor_u, b.v - b.anchor_v)
+        norms = [norm for way in ways for norm in way.norms().values()]
+        hosted = iter(torch.stack(norms).cpu())
+        far_u, far_v, near_u, near_v = (
+            Blocks({name: next(hosted) for name in way}) for way in ways
+        )
+        return (far_u, far_v), (near_u, near_v)
+
+    def move_anchor(self, images: Tensor) -> None:
+        """The anchors of ``images`` (B,) move to T(w)."""
+        b = self._held
+        for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
+            for name, part in anchor.items():
+                if bool(images.all()):
+                    part.copy_(new[name])
+                else:
+                    here = expand_per_image(images.to(part.device), part)
+                    part.copy_(torch.where(here, new[name], part))
+        self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
+
+    def result(self) -> dict[str, Blocks]:
+        """T(w), w and the anchor after the last iteration, by their names in a state."""
+        b = self._held
+        return {
+            "u": _clone(b.u), "v": _clone(b.v), "w_u": _clone(b.w_u), "w_v": _clone(b.w_v),
+            "anchor_u": self._anchor_u, "anchor_v": self._anchor_v,
+        }  # fmt: skip
+
+    @property
+    def _held(self) -> Buffers:
+        assert self._machine is not None, "begin comes first"
+        return self._machine.buffers
+
+
+def _clone(parts: Blocks) -> Blocks:
+    return Blocks({name: part.clone() for name, part in parts.items()})

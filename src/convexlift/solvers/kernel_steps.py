@@ -1,0 +1,322 @@
+"""The two kernels of an iteration (``kernels.iteration``) with their data, and their buffers.
+
+``Pixels`` launches the image's half, ``FirstLayer`` that of a convolutional layer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
+from convexlift.functionals.pooled import PooledEpigraphTerm
+from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
+from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
+from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.tensors import Blocks
+
+TILE = (8, 16)
+"""Rows and columns of the tiles of the kernels, unless tiles must be the blocks of a pooling."""
+POOLED_TILES = (16, 8)
+"""Sides of the blocks that tiles can be."""
+MOST_TAPS = 128
+"""Filters of up to 11 x 11."""
+ROWS = 64
+"""Iterations that a table of coefficients has room for."""
+FIXED = 6
+"""Columns of the table that kernels read: tau, sigma, sigma_mean, a, b, e."""
+KINDS: dict[type, int] = {SquaredL2: 1, L1: 2, KullbackLeibler: 3}
+"""Numbers of the fidelities in the kernel."""
+TF32_BITS = -(2**13)
+"""A mask of what matrix units read of a number in single precision."""
+
+
+@cache
+def kernels() -> Any:
+    """The module of kernels, or None without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from convexlift.kernels import iteration
+
+    return iteration
+
+
+class Buffers:
+    """Where the kernels read and write."""
+
+    def __init__(self, u: Blocks, v: Blocks, layer: FirstLayer) -> None:
+        def empty(parts: Blocks) -> Blocks:
+            return Blocks({n: torch.empty_like(p, memory_format=torch.contiguous_format)
+                           for n, p in parts.items()})  # fmt: skip
+
+        self.w_u, self.anchor_u, self.u = (empty(u) for _ in range(3))
+        self.w_v, self.anchor_v, self.v = (empty(v) for _ in range(3))
+        x = u["x"]
+        batch, _, height, width = x.shape
+        tiles = layer.tiles(height, width)
+        rows, columns = layer.kernel
+        tile_rows, tile_columns = layer.tile
+        self.x_bar = x.new_zeros((batch, 1, height + rows - 1, width + columns - 1))
+        around = (tile_rows + rows - 1) * (tile_columns + columns - 1)
+        self.spill = x.new_empty((batch, tiles, around))
+        self.scratch = x.new_empty((batch, tiles, rows * columns, tile_rows * tile_columns))
+        programs = {"x": tiles, layer.name: tiles}
+        self.moved = Blocks({n: x.new_zeros((batch, programs.get(n, 1))) for n in (*u, *v)})
+        self.table = x.new_zeros((ROWS, batch, FIXED + len(u) + len(v) - 2))
+        self.clock = torch.zeros(2, dtype=torch.int32, device=x.device)
+        # For the rest of the problem: its part of the gradient, its u_bar, and the means.
+        self.more = torch.zeros_like(x)
+        self.u_bar = Blocks({**empty(u), "x": layer.inner(self.x_bar)})
+        self.mean = self.multipliers = x
+        if layer.mean_name is not None:
+            self.mean, self.multipliers = (v[layer.mean_name].new_zeros(v[layer.mean_name].shape)
+                                           for _ in range(2))  # fmt: skip
+
+    def fill_table(self, rows: Tensor) -> None:
+        """New coefficients, to be read from the first row on."""
+        self.table[: len(rows), :, : rows.shape[-1]].copy_(rows, non_blocking=True)
+        self.clock.zero_()
+
+
+class Pixels:
+    """The image's half of an iteration, with the data."""
+
+    def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
+        term, operator = saddle.g["x"], layer.operator
+        assert isinstance(term, DiagonalFidelityTerm)
+        fidelity = term.fidelity
+        self.y = self.target = self.background = fidelity.y.clone()
+        self.pull, self.scale = 0.0, 1.0
+        if isinstance(fidelity, Anchored):
+            self.target, self.pull = fidelity.target.contiguous(), fidelity.pull
+            fidelity = fidelity.fidelity
+        if isinstance(fidelity, L1):
+            self.scale = fidelity.scale
+        if isinstance(fidelity, KullbackLeibler):
+            self.background = fidelity.background.expand_as(self.y).contiguous()
+        self.kind = KINDS[type(fidelity)]
+        self.diagonal = term.diagonal.expand_as(self.y).contiguous()
+        self.lower, self.upper = term.box.lower, term.box.upper
+        self.layer = layer
+        self.more = any("x" in row for name, row in saddle.K.rows.items() if name != layer.name)
+        assert operator.input_shape is not None
+        lines = [
+            _copies(size, margin, operator.boundary)
+            for size, margin in zip(operator.input_shape[-2:], operator.margin, strict=True)
+        ]
+        self.copies = max(map(len, lines))
+        self.rows, self.columns = (
+            F.pad(line, (0, 0, 0, self.copies - len(line)), value=-1).to(self.y.device)
+            for line in lines
+        )
+
+    @property
+    def kind_of(self) -> tuple[Any, ...]:
+        """What a captured launch depends on, beside the contents of ``data``."""
+        operator, y = self.layer.operator, self.y
+        return (
+            self.kind, self.pull, self.scale, self.lower, self.upper, self.more,
+            tuple(y.shape), y.device, operator.boundary, operator.margin,
+        )  # fmt: skip
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """The tensors of this problem."""
+        return self.y, self.diagonal, self.background, self.target
+
+    @staticmethod
+    def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels | None:
+        """For the fidelities that the kernel knows, behind a diagonal operator."""
+        term = saddle.g.get("x")
+        if not isinstance(term, DiagonalFidelityTerm):
+            return None
+        fidelity: Fidelity = term.fidelity
+        if isinstance(fidelity, Anchored):
+            fidelity = fidelity.fidelity
+        return Pixels(saddle, layer) if type(fidelity) in KINDS else None
+
+    def __call__(self, buffers: Buffers, *, observed: bool) -> None:
+        """Launch ``primal_step``."""
+        layer = self.layer
+        batch, _, height, width = buffers.w_u["x"].shape
+        kernels().primal_step[(layer.tiles(height, width), batch)](
+            buffers.spill, buffers.more,
+            buffers.w_u["x"], buffers.anchor_u["x"], buffers.u["x"], buffers.x_bar,
+            buffers.moved["x"],
+            self.y, self.diagonal, self.background, self.target, self.rows, self.columns,
+            buffers.table, buffers.clock,
+            self.scale, self.pull, self.lower, self.upper,
+            height, width,
+            FIDELITY=self.kind, PULLED=self.pull > 0, MORE=self.more, OBSERVED=observed,
+            COLUMNS=buffers.table.shape[-1],
+            KERNEL_HEIGHT=layer.kernel[0], KERNEL_WIDTH=layer.kernel[1],
+            COPIES=self.copies, TILE_HEIGHT=layer.tile[0], TILE_WIDTH=layer.tile[1],
+            num_warps=4,
+        )  # fmt: skip
+
+
+@cache
+def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
+    """Where each of ``size`` pixels of a line is found in the padded line, (copies, size).
+
+    The first is the pixel itself, others are in the margins; -1 for none.
+    """
+    line = torch.arange(1.0, size + 1)[None, None, None]
+    padded = Padding((1, 1, size), (0, margin), boundary)(line)[0, 0, 0].long() - 1
+    found = [[pixel + margin] for pixel in range(size)]
+    for place, pixel in enumerate(padded.tolist()):
+        if pixel >= 0 and place != pixel + margin:
+            found[pixel].append(place)
+    longest = max(map(len, found))
+    filled = [places + [-1] * (longest - len(places)) for places in found]
+    return torch.tensor(filled, dtype=torch.int32).T.contiguous()
+
+
+class FirstLayer:
+    """The layer's half of an iteration, with its filters.
+
+    Attributes:
+        name: of its dual variable.
+        mean_name: of that of its block means, where they are bounded (``PooledEpigraphTerm``).
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        term: LastLayerTerm | PooledEpigraphTerm,
+        operator: ConvolutionOperator,
+        coarse: int,
+        multipliers: Tensor | None,
+        tile: tuple[int, int],
+    ) -> None:
+        weight = operator.weight.detach()
+        channels, _, *kernel = weight.shape
+        assert term.activation.ramp is not None
+        self.name, self.mean_name = names[0], names[1] if len(names) > 1 else None
+        self.operator, self.ramp = operator, term.activation.ramp
+        self.coarse, self.multipliers, self.tile = coarse, multipliers, tile
+        self.channels, self.kernel = channels, (kernel[0], kernel[1])
+        self.chunk = 32 if channels % 32 == 0 else 16
+        self.taps = max(16, _power_of_two(kernel[0] * kernel[1]))
+        room = -(-channels // self.chunk) * self.chunk
+        filled = weight.new_zeros((room, self.taps))
+        filled[:channels, : kernel[0] * kernel[1]] = weight.flatten(1)
+        high = (filled.view(torch.int32) & TF32_BITS).view(torch.float32)
+        self.filters = torch.stack((high, filled - high))
+        bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach().flatten()
+        self.bias = bias.expand(channels).contiguous()
+
+    @property
+    def kind_of(self) -> tuple[Any, ...]:
+        """What a captured launch depends on, beside the contents of ``data``."""
+        return (self.name, self.mean_name, self.ramp, self.coarse, self.tile,
+                self.channels, self.kernel)  # fmt: skip
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """The tensors of this layer."""
+        multipliers = () if self.multipliers is None else (self.multipliers,)
+        return self.filters, self.bias, *multipliers
+
+    @staticmethod
+    def of(saddle: SaddlePointProblem) -> FirstLayer | None:
+        """For a convolution of stride 1 of one channel, in single precision, with a ramp."""
+        for names, term in saddle.f:
+            row = saddle.K.rows[names[0]]
+            operator = row.get("x")
+            if not isinstance(term, LastLayerTerm | PooledEpigraphTerm) or len(row) != 1:
+                continue
+            if isinstance(operator, ConvolutionOperator) and _fits(operator, term):
+                return FirstLayer._with_tiles(names, term, operator)
+        return None
+
+    @staticmethod
+    def _with_tiles(
+        names: tuple[str, ...],
+        term: LastLayerTerm | PooledEpigraphTerm,
+        operator: ConvolutionOperator,
+    ) -> FirstLayer | None:
+        """Tiles lie in blocks with one multiplier; they are the blocks, if these are pooled."""
+        assert operator.input_shape is not None
+        if isinstance(term, PooledEpigraphTerm):
+            if term.size not in POOLED_TILES:
+                return None
+            coarse, multipliers, tile = term.size, None, (term.size, term.size)
+        else:
+            blockwise = _blockwise(term.weights, operator.input_shape[-2:])
+            if blockwise is None:
+                return None
+            (coarse, multipliers), tile = blockwise, TILE
+        if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
+            return None
+        return FirstLayer(names, term, operator, coarse, multipliers, tile)
+
+    def tiles(self, height: int, width: int) -> int:
+        """How many tiles an image has."""
+        return -(-height // self.tile[0]) * -(-width // self.tile[1])
+
+    def inner(self, padded: Tensor) -> Tensor:
+        """The image inside its margins."""
+        rows, columns = self.operator.margin
+        height, width = padded.shape[-2:]
+        return padded[..., rows : height - rows, columns : width - columns]
+
+    def __call__(self, buffers: Buffers, *, step: bool, observed: bool) -> None:
+        """Launch ``dual_step``."""
+        ramp, (rows, columns) = self.ramp, self.tile
+        batch, _, height, width = buffers.w_u["x"].shape
+        around = (rows + self.kernel[0] - 1) * (columns + self.kernel[1] - 1)
+        multipliers = buffers.multipliers if self.multipliers is None else self.multipliers
+        kernels().dual_step[(self.tiles(height, width), batch)](
+            buffers.x_bar, buffers.w_v[self.name], buffers.anchor_v[self.name],
+            buffers.v[self.name], buffers.spill, buffers.scratch, buffers.moved[self.name],
+            buffers.mean,
+            self.filters, self.bias, multipliers,
+            buffers.table, buffers.clock,
+            ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset,
+            height, width,
+            STEP=step, POOLED=self.mean_name is not None, COARSE=self.coarse, OBSERVED=observed,
+            FULL=not (height % rows or width % columns or self.channels % self.chunk),
+            COLUMNS=buffers.table.shape[-1],
+            KERNEL_HEIGHT=self.kernel[0], KERNEL_WIDTH=self.kernel[1],
+            CHANNELS=self.channels, CHUNK=self.chunk, ROOM=self.filters.shape[1],
+            TAPS=self.taps,
+            TILE_HEIGHT=rows, TILE_WIDTH=columns, SPILL=_power_of_two(around),
+            num_warps=rows * columns // 16, num_stages=1,
+        )  # fmt: skip
+
+
+def _fits(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTerm) -> bool:
+    weight = operator.weight
+    return (
+        weight.dtype == torch.float32
+        and operator.stride == 1
+        and weight.shape[1] == 1
+        and weight[0].numel() <= MOST_TAPS
+        and term.activation.ramp is not None
+    )
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor] | None:
+    """The side of blocks on which multipliers (C, H, W) are constant, and one of each.
+
+    Zero, if they are the same everywhere; None for blocks too small for a tile. Pooling makes
+    blocks.
+    """
+    if t.shape[-2:] == (1, 1):
+        return 0, t.flatten().contiguous()
+    height, width = size
+    t, side = t.expand(-1, height, width), max(TILE)
+    some = t[:, ::side, ::side]
+    whole = some.repeat_interleave(side, 1)[:, :height].repeat_interleave(side, 2)[..., :width]
+    return (side, some.contiguous()) if torch.equal(whole, t) else None

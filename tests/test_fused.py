@@ -1,0 +1,155 @@
+"""Iterations in kernels are the iterations: in Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.functionals.anchored import Anchored
+from convexlift.problems.lifting import lift
+from convexlift.problems.saturation import SaturatedHead
+from convexlift.solvers import fused
+from convexlift.solvers.adaptive import RestartedPDHG
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+HEIGHT, WIDTH = 9, 18  # tiles of 8 x 16 that reach out of the image
+
+
+def one_layer(
+    padding: str, smoothing: float, fidelity: str, kernel: int = 3
+) -> cl.VariationalProblem:
+    """Two images whose data, hence steps and restarts, are very different."""
+    torch.manual_seed(0)
+    net = cl.networks.ridge(channels=5, kernel=kernel, padding=padding, smoothing=smoothing)
+    y = torch.rand(2, 1, HEIGHT, WIDTH) * torch.tensor([0.3, 1.0])[:, None, None, None]
+    masked = cl.Mask(torch.rand(HEIGHT, WIDTH) > 0.2)
+    data, operator = {
+        "L2": (cl.SquaredL2(y), masked),
+        "L1": (cl.L1(y, 0.7), masked),
+        "KL": (cl.KullbackLeibler((20 * y).round(), 0.5), cl.Identity()),
+        "anchored": (Anchored(cl.SquaredL2(y), y.flip(-1), 0.3), masked),
+    }[fidelity]
+    return cl.VariationalProblem(
+        fidelity=data, regularizer=net, weight=0.3, operator=operator, box=(0, None)
+    ).to(device=DEVICE, dtype=torch.float32)
+
+
+def baseline(smooth: bool = True) -> cl.VariationalProblem:
+    """A network with pooling by 16 and a dense layer, neither all on nor all off."""
+    torch.manual_seed(1)
+    net = cl.networks.baseline(image_size=32, channels=3, smoothing=0.01 if smooth else 0.0)
+    for parameter in net.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    net.project_()
+    return cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(2, 1, 32, 32)), regularizer=net, weight=0.5, box=(0, 1)
+    ).to(device=DEVICE, dtype=torch.float32)
+
+
+def solvers(problem):
+    """The plain one, and that with kernels."""
+    plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
+    plain.sweep = plain.fused = fast.sweep = None
+    fast.fused = fused.FusedIterations.of(fast.saddle, interpreted=not ON_GPU)
+    assert fast.fused is not None
+    return plain, fast
+
+
+def compare(problem, blocks):
+    """The same number of iterations by both, in blocks."""
+    with torch.no_grad():
+        plain, fast = solvers(problem)
+        start = problem.initial_image()
+        expected = plain.advance(plain.start(start), sum(blocks))
+        state = fast.start(start)
+        for count in blocks:
+            state = fast.advance(state, count)
+    for name in ("u", "v", "w_u", "w_v", "anchor_u", "anchor_v"):
+        for block, part in getattr(expected, name).items():
+            difference = (getattr(state, name)[block] - part).abs().max()
+            assert difference <= 3e-5 * part.abs().max() + 1e-6, (name, block)
+    for name in ("sigma", "tau"):
+        for block, part in getattr(expected, name).items():
+            torch.testing.assert_close(getattr(state, name)[block], part, rtol=1e-3, atol=0)
+    for name in ("inner", "total", "due"):
+        torch.testing.assert_close(getattr(state.pace, name), getattr(expected.pace, name))
+    torch.testing.assert_close(
+        state.pace.residual_at_test, expected.pace.residual_at_test, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("padding", "smoothing", "fidelity", "kernel"),
+    [("zero", 0.01, "L2", 5), ("reflect", 0.0, "L1", 5), ("circular", 0.01, "KL", 3),
+     ("replicate", 0.0, "anchored", 3)],
+)  # fmt: skip
+def test_one_layer(padding, smoothing, fidelity, kernel):
+    compare(one_layer(padding, smoothing, fidelity, kernel), [4, 3])  # 6 is a restart
+
+
+def test_a_pooled_layer_and_the_rest_of_the_network():
+    compare(baseline(), [4, 3])
+
+
+def test_multipliers_of_blocks():
+    """What a saturated head leaves: one number for each channel and block of 16 x 16 pixels."""
+    head = SaturatedHead.of(baseline(smooth=False))
+    assert head is not None
+    compare(head.problem, [4])
+
+
+def test_the_old_state_stays_as_it_is():
+    problem = one_layer("zero", 0.01, "L2")
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        state = fast.advance(fast.start(problem.initial_image()), 2)
+        before = {name: part.clone() for name, part in {**state.w_v, **state.w_u}.items()}
+        once = fast.advance(state, 1)
+        fast.advance(once, 1)
+        again = fast.advance(state, 1)
+    for name, part in before.items():
+        torch.testing.assert_close({**state.w_v, **state.w_u}[name], part, rtol=0, atol=0)
+    torch.testing.assert_close(again.x, once.x, rtol=0, atol=0)
+
+
+def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
+    monkeypatch.setattr(fused, "IDLE", fused.IdleMachines())
+    first, second = one_layer("zero", 0.01, "L2"), one_layer("zero", 0.01, "L2")
+    second.fidelity.y.mul_(0.5)
+    compare(first, [1])
+    assert len(fused.IDLE._machines) == 1
+    (machine,) = fused.IDLE._machines.values()
+    with torch.no_grad():
+        _, fast = solvers(second)
+        fast.advance(fast.start(second.initial_image()), 1)
+        assert fast.fused._machine is machine
+        assert not fused.IDLE._machines
+    compare(second, [1])
+
+
+def test_where_kernels_do_not_apply():
+    def of(problem):
+        return fused.FusedIterations.of(lift(problem), interpreted=True)
+
+    usual = one_layer("zero", 0.01, "L2")
+    assert of(usual) is not None
+    assert of(usual.to(dtype=torch.float64)) is None
+    behind_a_blur = cl.VariationalProblem(
+        fidelity=usual.fidelity,
+        regularizer=usual.regularizer,
+        weight=1.0,
+        operator=cl.Blur.gaussian(1.0).to(device=DEVICE, dtype=torch.float32),
+    )
+    assert of(behind_a_blur) is None
+    total_variation = cl.VariationalProblem(
+        fidelity=usual.fidelity,
+        regularizer=cl.TotalVariation().to(DEVICE, torch.float32),
+        weight=1.0,
+    )
+    assert of(total_variation) is None
+    if not ON_GPU:
+        assert fused.FusedIterations.of(lift(usual)) is None
