@@ -166,6 +166,7 @@ def test(
         score = Validation(task, images, weight=weight, stop=stop)(network)
         key = "test" if not results else f"test {name}"
         results[key] = {
+            "images": float(len(images)),
             "psnr": round(float(score.psnr.mean()), 3),
             "ssim": round(float(score.ssim.mean()), 4),
             "largest_gap": float(score.gap.max()),

@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 from zoo import network
 
 import convexlift as cl
-from convexlift.cli import app
+from convexlift.cli import app, models
 from convexlift.models import files, store
 
 
@@ -41,12 +42,25 @@ def folder(tmp_path, monkeypatch):
 def test_the_table():
     result = run()
     assert result.exit_code == 0, result.output
-    for column in ("Name", "Network", "Task", "Weight", "PSNR on test", "Licence"):
+    for column in ("Name", "Task", "Weight", "Test dB", "Licence"):
         assert column in result.output
     (small,) = [line for line in result.output.splitlines() if line.strip().startswith("small")]
-    assert small.split("   ")[-1].strip() == "CC0-1.0"
-    assert all(text in small for text in ("2 layers", "8 x 8", "denoising", "0.25", "28.46"))
+    assert small.split("  ")[-1].strip() == "CC0-1.0"
+    assert all(text in small for text in ("denoising", "0.25", "28.46"))
     assert " bare " in result.output
+    assert "convexlift models NAME" in result.output
+
+
+def test_a_terminal_of_80_columns_cuts_no_name_or_task(monkeypatch):
+    narrow = Console(width=80)
+    monkeypatch.setattr(models, "console", lambda: narrow)
+    with narrow.capture() as captured:
+        assert run().exit_code == 0
+    text = captured.get()
+    for name in cl.models.names():
+        assert name in text
+        assert cl.models.card(name).task in text
+    assert "…" not in text
 
 
 @pytest.mark.usefixtures("folder")
@@ -56,6 +70,7 @@ def test_the_whole_card():
     assert "small: A toy [not bold]." in result.output
     assert "Not for           diagnosis" in result.output
     assert store.sheet("small").sha256 in result.output
+    assert "for images of 8 x 8" in result.output
     assert "It has no card." in run("bare").output
 
 

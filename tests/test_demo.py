@@ -70,7 +70,10 @@ def test_the_page_is_self_contained_and_honest(finished):
     folder, _ = finished
     page = (folder / "report.html").read_text()
     assert "photo-any-size" in page
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3 * (3 + 1)  # pictures and a plot for each task
+    assert page.count("<img") == page.count(" alt=")
+    assert "<code>convexlift models photo-any-size</code>" in page
+    assert "`" not in page
     assert "http" not in page
     table = (folder / "table.md").read_text()
     assert "denoising" in table

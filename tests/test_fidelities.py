@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
@@ -83,6 +83,7 @@ def test_kl_is_the_papers_divergence():
     assert f.density(torch.full_like(Y, -0.6)).isinf().all()
 
 
+@example(y=0.0, w=0.0, r=31.0, step=546022.0)
 @given(y=st.floats(0, 1e6), w=st.floats(-1, 1e6), r=st.floats(1.5, 100), step=st.floats(1e-6, 1e6))
 def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
     data = torch.tensor([[y]], dtype=torch.float32)

@@ -128,6 +128,13 @@ def test_a_critic_learns_to_tell_noise():
     assert sum(distances[-10:]) > sum(distances[:10])
 
 
+def test_the_partner_of_an_image_is_the_one_before_it():
+    """Unpaired lines join k and k - 1 of the whole batch."""
+    damaged = torch.arange(4.0).reshape(4, 1, 1, 1)
+    partner = cl.training.adversarial._previous(damaged, batch_of(pictures(4)))
+    assert partner.flatten().tolist() == [3.0, 0.0, 1.0, 2.0]
+
+
 def test_adversarial_input_that_makes_no_sense():
     images = pictures(3)
     with pytest.raises(ValueError, match="needs a task that damages images, or damaged images"):

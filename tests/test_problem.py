@@ -88,6 +88,46 @@ def test_kl_without_background_is_fine_for_nonnegative_images():
     assert solution.status == (cl.Status.CONVERGED,)
 
 
+SEEN = torch.ones(8, 8, dtype=torch.float64)
+SEEN[2, 3:6] = 0
+COUNTS = (10 * Y).round() + 1
+SMEAR = cl.Blur.gaussian(1.0).to(dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [cl.Mask(SEEN), 5 * cl.Mask(SEEN), cl.Mask(SEEN) @ SMEAR],
+    ids=["mask", "scaled", "behind a blur"],
+)
+def test_counts_that_no_image_explains_are_refused(operator):
+    """Where A x = 0 for all x and nothing is in the background, the objective is infinite."""
+    with pytest.raises(ValueError, match=r"sees nothing .* at 3 of 64 values") as caught:
+        state(fidelity=cl.KullbackLeibler(COUNTS), operator=operator, box=(0, None))
+    assert "KullbackLeibler(mask * y)" in str(caught.value)
+    assert "KullbackLeibler(y, background)" in str(caught.value)
+    for data in (cl.KullbackLeibler(SEEN * COUNTS), cl.KullbackLeibler(COUNTS, 1 - SEEN)):
+        problem = state(fidelity=data, operator=operator, box=(0, None))
+        assert problem.objective(torch.ones_like(Y)).isfinite().all()
+
+
+def test_counts_are_seen_by_the_mask_of_their_image():
+    masks = torch.stack([SEEN, torch.ones_like(SEEN)])[:, None]
+    operator = cl.Mask(masks)
+    both = COUNTS.repeat(2, 1, 1, 1)
+    problem = state(fidelity=cl.KullbackLeibler(masks * both), operator=operator, box=(0, None))
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    assert set(solution.status) == {cl.Status.CONVERGED}
+    with pytest.raises(ValueError, match="at 3 of 128 values"):
+        state(fidelity=cl.KullbackLeibler(both), operator=operator, box=(0, None))
+
+
+def test_looking_for_what_is_seen_leaves_the_random_numbers_alone():
+    data, regularizer = cl.KullbackLeibler(COUNTS), net()
+    before = torch.get_rng_state()
+    cl.VariationalProblem(fidelity=data, regularizer=regularizer, weight=0.1, box=(0, None))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_objective_is_the_sum_of_its_parts():
     problem = zoo.problem("skips", cl.LeakyReLU(0.2), "KL", "x >= 0", batch=3)
     x = torch.rand(3, 1, 8, 8)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from convexlift.images import atomic_path, save_image
 
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
 COLUMNS = (
-    *("Task", "Given dB", "Result dB", "Objective", "Lower bound", "Gap", "Holds", "Steps"),
-    *("Time", "Status"),
+    *("Task", "Given dB", "Result dB", "Objective", "Lower bound", "Gap", "Holds"),
+    *("Iterations", "Time", "Status"),
 )
 """Columns of the table: PSNR before and after, and for whom the bound holds."""
 
@@ -32,22 +34,26 @@ def write_report(demo: Demo, folder: Path, version: str) -> list[Path]:
     files = []
     for result in demo.results:
         pictures = {
-            "clean": result.task.clean,
             "degraded": result.task.degraded,
             "reconstructed": result.solution.x,
+            "clean": result.task.clean,
         }
         for kind, picture in pictures.items():
-            files.append(folder / f"{result.task.name}-{kind}.png")
+            files.append(_picture(folder, result, kind))
             save_image(files[-1], picture)
-    overview, convergence = folder / "overview.png", folder / "convergence.png"
-    _save_figure(plot_overview(demo), overview)
-    _save_figure(plot_convergence(demo), convergence)
+    figures = {
+        "overview.png": plot_overview(demo),
+        "convergence.png": plot_convergence(demo.results, demo.options.gap),
+    }
+    for name, figure in figures.items():
+        files.append(folder / name)
+        with atomic_path(files[-1]) as part:
+            part.write_bytes(_png(figure, dpi=110))
     texts = {
         "table.md": markdown_table(demo),
         "results.json": json.dumps(as_json(demo, version), indent=2) + "\n",
-        "report.html": page(demo, overview, convergence, version),
+        "report.html": page(demo, folder, version),
     }
-    files += [overview, convergence]
     for name, text in texts.items():
         files.append(folder / name)
         with atomic_path(files[-1]) as part:
@@ -128,8 +134,8 @@ def plot_overview(demo: Demo) -> Any:
     for line, result in zip(axes, demo.results, strict=True):
         solution = result.solution
         titles = (
-            result.task.title,
-            f"degraded, {result.psnr_before:.2f} dB",
+            "clean",
+            f"{result.task.title}\n{result.psnr_before:.2f} dB",
             f"reconstructed, {result.psnr_after:.2f} dB\ncertified gap {float(solution.gap):.1e}",
         )
         pictures = (result.task.clean, result.task.degraded, solution.x)
@@ -141,11 +147,11 @@ def plot_overview(demo: Demo) -> Any:
     return figure
 
 
-def plot_convergence(demo: Demo) -> Any:
+def plot_convergence(results: Sequence[Result], tolerance: float) -> Any:
     """Above: objective and lower bound closing in on each other; below: the certified gap."""
-    count = len(demo.results)
+    count = len(results)
     figure, axes = plt.subplots(2, count, figsize=(3.9 * count, 5.6), sharex="col", squeeze=False)
-    for column, result in enumerate(demo.results):
+    for column, result in enumerate(results):
         history, best = result.solution.history, float(result.solution.objective)
         iterations = history["iteration"]
         above, below = axes[0][column], axes[1][column]
@@ -163,7 +169,7 @@ def plot_convergence(demo: Demo) -> Any:
         above.set_title(result.task.title, fontsize=9)
         above.grid(alpha=0.25)
         below.semilogy(iterations, history["gap"][:, 0], color=GAP, marker=".", label="gap")
-        below.axhline(demo.options.gap, color="0.4", linewidth=0.8, linestyle="--")
+        below.axhline(tolerance, color="0.4", linewidth=0.8, linestyle="--")
         below.set_xlabel("iterations")
         below.grid(alpha=0.25, which="both")
     axes[0][0].set_ylabel("objective and lower bound")
@@ -173,14 +179,17 @@ def plot_convergence(demo: Demo) -> Any:
     return figure
 
 
-def page(demo: Demo, overview: Path, convergence: Path, version: str) -> str:
-    """One HTML file with everything in it."""
+def page(demo: Demo, folder: Path, version: str) -> str:
+    """One HTML file with everything in it; the pictures are those in the folder."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows(demo)
     )
-    gap = f"{demo.options.gap:g}"
+    note = _with_code(html.escape(regularizer_note(demo)))
+    images = "\n".join(_images(result, folder) for result in demo.results)
+    plots = "\n".join(_plot(result, demo.options.gap) for result in demo.results)
+    scaling = "pixelated" if demo.options.size < 128 else "auto"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -191,45 +200,102 @@ def page(demo: Demo, overview: Path, convergence: Path, version: str) -> str:
 :root {{ color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --line: #d0d7de; }}
 @media (prefers-color-scheme: dark) {{
   :root {{ --ink: #e6edf3; --paper: #14181d; --line: #3d444d; }}
+  .plot {{ filter: invert(0.91) hue-rotate(180deg); }}
 }}
 body {{ font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
         max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-img {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 6px; }}
+img {{ display: block; width: 100%; height: auto; border-radius: 6px; }}
+.picture {{ image-rendering: {scaling}; }}
 .scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 0.9rem; white-space: nowrap; }}
-th, td {{ padding: 0.35rem 0.7rem; border-bottom: 1px solid var(--line); text-align: right; }}
-th:first-child, td:first-child {{ text-align: left; }}
+table {{ border-spacing: 0; font-size: 14px; line-height: 22px; white-space: nowrap; width: 100%; }}
+th, td {{ padding: 6px 11px; border-bottom: 1px solid var(--line); text-align: right; }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0;
+        position: sticky; left: 0; background: var(--paper); }}
 .note {{ border-left: 4px solid {BOUND}; padding: 0.2rem 0 0.2rem 1rem; }}
+.row {{ display: grid; grid-template-columns: repeat(3, 1fr); gap: 1rem; align-items: start; }}
+.row p {{ grid-column: 1 / -1; margin: 0; }}
+figure {{ margin: 0; }}
+figcaption {{ font-size: 0.9rem; padding-top: 0.25rem; }}
+@media (max-width: 40rem) {{
+  .row {{ grid-template-columns: repeat(2, 1fr); gap: 0.75rem; }}
+  .row p {{ grid-column: auto; }}
+  .row.plots {{ grid-template-columns: 1fr; }}
+}}
 </style>
 </head>
 <body>
 <h1>convexlift demo</h1>
 <p>Each image minimises <em>D(Ax, y) + weight&nbsp;R(x)</em> over images with values in [0,&nbsp;1],
 <em>R</em> a convex neural network. The lower bound is a proof: no such image has a smaller
-objective. The solver was asked for a relative gap of {gap}, and given no step sizes.</p>
-<p class="note">{html.escape(regularizer_note(demo))}</p>
+objective. The solver was asked for a relative gap of {demo.options.gap:g}, and given no step
+sizes.</p>
+<p class="note">{note}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Images</h2>
-<p><img alt="Clean, degraded and reconstructed images of each task" src="{_embedded(overview)}"></p>
+{images}
 <h2>Convergence</h2>
 <p>Above, the objective of the iterates (blue) and the certified lower bound (orange): the optimum
 lies between them. Below, the certified relative gap, and the tolerance as a dashed line.</p>
-<p><img alt="Objective, lower bound and gap against iterations" src="{_embedded(convergence)}"></p>
+<div class="row plots">
+{plots}
+</div>
 <p><small>convexlift {html.escape(version)}</small></p>
 </body>
 </html>
 """
 
 
+def _images(result: Result, folder: Path) -> str:
+    """The pictures of a task side by side; on narrow screens two by two, with the facts."""
+    captions = {
+        "degraded": f"Degraded, {result.psnr_before:.2f}&nbsp;dB",
+        "reconstructed": f"Reconstructed, {result.psnr_after:.2f}&nbsp;dB",
+        "clean": "Clean",
+    }
+    figures = "".join(
+        f'<figure><img class="picture" alt="{caption}" '
+        f'src="{_embedded(_picture(folder, result, kind).read_bytes())}">'
+        f"<figcaption>{caption}</figcaption></figure>"
+        for kind, caption in captions.items()
+    )
+    solution = result.solution
+    facts = (
+        f"Certified gap {float(solution.gap):.1e} after {int(solution.iterations)} iterations, "
+        f"{solution.seconds:.1f} s."
+    )
+    title = html.escape(result.task.title)
+    return f'<h3>{title}</h3>\n<div class="row">{figures}<p>{facts}</p></div>'
+
+
+def _plot(result: Result, tolerance: float) -> str:
+    figure = _png(plot_convergence([result], tolerance), dpi=180)
+    alt = f"Objective, lower bound and gap against iterations: {result.task.title}"
+    return f'<img class="plot" alt="{html.escape(alt)}" src="{_embedded(figure)}">'
+
+
+def _with_code(text: str) -> str:
+    """What stands between backticks, as code."""
+    plain, *others = text.split("`")
+    return plain + "".join(
+        f"<code>{part}</code>" if i % 2 == 0 else part for i, part in enumerate(others)
+    )
+
+
+def _picture(folder: Path, result: Result, kind: str) -> Path:
+    return folder / f"{result.task.name}-{kind}.png"
+
+
 def _plane(picture: Tensor) -> Any:
     return picture[0, 0].detach().cpu().numpy()
 
 
-def _save_figure(figure: Any, path: Path) -> None:
-    with atomic_path(path) as part:
-        figure.savefig(part, dpi=110, format="png")
+def _png(figure: Any, dpi: int) -> bytes:
+    """The file of a figure, which is closed."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=dpi, format="png")
     plt.close(figure)
+    return file.getvalue()
 
 
-def _embedded(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+def _embedded(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -57,7 +57,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     """Image reconstruction with learned convex regularizers, and a proof with every image."""

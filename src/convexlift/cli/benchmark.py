@@ -52,6 +52,17 @@ from convexlift.images import load_image
 from convexlift.tasks import Inpainting
 
 
+def _unless_given(name: str) -> str:
+    """The value of an option that is left out, for its help."""
+    values = []
+    for options in (BenchmarkOptions(), QUICK):
+        value = getattr(options, name)
+        each = value if isinstance(value, tuple) else (value,)
+        values.append(",".join(f"{number:g}" for number in each))
+    usual, quick = values
+    return f"{usual} unless given" + (f", {quick} with --quick." if quick != usual else ".")
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What the command line asks for, checked."""
@@ -67,10 +78,13 @@ class Plan:
 @app.command()
 def benchmark(
     tasks: Annotated[
-        str | None, typer.Option(help=f"Of {', '.join(CASES)}; all unless given.")
+        str | None,
+        typer.Option(
+            help=f"Some of {', '.join(CASES)}; all unless given, {len(QUICK_CASES)} with --quick."
+        ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help=f"Of {', '.join(METHODS)}; all unless given.")
+        str | None, typer.Option(help=f"Some of {', '.join(METHODS)}; all unless given.")
     ] = None,
     images: Annotated[
         Path | None, typer.Option(help="Folder of clean pictures; else those in the package.")
@@ -78,16 +92,31 @@ def benchmark(
     mask: Annotated[
         Path | None, typer.Option(help="A mask for inpainting; white pixels are kept.")
     ] = None,
-    count: Annotated[int | None, typer.Option(help="Images to measure.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Batch sizes, such as 1,4.")] = None,
-    tolerances: Annotated[
-        str | None, typer.Option(help="Of the objective error and of the gap, such as 1e-2,1e-4.")
+    count: Annotated[
+        int | None, typer.Option(help=f"Images to measure; {_unless_given('count')}")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Timed runs of each measurement.")] = None,
-    max_iterations: Annotated[int | None, typer.Option(help="Limit of each run.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Limit of each run.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help=f"Batch sizes, such as 1,4; {_unless_given('batches')}")
+    ] = None,
+    tolerances: Annotated[
+        str | None,
+        typer.Option(help=f"Of the objective error and the gap; {_unless_given('tolerances')}"),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help=f"Timed runs of each measurement; {_unless_given('repeats')}")
+    ] = None,
+    max_iterations: Annotated[
+        int | None, typer.Option(help=f"Limit of each run; {_unless_given('max_iterations')}")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help=f"Limit of each run; {_unless_given('seconds')}")
+    ] = None,
     size: Annotated[
-        int | None, typer.Option(help="Side of the pictures, where the regularizer allows it.")
+        int | None,
+        typer.Option(
+            help="Side of the pictures, where the regularizer allows it; "
+            f"{SIZE} unless given, {QUICK_SIZE} with --quick."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
@@ -103,8 +132,8 @@ def benchmark(
 ) -> None:
     """Methods side by side: iterations and seconds to each accuracy.
 
-    Lists are separated by commas. Writes benchmark.json, benchmark.csv and a plot for each task,
-    whenever a method is done.
+    Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
+    done, and a plot for each task at the end.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
     screen = console()

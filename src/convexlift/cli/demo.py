@@ -41,7 +41,7 @@ def demo(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Three tasks on a picture inside the package; about a minute on two cores.
+    """Three tasks on a picture inside the package; half a minute on one core.
 
     Writes clean, degraded and reconstructed pictures, convergence plots, a table and report.html.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.

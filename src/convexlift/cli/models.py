@@ -25,15 +25,16 @@ from convexlift.models.cards import ModelCard
 from convexlift.models.sheets import Sheet
 from convexlift.models.store import sheet, shipped_sheets
 
-COLUMNS = ("Name", "Network", "Task", "Weight", "PSNR on test", "Licence")
-NUMBERS = ("Weight", "PSNR on test")
+COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
+NUMBERS = ("Weight", "Test dB")
 UNKNOWN = "-"
 
 
 @app.command()
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="One of them, or the path of a saved one; all if omitted.")
+        str | None,
+        typer.Argument(help="One of them, or the path of a saved one; all unless given."),
     ] = None,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -75,15 +76,16 @@ def as_json(sheets: dict[str, Sheet], version: str) -> dict[str, Any]:
 
 def rows(sheets: dict[str, Sheet]) -> list[tuple[str, ...]]:
     """The table's cells, in the order of ``COLUMNS``."""
-    return [(name, outline(each), *_cells(each.card)) for name, each in sheets.items()]
+    return [(name, *_cells(each.card)) for name, each in sheets.items()]
 
 
 def outline(sheet: Sheet) -> str:
     """The network in a few words."""
     layers = sheet.architecture.get("layers", ())
-    size = sheet.architecture.get("image_size")
     count = f"{len(layers)} layer{'s' if len(layers) != 1 else ''}"
-    return f"{count}, {sheet.parameters:,} weights" + (f", {size[0]} x {size[1]}" if size else "")
+    size = sheet.architecture.get("image_size")
+    only = f", for images of {size[0]} x {size[1]}" if size else ""
+    return f"{count}, {sheet.parameters:,} parameters{only}"
 
 
 def details(sheet: Sheet) -> str:
@@ -105,13 +107,15 @@ def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
 
 
 def _show(sheets: dict[str, Sheet], screen: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # for 80 columns
     for column in COLUMNS:
         justify: Literal["left", "right"] = "right" if column in NUMBERS else "left"
-        table.add_column(column, justify=justify, no_wrap=column == "Name")  # to be copied
+        table.add_column(column, justify=justify, no_wrap=column != "Licence")
     for row in rows(sheets):
         table.add_row(*map(Text, row))
     screen.print(table)
+    text = "The whole card of one: convexlift models NAME. In Python: cl.load(NAME)."
+    screen.print(text, highlight=False)
 
 
 def _sheet(name: str) -> Sheet:

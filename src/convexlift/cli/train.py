@@ -51,7 +51,7 @@ HYPERGRADIENTS: dict[Differentiation, Hypergradient] = {
 }
 
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="IMAGES...", help="Folders with clean pictures.")
+    list[Path], typer.Argument(metavar="FOLDER", help="Folders with clean pictures.")
 ]
 AdversarialPreset = Annotated[
     str, typer.Option("--preset", help=f"The recipe: {', '.join(ADVERSARIAL)}.")
@@ -137,6 +137,7 @@ def adversarial(
 ) -> None:
     """R small on clean images and large on damaged ones.
 
+    What is not given is as in the recipe of --preset.
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
@@ -185,6 +186,7 @@ def bilevel(
 ) -> None:
     """R whose reconstructions are near the clean images.
 
+    What is not given is as in the recipe of --preset.
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """

@@ -248,8 +248,11 @@ class KullbackLeibler(Fidelity):
 
     def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
         """1/2 (v + 1 + step r - sqrt((v - 1 + step r)^2 + 4 step y)), paper section 5.2."""
-        shifted = v + step * self.background
-        return (shifted + 1 - torch.sqrt((shifted - 1) ** 2 + 4 * step * self.y)) / 2
+        b = v - 1 + step * self.background
+        root = torch.sqrt(b**2 + 4 * step * self.y)
+        # The distance to 1 twice; the second form does not cancel for positive b.
+        flipped = 2 * step * self.y / (root + b).clamp_min(torch.finfo(b.dtype).tiny)
+        return 1 - torch.where(b <= 0, (root - b) / 2, flipped)
 
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """y / (1 + c) - r, moved into the bounds; the upper bound where 1 + c <= 0."""

@@ -111,7 +111,10 @@ class ModelCard:
             ("For other tasks", _numbers(others)),
             ("Chosen by", self.weight_choice),
             ("Not for", self.not_for),
-            *((f"Results, {name}", _numbers(values)) for name, values in self.results.items()),
+            *(
+                ("" if i else "Results", f"{name}: {_numbers(values)}")
+                for i, (name, values) in enumerate(self.results.items())
+            ),
             ("Training data", self.data),
             ("Licence", self.license),
             ("Recipe", ", ".join(f"{key} {value}" for key, value in self.recipe.items())),
@@ -125,7 +128,7 @@ class ModelCard:
 
 
 def _numbers(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in values.items())
 
 
 def _duration(seconds: float | None) -> str:

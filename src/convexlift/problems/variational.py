@@ -209,12 +209,25 @@ class VariationalProblem(TensorRecord):
             )
 
     def _check_counts(self) -> None:
-        if (
-            isinstance(self.fidelity, KullbackLeibler)
-            and self.fidelity.needs_background
-            and self.bounds.lower < 0
-        ):
+        """Counts without background need A x > 0, which some image must be able to give."""
+        data = self.fidelity
+        if not (isinstance(data, KullbackLeibler) and data.needs_background):
+            return
+        if self.bounds.lower < 0:
             raise ValueError(
                 "KullbackLeibler without background, where counts are positive, needs x >= 0: "
                 "give box=(0, None), or the expected background as KullbackLeibler(y, background)"
+            )
+        unseen = (data.y > 0) & (data.background <= 0)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(2):  # a row that is not zero may cancel on one random image, not on two
+            probe = 0.5 + torch.rand((self.batch_size, *self.image_shape), generator=generator)
+            with torch.no_grad():
+                unseen &= self.operator(probe.to(data.y)) == 0
+        if count := int(unseen.sum()):
+            raise ValueError(
+                f"KullbackLeibler has counts where the operator sees nothing (A x = 0) and the "
+                f"background is 0, at {count} of {unseen.numel()} values: no image explains them. "
+                "Set the counts to 0 there, for example KullbackLeibler(mask * y), or give a "
+                "positive background, KullbackLeibler(y, background)"
             )

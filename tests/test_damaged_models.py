@@ -1,0 +1,216 @@
+"""Files of a model that were damaged, changed or exchanged: each is refused, by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from model_files import same, save_toy
+
+import convexlift as cl
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A network and the path of its two files."""
+    return save_toy(tmp_path)
+
+
+def edit_json(path: Path, edit) -> None:
+    file = path.with_suffix(".json")
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+
+
+def rewrite(path: Path, data: bytes, **fields) -> None:
+    """Put other weights there, with the hash that belongs to them."""
+    path.with_suffix(".safetensors").write_bytes(data)
+    edit_json(path, lambda c: c.update(sha256=hashlib.sha256(data).hexdigest(), **fields))
+
+
+def retensor(path: Path, change) -> None:
+    """Change the tensors, and all that the description says of them."""
+    tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
+    change(tensors)
+    layouts = {
+        name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
+        for name, t in tensors.items()
+    }
+    rewrite(path, safetensors.torch.save(tensors), tensors=layouts)
+
+
+def truncate(path):
+    file = path.with_suffix(".safetensors")
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def truncate_with_its_hash(path):
+    rewrite(path, path.with_suffix(".safetensors").read_bytes()[:-9])
+
+
+def change_a_byte(path):
+    data = bytearray(path.with_suffix(".safetensors").read_bytes())
+    data[-3] ^= 1
+    path.with_suffix(".safetensors").write_bytes(data)
+
+
+def put_a_pickle(path):
+    path.with_suffix(".safetensors").write_bytes(pickle.dumps({"output": [1.0]}))
+
+
+def put_a_pickle_with_its_hash(path):
+    rewrite(path, pickle.dumps({"output": [1.0]}))
+
+
+def put_a_torch_file_with_its_hash(path):
+    torch.save({"output": torch.ones(4)}, path.with_suffix(".pt"))
+    rewrite(path, path.with_suffix(".pt").read_bytes())
+
+
+def make_a_folder(path):
+    path.with_suffix(".json").unlink()
+    path.with_suffix(".json").mkdir()
+
+
+def value(name, index, number):
+    def change(tensors):
+        tensors[name][index] = number
+
+    return lambda path: retensor(path, change)
+
+
+def tensor(name, function):
+    def change(tensors):
+        tensors[name] = function(tensors[name])
+
+    return lambda path: retensor(path, change)
+
+
+def field(name, content):
+    return lambda path: edit_json(path, lambda c: c.update({name: content}))
+
+
+def activation(name):
+    def change(content):
+        content["architecture"]["layers"][0]["activation"] = {name: {}}
+
+    return lambda path: edit_json(path, change)
+
+
+def text(content):
+    return lambda path: path.with_suffix(".json").write_text(content)
+
+
+def drop_field(path):
+    edit_json(path, lambda c: c.pop("tensors"))
+
+
+W = "layers.1.previous.weight"
+PROBLEMS = {
+    "truncated": (truncate, r"toy\.safetensors is not the file that toy\.json describes"),
+    "truncated, hash": (truncate_with_its_hash, r"toy\.safetensors: this is no safetensors file"),
+    "changed byte": (change_a_byte, r"One of the two was damaged, changed or copied alone"),
+    "changed hash": (field("sha256", "0" * 64), r"its SHA-256 is \w{12}..., not 000000000000"),
+    "hash no text": (field("sha256", 3), r"toy\.json: model\.sha256 must be a text, got 3"),
+    "no weights": (
+        lambda path: path.with_suffix(".safetensors").unlink(),
+        r"toy\.safetensors is missing beside toy\.json; a model is a pair",
+    ),
+    "no sheet": (
+        lambda path: path.with_suffix(".json").unlink(),
+        r"toy\.json is missing beside toy\.safetensors; a model is a pair",
+    ),
+    "a folder": (make_a_folder, r"toy\.json is missing beside toy\.safetensors"),
+    "negative": (value(W, (0, 0, 0, 0), -0.25), r"toy\.safetensors: layer 2, map .* -0\.25"),
+    "negative output": (value("output", 1, -1e-30), "output weights contain -1e-30"),
+    "nan": (value(W, (0, 1, 2, 0), torch.nan), r"previous\.weight is nan at \(0, 1, 2, 0\)"),
+    "nan in V": (value("layers.0.skip.weight", (0,), torch.nan), r"skip\.weight is nan at \(0, 0"),
+    "infinite": (value("layers.0.bias", 2, torch.inf), r"layers\.0\.bias is inf at \(2,\)"),
+    "shape": (
+        tensor("layers.0.bias", lambda t: t[:2].clone()),
+        r"layers\.0\.bias is float64 of shape \(2,\), in its architecture .*\(3,\)",
+    ),
+    "one dtype": (
+        tensor("output", torch.Tensor.float),
+        "one precision .* are float32, float64",
+    ),
+    "integers": (tensor("output", torch.Tensor.long), r"the tensor output is int64 .*float64"),
+    "dtype of all": (
+        lambda path: retensor(path, lambda ts: ts.update({n: t.bfloat16() for n, t in ts.items()})),
+        "one precision out of float16, float32, float64, but are bfloat16",
+    ),
+    "missing tensor": (
+        lambda path: retensor(path, lambda ts: ts.pop("output")),
+        r"toy\.safetensors: the tensor output of its architecture is missing",
+    ),
+    "further tensor": (
+        lambda path: retensor(path, lambda ts: ts.update(extra=torch.ones(2))),
+        "the tensor extra is none of its architecture",
+    ),
+    "other layouts": (
+        lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape=[9])),
+        r"the tensor output is float64 of shape \(4,\), in its description .*\(9,\)",
+    ),
+    "layout no list": (
+        lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape="(4,)")),
+        r"toy\.json: model\.tensors\.output\.shape must be a list",
+    ),
+    "other sizes": (
+        lambda path: edit_json(path, lambda c: c["architecture"]["layers"][0].update(channels=9)),
+        r"toy\.json: network: layer 1 has channels=9",
+    ),
+    "activation": (activation("Swish"), r"toy\.json: network\.layers\[0\].*'Swish' is not known"),
+    "later version": (field("version", 2), r"toy\.json: the format has version 2, but .* reads 1"),
+    "no version": (field("version", None), r"the format has version None"),
+    "other format": (field("format", "x"), r"this is no model: it does not say"),
+    "garbage": (text("{not json"), r"toy\.json: this is not valid JSON \(Expecting"),
+    "binary": (
+        lambda path: path.with_suffix(".json").write_bytes(b"\xff\xfe\x00"),
+        r"toy\.json: this is not valid JSON",
+    ),
+    "empty": (text(""), r"toy\.json: this is not valid JSON"),
+    "a list": (text("[]"), r"toy\.json: this is no model"),
+    "deep": (text("[" * 100_000), r"toy\.json: this is not valid JSON"),
+    "NaN in JSON": (text('{"format": NaN}'), r"NaN is no number in JSON"),
+    "unknown field": (field("code", "x"), r"toy\.json: model has no field code"),
+    "missing field": (drop_field, r"toy\.json: model lacks the field tensors"),
+    "card": (field("card", {"name": 3}), r"toy\.json: card\.name must be a text, got 3"),
+    "a pickle": (put_a_pickle, r"is not the file that toy\.json describes"),
+    "a pickle, hash": (put_a_pickle_with_its_hash, "this is no safetensors file"),
+    "a torch file": (put_a_torch_file_with_its_hash, "this is no safetensors file"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_damaged_pair_is_refused_by_name(problem, saved, monkeypatch):
+    _, path = saved
+    damage, message = PROBLEMS[problem]
+    damage(path)
+
+    def never(*_, **__):
+        raise AssertionError("unpickling")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+        monkeypatch.setattr(module, name, never)
+    with pytest.raises(ValueError, match=message):
+        cl.load(path)
+
+
+def test_loading_never_unpickles(saved, monkeypatch):
+    net, path = saved
+
+    def never(*_, **__):
+        raise AssertionError("unpickling")
+
+    for module, name in (
+        *((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")),
+        *((torch, "load"), (torch.serialization, "load")),
+    ):
+        monkeypatch.setattr(module, name, never)
+    assert same(net, cl.load(path))

@@ -1,0 +1,139 @@
+"""What hypergradients are made of: pixels that move, the Lagrangian, the pulled problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypergradient_cases import KINKS, SIZE, SMOOTH, STEP, case, network
+from oracle import optimum
+
+import convexlift as cl
+from convexlift.functionals.anchored import Anchored
+from convexlift.networks.architectures import ridge
+from convexlift.operators.imaging import Diagonal
+from convexlift.training.hypergradients import (
+    energy,
+    lagrangian,
+    movable,
+    pull_towards,
+    upper_loss,
+)
+
+
+@pytest.mark.parametrize("name", ["baseline, L1", "ridge, L1"])
+def test_pixels_at_the_kink_or_on_the_box_do_not_move(name):
+    at = case(name)
+    held = movable(at.problem, at.solution.x) == 0
+    x, y = at.solution.x, at.problem.fidelity.y
+    assert torch.equal(held, (x == y) | (x == 0) | (x == 1))
+    assert 0 < held.sum() < held.numel()
+    changed = replace(at.problem, weight=at.problem.weight * (1 + STEP))
+    moved = (torch.from_numpy(optimum(changed)[1]) - x).abs()
+    assert float(moved[held].max()) < 1e-7
+    assert float(moved[~held].max()) > 1e-6
+
+
+def test_where_no_data_are_seen_the_kink_of_the_data_term_holds_nothing():
+    y = torch.full((1, 1, 2, 2), 0.5)
+    mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    problem = cl.VariationalProblem(
+        fidelity=cl.L1(y * mask), operator=cl.Mask(mask), weight=1.0, box=(0, 1),
+        regularizer=ridge(channels=2, kernel=1),
+    )  # fmt: skip
+    x = torch.tensor([[[[0.5, 0.3], [0.4, 1.0]]]])
+    assert movable(problem, x).tolist() == [[[[0.0, 1.0], [1.0, 0.0]]]]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_lagrangian_of_a_smooth_network_is_its_energy(name):
+    at = case(name)
+    parameters = list(at.problem.regularizer.parameters())
+    weight = torch.tensor(at.problem.weight, requires_grad=True)
+    x = at.solution.x
+    ours = lagrangian(at.problem, x, at.solution.duals, weight)
+    direct = energy(at.problem, x, weight)
+    torch.testing.assert_close(ours, direct)
+    for a, b in zip(
+        torch.autograd.grad(ours.sum(), [*parameters, weight]),
+        torch.autograd.grad(direct.sum(), [*parameters, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_the_lagrangian_has_the_gradient_of_the_optimal_value(name):
+    """At kinks the energy itself does not."""
+    at = case(name)
+    net = at.problem.regularizer
+    parameters = list(net.parameters())
+    gradients = {
+        "lagrangian": torch.autograd.grad(
+            lagrangian(at.problem, at.solution.x, at.solution.duals).sum(), parameters
+        ),
+        "energy": torch.autograd.grad(energy(at.problem, at.solution.x).sum(), parameters),
+    }
+    errors = dict.fromkeys(gradients, 0.0)
+    for direction in at.directions:
+        values = []
+        for sign in (STEP, -STEP):
+            with torch.no_grad():
+                for p, d in zip(parameters, direction, strict=True):
+                    p.add_(sign * d)
+                values.append(optimum(replace(at.problem))[0])
+                for p, d in zip(parameters, direction, strict=True):
+                    p.sub_(sign * d)
+        exact = (values[0] - values[1]) / (2 * STEP)
+        for kind, gradient in gradients.items():
+            ours = float(sum((g * d).sum() for g, d in zip(gradient, direction, strict=True)))
+            errors[kind] = max(errors[kind], abs(ours - exact) / (abs(exact) + 0.1))
+    assert errors["lagrangian"] < 2e-3
+    assert errors["energy"] > 5 * errors["lagrangian"]
+
+
+PULLED = {
+    "L2": lambda y: (cl.SquaredL2(y), cl.Identity()),
+    "L2, mask": lambda y: (cl.SquaredL2(y), cl.Mask(torch.rand(SIZE, SIZE) > 0.4)),
+    "L2, weights": lambda y: (cl.SquaredL2(y), Diagonal(torch.rand(2, 1, SIZE, SIZE) - 0.3)),
+    "L2, scaled": lambda y: (cl.SquaredL2(y), 3 * cl.Identity()),
+    "L1": lambda y: (cl.L1(y, 0.7), cl.Identity()),
+    "KL": lambda y: (cl.KullbackLeibler(y, 0.2), cl.Identity()),
+}
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_a_pulled_problem_differs_by_a_constant(name):
+    data, operator = PULLED[name](torch.rand(2, 1, SIZE, SIZE))
+    problem = cl.VariationalProblem(
+        fidelity=data, operator=operator, regularizer=network("baseline"), weight=0.7, box=(0, 1)
+    )
+    truth, b = torch.rand(2, 1, SIZE, SIZE), 0.3
+    pulled = pull_towards(problem, truth, b)
+    assert pulled.weight == problem.weight
+    assert pulled.bounds == problem.bounds
+    constants = []
+    for _ in range(4):
+        x = torch.rand(2, 1, SIZE, SIZE)
+        target = problem.objective(x) + b * upper_loss(x, truth)
+        constants.append(target - pulled.objective(x))
+    for constant in constants[1:]:
+        torch.testing.assert_close(constant, constants[0], atol=1e-10, rtol=1e-10)
+    assert isinstance(pulled.fidelity, cl.SquaredL2 if name.startswith("L2") else Anchored)
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "operator", "names"),
+    [
+        (cl.L1, cl.Mask(torch.ones(SIZE, SIZE, dtype=torch.float64)), "L1 behind Mask"),
+        (cl.SquaredL2, cl.Blur(torch.ones(3, 3, dtype=torch.float64)), "SquaredL2 behind Blur"),
+    ],
+)
+def test_problems_that_cannot_be_pulled(fidelity, operator, names):
+    truth = torch.rand(1, 1, SIZE, SIZE)
+    problem = cl.VariationalProblem(
+        fidelity=fidelity(truth), operator=operator, regularizer=network("ridge"), weight=1.0
+    )
+    with pytest.raises(ValueError, match=rf"got {names}: use Implicit\(\) there"):
+        pull_towards(problem, truth, 0.1)

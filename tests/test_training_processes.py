@@ -1,0 +1,84 @@
+"""Several processes train as one does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import training_runs
+from quick_training import rows, same_weights
+from training_runs import KINDS, STEPS, crops
+
+import convexlift as cl
+from convexlift.images import save_image
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    images = crops(6)
+    for i in range(len(images)):
+        save_image(folder / "pictures" / f"{i}.png", images[i])
+    torch.set_default_dtype(torch.float32)
+    cl.save(cl.networks.ridge(channels=2, kernel=3), folder / "tiny")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *(training_runs.__file__, "share", str(folder)),
+    ]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_take_the_steps_of_one(shared, kind):
+    torch.set_default_dtype(torch.float64)  # rounding is then far below the tolerance
+    alone = training_runs.run(kind, None)
+    found = rows(shared / kind)
+    losses = torch.tensor([row["loss"] for row in alone.rows[1:]])
+    others = torch.tensor([float(row["loss"]) for row in found[1:]])
+    assert len(others) == STEPS
+    assert float((losses - others).abs().max()) <= 1e-5 * float(losses.abs().max())
+    for name in ("psnr", "weight"):
+        expected = [row[name] for row in alone.rows if name in row]
+        assert [float(row[name]) for row in found if row[name]] == pytest.approx(expected, rel=1e-5)
+    first, second = (torch.load(shared / f"{kind}-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert same_weights(first, second)
+    for name, value in alone.network.state_dict().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-5, atol=1e-8)
+
+
+def test_a_batch_that_cannot_be_shared(shared):
+    for rank in (0, 1):
+        text = (shared / f"uneven-{rank}.txt").read_text()
+        assert text == "2 processes cannot share a batch of 3 evenly; write batch_size=4"
+
+
+def test_one_process_of_the_command_line_talks_and_writes(shared):
+    first, second = ((shared / f"command-2-{rank}.txt").read_text() for rank in (0, 1))
+    assert first.startswith("0\nstep 0 of 2")
+    assert "cl.load" in first
+    assert second == "0\n"
+    card = cl.load(shared / "output-2" / "model").card
+    assert "2 processes" in card.machine
+    assert card.command.startswith("torchrun --nproc-per-node 2 -m convexlift ")
+    first, second = ((shared / f"command-3-{rank}.txt").read_text() for rank in (0, 1))
+    assert first == (
+        "2\nconvexlift: 2 processes cannot share a batch of 3 evenly; write batch_size=4.\n"
+    )
+    assert second == "2\n"
+    assert not (shared / "output-3" / "log.csv").exists()
