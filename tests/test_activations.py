@@ -222,3 +222,19 @@ def test_a_concave_function_is_caught():
 def test_bad_input(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@every_activation
+def test_ramp_describes_the_activation(h):
+    """With u = clip((a - left)/width, 0, 1), both the derivative and the value."""
+    if h.ramp is None:
+        assert isinstance(h, cl.Softplus | cl.ELU | cl.HalfSquare)
+        return
+    ramp, a = h.ramp, torch.linspace(-3, 3, 1001)
+    rise = (a > ramp.left).to(a) if ramp.width == 0 else (a - ramp.left) / ramp.width
+    u = rise.clamp(0, 1)
+    torch.testing.assert_close(h.derivative(a), ramp.low + (ramp.high - ramp.low) * u)
+    bent = u * (a - ramp.left) - u**2 * ramp.width / 2
+    torch.testing.assert_close(
+        h.value(a), ramp.low * a + (ramp.high - ramp.low) * bent + ramp.offset
+    )
