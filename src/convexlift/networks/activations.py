@@ -10,6 +10,7 @@ domain of h*), the library needs
     multiplier    t >= 0 of the projection onto the epigraph {(a, z): h(a) <= z}
     mean_at_prox  means of h(a) and of its decrease in eta at proximal points, for pooled layers
     fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
+    scaled_loss   t times that, for p = s t
 
 An activation is a frozen dataclass without trainable parts. After the first layer of a network
 it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
@@ -105,6 +106,19 @@ class Activation(ABC):
         """h(a) + h*(s) - s a >= 0, and = 0 exactly where s is a slope of h at a."""
         return (self.value(a) + self.conjugate(s) - s * a).clamp_min(0)
 
+    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        """t (h(a) + h*(s) - s a) >= 0 for p = s t: what slopes s cost at a; 0 where t = 0.
+
+        Args:
+            a: preactivations.
+            p: as ``clip_to_slopes`` makes them.
+            t: multipliers, of the shape of h(a) or one that is expanded to it.
+        """
+        each = self.spread(t)
+        used = each > 0
+        s = torch.where(used, p / torch.where(used, each, 1.0), self.derivative(a))
+        return t * self.fenchel_young(a, self.clip(s))
+
     def project_epigraph(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The point of {(a, z): h(a) <= z} nearest to (p, q)."""
         one = q.new_ones(())
@@ -130,7 +144,8 @@ class Activation(ABC):
             p = torch.maximum(p, low * t)
         if math.isfinite(high):
             p = torch.minimum(p, high * t)
-        return torch.where(t > 0, p, 0.0)
+        bounded = math.isfinite(low) and math.isfinite(high)  # then p = 0 where t = 0
+        return p if bounded else torch.where(t > 0, p, 0.0)
 
     def _outside(self, s: Tensor, inside_value: Tensor) -> Tensor:
         """``inside_value`` where s is one of the slopes, +inf elsewhere."""
@@ -195,6 +210,12 @@ class PiecewiseLinear(Activation):
         """(hi - s) a_+ + (s - lo) a_-."""
         low, high = self.slopes
         return (high - s) * a.clamp_min(0) + (s - low) * (-a).clamp_min(0)
+
+    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        """(hi t - p) a_+ + (p - lo t) a_-, without a division."""
+        low, high = self.slopes
+        right, left = (high * t - p).mul_(a.clamp_min(0)), p - low * t
+        return right.addcmul_(left, a.clamp_max(0), value=-1)
 
 
 @dataclass(frozen=True)

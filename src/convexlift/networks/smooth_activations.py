@@ -173,13 +173,27 @@ class SmoothedLeakyReLU(SmoothActivation):
         return torch.where(inside, 0.0, torch.where(curved, between, t)).clamp_min(0)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
-        """A sum of nonnegative terms on each piece (u is s mapped onto [0, 1])."""
+        """(1 - kappa) ((m - nu u)^2 / (2 nu) + (1 - u) (a - nu)_+ + u a_-), all nonnegative.
+
+        u is s mapped onto [0, 1], and m = clip(a, 0, nu).
+        """
         kappa, nu = self.slope, self.smoothing
         u = (s - kappa) / (1 - kappa)
-        left = nu * u**2 / 2 + u * a.abs()
-        curved = (a - nu * u) ** 2 / (2 * nu)
-        right = (1 - u) * (a - nu) + nu * (1 - u) ** 2 / 2
-        return (1 - kappa) * torch.where(a <= 0, left, torch.where(a < nu, curved, right))
+        curved = (a.clamp(0, nu) - nu * u).square() / (2 * nu)
+        beyond = (1 - u) * (a - nu).clamp_min(0) - u * a.clamp_max(0)
+        return (1 - kappa) * (curved + beyond)
+
+    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        """The same with p = s t, in few passes: t (m - nu u)^2 (1 - kappa) / (2 nu) + ...
+
+        ... + (t - p) (a - nu)_+ + (p - kappa t) a_-.
+        """
+        kappa, nu = self.slope, self.smoothing
+        above = p - kappa * t
+        loss = (above / t.clamp_min(_tiny(t))).mul_(-nu / (1 - kappa)).add_(a.clamp(0, nu))
+        loss.square_().mul_((1 - kappa) / (2 * nu) * t)
+        loss.addcmul_(t - p, (a - nu).clamp_min_(0))
+        return loss.addcmul_(above, a.clamp_max(0), value=-1)
 
 
 @dataclass(frozen=True)
@@ -388,8 +402,24 @@ class Huber(SmoothActivation):
         )
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
-        """A square in the middle, nonnegative terms beyond."""
-        middle = (a - self.delta * s) ** 2 / (2 * self.delta)
-        aligned = s * a.sign()
-        beyond = (1 - aligned) * (a.abs() - self.delta) + self.delta * (1 - aligned) ** 2 / 2
-        return torch.where(a.abs() < self.delta, middle, beyond)
+        """(m - delta s)^2 / (2 delta) + (1 - s) (a - m)_+ + (1 + s) (a - m)_-, all nonnegative.
+
+        m = clip(a, -delta, delta).
+        """
+        delta = self.delta
+        middle = (a.clamp(-delta, delta) - delta * s).square() / (2 * delta)
+        beyond = (1 - s) * (a - delta).clamp_min(0) - (1 + s) * (a + delta).clamp_max(0)
+        return middle + beyond
+
+    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        """The same with p = s t, in few passes."""
+        delta = self.delta
+        loss = (p / t.clamp_min(_tiny(t))).mul_(-delta).add_(a.clamp(-delta, delta))
+        loss.square_().mul_(t / (2 * delta))
+        loss.addcmul_(t - p, (a - delta).clamp_min_(0))
+        return loss.addcmul_(t + p, (a + delta).clamp_max_(0), value=-1)
+
+
+def _tiny(like: Tensor) -> float:
+    """The smallest normal number: a divisor that makes 0 of 0."""
+    return torch.finfo(like.dtype).tiny

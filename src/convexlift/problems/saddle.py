@@ -38,6 +38,16 @@ def made_feasible(
     return network.backward(weight, like, clip)
 
 
+def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
+    """The dual variables p_i themselves, and that of the data as it is."""
+    count = len(network.layers)
+    feasible = made_feasible(network, weight, like, duals).p
+    parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}
+    if DATA_DUAL in duals:
+        parts[DATA_DUAL] = duals[DATA_DUAL]
+    return Blocks(parts)
+
+
 def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
     """Dual variables, if they have the shapes of this network's preactivations; else None."""
     if duals is None:

@@ -1,0 +1,184 @@
+"""Objective and minorant in one pass over the first layer, strip of rows by strip of rows.
+
+Where the first layer is a convolution of the image, all that is large is a = V x + b and its dual
+variable v. The multipliers t of that layer come from the layers above, by a backward pass that
+does not look at a. So one pass over strips that stay in a processor's cache,
+
+    z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
+
+reads v once and stores neither a nor z nor p. What is above needs <w, z> alone, where there is
+no other layer, or the block means P z: it is then a network whose image is P z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
+from convexlift.operators.convolution import ConvolutionOperator, PoolingOperator
+from convexlift.problems.minorant import Minorant, layer_losses
+from convexlift.problems.pooling import pooled_layers
+from convexlift.problems.saddle import dual_names
+from convexlift.tensors import Blocks, sum_per_image
+
+STRIP = 2**19
+"""Numbers of a in a strip (2 MB)."""
+WORTHWHILE = 2**17
+"""Layers with fewer are done in one go."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """R(x), the minorant of weight R, and the last layer's preactivations if they are small."""
+
+    regularizer: Tensor
+    minorant: Minorant
+    last: Tensor | None
+
+
+class OnePass:
+    """The pass for one network, image by image."""
+
+    def __init__(self, network: BoundNetwork, pooling: PoolingOperator | None) -> None:
+        self.network, self.pooling = network, pooling
+        self.layer: BoundLayer = network.layers[0]
+        operator = self.layer.operators[IMAGE]
+        assert isinstance(operator, ConvolutionOperator)
+        self.operator = operator
+
+    @staticmethod
+    def of(network: BoundNetwork) -> OnePass | None:
+        """For a large convolution of stride 1 on the CPU, the only layer or pooled; else None."""
+        first, *above = network.layers
+        operator = first.operators[IMAGE]
+        if (
+            not isinstance(operator, ConvolutionOperator)
+            or operator.stride != 1
+            or operator.weight.device.type != "cpu"
+            or first.activation.group * torch.Size(first.shape).numel() < WORTHWHILE
+        ):
+            return None
+        if not above:
+            return OnePass(network, None)
+        pooled = pooled_layers(network).get(1)
+        if pooled is None or any(IMAGE in layer.operators for layer in above):
+            return None
+        return OnePass(network, pooled.pooling)
+
+    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> Outcome:
+        """R at x, and the minorant of weight R from dual variables, made feasible."""
+        count = len(self.network.layers)
+        used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
+        v, *others = used.values()
+        above: _Above = _Output(self.network, weight, x)
+        if self.pooling is not None:
+            above = _Head(self.network, weight, others)
+        padded = self.operator.padded(x)
+        c = torch.zeros_like(padded)
+        slack = x.new_zeros(x.shape[0], dtype=torch.float64)
+        for image, rows, halo in self._strips(x.shape[0]):
+            t = above.multipliers(image, rows)
+            p = self.layer.activation.clip_to_slopes(v[image, :, rows], t)
+            c[image, :, halo] += self.operator.adjoint_on_padded(p)
+            a = self._affine(padded[image, :, halo])
+            loss = self.layer.activation.scaled_loss(a, p, t)
+            slack[image] += sum_per_image(loss)
+            above.take(image, rows, self.layer.activation.value(a))
+        regularizer, rest, last = above.finish()
+        minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
+        return Outcome(regularizer, minorant, last)
+
+    def _affine(self, padded: Tensor) -> Tensor:
+        bias = None if self.layer.bias is None else self.layer.bias.flatten()
+        return F.conv2d(padded, self.operator.weight, bias)
+
+    def _strips(self, batch: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Images, rows of a, and those of the padded image that they depend on."""
+        _, height, width = self.layer.shape
+        channels, margin = self.operator.weight.shape[0], self.operator.margin[0]
+        block = 1 if self.pooling is None else self.pooling.size
+        step = block * max(1, max(16, STRIP // (channels * width)) // block)
+        for i in range(batch):
+            for top in range(0, height, step):
+                bottom = min(top + step, height)
+                yield slice(i, i + 1), slice(top, bottom), slice(top, bottom + 2 * margin)
+
+
+class _Above(Protocol):
+    """What is above the first layer: it gives multipliers, strip by strip, and takes z."""
+
+    def multipliers(self, image: slice, rows: slice) -> Tensor:
+        """t on a strip, or what is expanded to it."""
+        ...
+
+    def take(self, image: slice, rows: slice, z: Tensor) -> None:
+        """z on a strip."""
+        ...
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """R(x), the slack of the layers above, and the preactivations of the last of them."""
+        ...
+
+
+class _Output:
+    """No layer: t = weight w and R = <w, z>."""
+
+    def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
+        self.w = network.output[None]
+        self.t = weight * self.w
+        self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
+
+    def multipliers(self, image: slice, rows: slice) -> Tensor:
+        return _strip(self.t, rows)
+
+    def take(self, image: slice, rows: slice, z: Tensor) -> None:
+        self.total[image] += sum_per_image(_strip(self.w, rows) * z)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.total, torch.zeros_like(self.total), None
+
+
+class _Head:
+    """The layers above a pooling, as a network of the block means."""
+
+    def __init__(self, network: BoundNetwork, weight: float, duals: list[Tensor]) -> None:
+        pooled = pooled_layers(network)[1]
+        self.pooling = pooled.pooling
+        layers = [
+            replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
+                                      for j, operator in layer.operators.items()})
+            for layer in network.layers[1:]
+        ]  # fmt: skip
+        self.network = BoundNetwork(tuple(layers), network.output)
+        shape = self.pooling.output_shape(network.layers[0].shape)
+        self.means = duals[0].new_empty((duals[0].shape[0], *shape))
+
+        def clip(i: int, t: Tensor) -> Tensor:
+            return layers[i - 1].activation.clip_to_slopes(duals[i - 1], t)
+
+        self.backward = self.network.backward(weight, self.means, clip)
+
+    def multipliers(self, image: slice, rows: slice) -> Tensor:
+        return self.pooling.adjoint(self.backward.c[image, :, self._blocks(rows)])
+
+    def take(self, image: slice, rows: slice, z: Tensor) -> None:
+        self.means[image, :, self._blocks(rows)] = self.pooling.forward(z)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        layers = self.network.forward(self.means)
+        _, slack = layer_losses(self.network, layers, self.backward)
+        return self.network.value(layers.z[-1]), slack, layers.a[-1]
+
+    def _blocks(self, rows: slice) -> slice:
+        return slice(rows.start // self.pooling.size, rows.stop // self.pooling.size)
+
+
+def _strip(weights: Tensor, rows: slice) -> Tensor:
+    """The rows of weights that differ from pixel to pixel; others are the same on every strip."""
+    return weights if weights.shape[-2] == 1 else weights[..., rows, :]
