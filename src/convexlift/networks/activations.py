@@ -10,7 +10,7 @@ domain of h*), the library needs
     multiplier    t >= 0 of the projection onto the epigraph {(a, z): h(a) <= z}
     mean_at_prox  means of h(a) and of its decrease in eta at proximal points, for pooled layers
     fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
-    scaled_loss   t times that, for p = s t
+    value_and_loss  h(a), and t times the former for p = s t, in few passes
 
 An activation is a frozen dataclass without trainable parts. After the first layer of a network
 it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
@@ -106,18 +106,20 @@ class Activation(ABC):
         """h(a) + h*(s) - s a >= 0, and = 0 exactly where s is a slope of h at a."""
         return (self.value(a) + self.conjugate(s) - s * a).clamp_min(0)
 
-    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        """t (h(a) + h*(s) - s a) >= 0 for p = s t: what slopes s cost at a; 0 where t = 0.
+    def value_and_loss(self, a: Tensor, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """h(a) and t (h(a) + h*(s) - s a) >= 0 for p = s t: what slopes s cost at a.
+
+        Certificates ask for it; overridden where it can be had in fewer passes over a.
 
         Args:
             a: preactivations.
             p: as ``clip_to_slopes`` makes them.
-            t: multipliers, of the shape of h(a) or one that is expanded to it.
+            t: multipliers >= 0, of the shape of h(a) or one that is expanded to it.
         """
         each = self.spread(t)
         used = each > 0
         s = torch.where(used, p / torch.where(used, each, 1.0), self.derivative(a))
-        return t * self.fenchel_young(a, self.clip(s))
+        return self.value(a), t * self.fenchel_young(a, self.clip(s))
 
     def project_epigraph(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The point of {(a, z): h(a) <= z} nearest to (p, q)."""
@@ -141,9 +143,9 @@ class Activation(ABC):
         """The nearest p with p = s t for a slope s."""
         low, high = self.slopes
         if math.isfinite(low):
-            p = torch.maximum(p, low * t)
+            p = torch.maximum(p, scaled(t, low))
         if math.isfinite(high):
-            p = torch.minimum(p, high * t)
+            p = torch.minimum(p, scaled(t, high))
         bounded = math.isfinite(low) and math.isfinite(high)  # then p = 0 where t = 0
         return p if bounded else torch.where(t > 0, p, 0.0)
 
@@ -211,11 +213,13 @@ class PiecewiseLinear(Activation):
         low, high = self.slopes
         return (high - s) * a.clamp_min(0) + (s - low) * (-a).clamp_min(0)
 
-    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        """(hi t - p) a_+ + (p - lo t) a_-, without a division."""
+    def value_and_loss(self, a: Tensor, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """hi a_+ - lo a_-, and (hi t - p) a_+ + (p - lo t) a_-."""
         low, high = self.slopes
-        right, left = (high * t - p).mul_(a.clamp_min(0)), p - low * t
-        return right.addcmul_(left, a.clamp_max(0), value=-1)
+        right, left = a.clamp_min(0), a.clamp_max(0)
+        value = torch.add(scaled(right, high), left, alpha=low)
+        loss = (scaled(t, high) - p).mul_(right)
+        return value, loss.addcmul_(p - scaled(t, low), left, value=-1)
 
 
 @dataclass(frozen=True)
@@ -251,6 +255,11 @@ class Abs(PiecewiseLinear):
     def slopes(self) -> tuple[float, float]:
         """[-1, 1]."""
         return (-1.0, 1.0)
+
+
+def scaled(t: Tensor, factor: float) -> Tensor:
+    """factor t; t itself, uncopied, for the slope 1 that most activations have."""
+    return t if factor == 1 else factor * t
 
 
 def require_between(owner: str, name: str, value: float, low: float, high: float) -> None:

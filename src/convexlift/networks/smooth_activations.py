@@ -183,17 +183,15 @@ class SmoothedLeakyReLU(SmoothActivation):
         beyond = (1 - u) * (a - nu).clamp_min(0) - u * a.clamp_max(0)
         return (1 - kappa) * (curved + beyond)
 
-    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        """The same with p = s t, in few passes: t (m - nu u)^2 (1 - kappa) / (2 nu) + ...
-
-        ... + (t - p) (a - nu)_+ + (p - kappa t) a_-.
-        """
+    def value_and_loss(self, a: Tensor, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss: t (1 - kappa) (m - nu u)^2/(2 nu) + (t - p) (a - nu)_+ + (p - kappa t) a_-."""
         kappa, nu = self.slope, self.smoothing
-        above = p - kappa * t
-        loss = (above / t.clamp_min(_tiny(t))).mul_(-nu / (1 - kappa)).add_(a.clamp(0, nu))
-        loss.square_().mul_((1 - kappa) / (2 * nu) * t)
-        loss.addcmul_(t - p, (a - nu).clamp_min_(0))
-        return loss.addcmul_(above, a.clamp_max(0), value=-1)
+        m, left = a.clamp(0, nu), a.clamp_max(0)
+        right, above = (a - nu).clamp_min_(0), p - kappa * t
+        value = torch.addcmul(right, m, m, value=0.5 / nu).mul_(1 - kappa).add_(a, alpha=kappa)
+        loss = (t - p).mul_(right).addcmul_(above, left, value=-1)
+        m.sub_(above / t.clamp_min(_tiny(t)), alpha=nu / (1 - kappa))
+        return value, loss.addcmul_(m.square_(), t, value=(1 - kappa) / (2 * nu))
 
 
 @dataclass(frozen=True)
@@ -411,13 +409,16 @@ class Huber(SmoothActivation):
         beyond = (1 - s) * (a - delta).clamp_min(0) - (1 + s) * (a + delta).clamp_max(0)
         return middle + beyond
 
-    def scaled_loss(self, a: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        """The same with p = s t, in few passes."""
+    def value_and_loss(self, a: Tensor, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss is t ((m - delta s)^2 / (2 delta) + |a - m| (1 - s sign(a)))."""
         delta = self.delta
-        loss = (p / t.clamp_min(_tiny(t))).mul_(-delta).add_(a.clamp(-delta, delta))
-        loss.square_().mul_(t / (2 * delta))
-        loss.addcmul_(t - p, (a - delta).clamp_min_(0))
-        return loss.addcmul_(t + p, (a + delta).clamp_max_(0), value=-1)
+        m, s = a.clamp(-delta, delta), p / t.clamp_min(_tiny(t))
+        excess = a - m
+        beyond = excess.abs()
+        value = torch.addcmul(beyond, m, m, value=0.5 / delta)
+        beyond.mul_(excess.sign_().mul_(s).sub_(1))  # the negative of what it is called
+        m.sub_(s, alpha=delta)
+        return value, beyond.addcmul_(m, m, value=-0.5 / delta).mul_(-t)
 
 
 def _tiny(like: Tensor) -> float:

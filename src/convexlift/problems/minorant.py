@@ -67,7 +67,7 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
     for first in range(0, count, some):
         outputs = slice(first, first + some)
         inputs = slice(h.group * first, h.group * (first + some))
-        loss = h.scaled_loss(a[:, inputs], p[:, inputs], t[:, outputs])
+        _, loss = h.value_and_loss(a[:, inputs], p[:, inputs], t[:, outputs])
         place += loss.sum(1, keepdim=True)
         total += sum_per_image(loss)
     return place, total
