@@ -334,7 +334,8 @@ class BoundNetwork(TensorRecord):
         last = self.layers[-1]
         flat = last.activation.spread(torch.zeros_like(self.output)[None])
         lowest = self.output * -last.activation.conjugate(flat)[0]
-        return lowest.expand(last.shape).sum(dtype=torch.float64)
+        repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
+        return repeated * lowest.sum(dtype=torch.float64)
 
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
