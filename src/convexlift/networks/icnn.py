@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -339,12 +339,20 @@ class BoundNetwork(TensorRecord):
 
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
+        below = self.hidden(x)
+        last = self.layers[-1]
+        z = last.activation.value(below.a[-1])
+        return replace(below, z=(*below.z, z + below.z[-1] if last.residual else z))
+
+    def hidden(self, x: Tensor) -> ForwardPass:
+        """a_1..a_L and z_1..z_{L-1}: all that a backward pass needs."""
         values, preactivations = [x], []
-        for layer in self.layers:
-            a = layer.affine(values)
-            z = layer.activation.value(a)
-            preactivations.append(a)
+        *below, last = self.layers
+        for layer in below:
+            preactivations.append(layer.affine(values))
+            z = layer.activation.value(preactivations[-1])
             values.append(z + values[-1] if layer.residual else z)
+        preactivations.append(last.affine(values))
         return ForwardPass(tuple(preactivations), tuple(values[1:]))
 
     def value(self, z: Tensor) -> Tensor:

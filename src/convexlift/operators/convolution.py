@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -175,8 +176,9 @@ class ConvolutionOperator(LinearOperator):
             pad = (0, 0) if self.boundary == "circular" else self.margin
             torus = [n + 2 * m for n, m in zip(shape[-2:], pad, strict=True)]
             if all(k <= n for k, n in zip(kernel.shape[-2:], torus, strict=True)):
-                spectrum = torch.fft.rfft2(kernel, s=torus)
-                inside = float(spectrum.abs().square().sum(0).max().sqrt())
+                # Filter by filter: all spectra together would be larger than V x.
+                spectra = (torch.fft.rfft2(one, s=torus).abs().square() for one in kernel)
+                inside = math.sqrt(float(functools.reduce(Tensor.add_, spectra).max()))
                 if not folded:
                     return inside
                 small = self._cropped(self.weight.detach(), shape, 8 * max(kernel.shape[-2:]))

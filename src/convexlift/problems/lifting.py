@@ -112,9 +112,9 @@ def lifted_start(
     and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
     comes from the ``duals`` of an earlier solution, by whatever method, made feasible.
     """
-    evaluation = problem.evaluate(x)
+    layers = problem.network.hidden(x)
     if duals is None:
-        backward = problem.network.tangent(problem.weight, x, evaluation.layers.a)
+        backward = problem.network.tangent(problem.weight, x, layers.a)
     else:
         backward = made_feasible(problem.network, problem.weight, x, duals)
     count = len(problem.network.layers)
@@ -124,7 +124,7 @@ def lifted_start(
         names = dual_names(i, count)
         v[names[0]] = backward.p[i - 1]
         if i < count:
-            u[primal_name(i)] = evaluation.layers.z[i - 1]
+            u[primal_name(i)] = layers.z[i - 1]
             v[names[1]] = -backward.t[i - 1]
     for names, term in saddle.f:
         if isinstance(term, PooledEpigraphTerm):
@@ -132,7 +132,7 @@ def lifted_start(
             u[block] = term.block_means(u[block])
             v[names[1]] = term.size**2 * term.block_means(v[names[1]])
     if DATA_DUAL in saddle.K.rows:
-        gradient = problem.fidelity.gradient(evaluation.prediction)
+        gradient = problem.fidelity.gradient(problem.operator(x))
         known = None if duals is None else duals.get(DATA_DUAL)
         v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
             gradient if known is None else known

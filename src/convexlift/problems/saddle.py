@@ -53,9 +53,10 @@ def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blo
     if duals is None:
         return None
     count, batch = len(network.layers), x.shape[0]
-    for i, a in enumerate(network.forward(x[:1]).a, start=1):
+    for i, layer in enumerate(network.layers, start=1):
         part = duals.get(dual_names(i, count)[0])
-        if part is None or part.shape != (batch, *a.shape[1:]):
+        channels, *others = layer.shape
+        if part is None or part.shape != (batch, layer.activation.group * channels, *others):
             return None
     return duals
 

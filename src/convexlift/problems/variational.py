@@ -181,8 +181,10 @@ class VariationalProblem(TensorRecord):
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
         guesses = [self.bounds.project(guess) for guess in guesses]
-        x, objective = guesses[0], self.objective(guesses[0])
-        for guess in guesses[1:]:
+        x, *others = guesses
+        # Without another guess, all that matters is whether the objective is finite.
+        objective = self.objective(x) if others else self.fidelity.value(self.operator(x))
+        for guess in others:
             another = self.objective(guess)
             lower = another < objective
             x = torch.where(expand_per_image(lower, x), guess, x)

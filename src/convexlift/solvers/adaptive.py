@@ -29,7 +29,7 @@ from convexlift.solvers.restarts import (
 )
 from convexlift.solvers.steps import Coupling
 from convexlift.solvers.strips import Sweep
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, choose_images
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,15 +196,15 @@ class RestartedPDHG(Solver[RestartState]):
         target = rebalance(
             self.coupling,
             state.sigma,
-            (u - state.origin_u, v - state.origin_v),
-            (u - state.anchor_u, v - state.anchor_v),
+            (u.distances(state.origin_u), v.distances(state.origin_v)),
+            (u.distances(state.anchor_u), v.distances(state.anchor_v)),
             lateness(self.problem, state.total),
         )
         sigma = target.where(images, state.sigma)
         return replace(
             state,
             anchor_u=u.where(images, state.anchor_u),
-            anchor_v=v.where(images, state.anchor_v),
+            anchor_v=choose_images(images, v, state.anchor_v),
             inner=torch.where(images, 0, state.inner),
             due=torch.zeros_like(images),
             sigma=sigma,

@@ -96,7 +96,7 @@ def rebalance(
     recent: tuple[Blocks, Blocks],
     late: Tensor,
 ) -> Blocks:
-    """log sigma halfway to the balanced one for displacements (du, dv).
+    """log sigma halfway to the balanced one for displacements of the lengths (du, dv).
 
     First those of the whole way, later those since the last restart. The bound on the error
     holds for the distance between start and solution, which is what the whole way becomes.
@@ -115,7 +115,7 @@ def rebalance(
         recent: (du, dv) since the last restart.
         late: from 0, only the whole way counts, to 1, only the recent one; (B,).
     """
-    far, near = (coupling.balanced_sigma(du.norms(), dv.norms()) for du, dv in (whole, recent))
+    far, near = (coupling.balanced_sigma(du, dv) for du, dv in (whole, recent))
     updated = {}
     for name, old in sigma.items():
         # 0/0: nothing moved, nothing learned.

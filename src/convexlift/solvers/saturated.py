@@ -79,7 +79,7 @@ class SaturatedPDHG(Solver[State]):
         return SaturatedState(holds, self.head, without, full)
 
     def _holds(self, x: Tensor) -> Tensor:
-        return self.head.holds(self.full.problem.network.forward(x).a[-1])
+        return self.head.holds(self.full.problem.network.hidden(x).a[-1])
 
     def step(self, state: State) -> SaturatedState:
         """One iteration with each."""
