@@ -360,7 +360,12 @@ class BoundNetwork(TensorRecord):
         return sum_per_image(self.output * z)
 
     def backward(
-        self, weight: float, like: Tensor, choose: Callable[[int, Tensor], Tensor]
+        self,
+        weight: float,
+        like: Tensor,
+        choose: Callable[[int, Tensor], Tensor],
+        *,
+        to_image: bool = True,
     ) -> BackwardPass:
         """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
 
@@ -368,6 +373,7 @@ class BoundNetwork(TensorRecord):
             weight: gamma > 0.
             like: a batch of images, for its size.
             choose: gives p_i = s_i t_i for layer i (from 1) with s_i in dom h_i*.
+            to_image: whether c is wanted; zero otherwise.
         """
         count = len(self.layers)
         batch = like.shape[0]
@@ -383,11 +389,10 @@ class BoundNetwork(TensorRecord):
             p_i = choose(i, t_i)
             p.insert(0, p_i)
             for source, operator in layer.operators.items():
-                pulled = operator.adjoint(p_i)
-                if source == IMAGE:
-                    c = c + pulled
-                else:
-                    t[source] = _add(t[source], pulled)
+                if source != IMAGE:
+                    t[source] = _add(t[source], operator.adjoint(p_i))
+                elif to_image:
+                    c = c + operator.adjoint(p_i)
             if layer.residual:
                 t[i - 1] = _add(t[i - 1], t_i)
         return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)

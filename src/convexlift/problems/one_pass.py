@@ -99,6 +99,20 @@ class OnePass:
         minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
         return Outcome(regularizer, minorant, last)
 
+    def tangent(self, weight: float, x: Tensor) -> Tensor:
+        """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
+        assert self.pooling is None
+        h, above = self.layer.activation, _Output(self.network, weight, x)
+        padded = self.operator.padded(x)
+        _, height, width = self.layer.shape
+        p = x.new_empty((x.shape[0], self.operator.weight.shape[0], height, width))
+        for image, rows, halo in self._strips(x.shape[0]):
+            a = self._affine(padded[image, :, halo])
+            for outputs, inputs in self._channels(a):
+                t = h.spread(above.multipliers((image, outputs, rows)))
+                p[image, inputs, rows] = t * h.derivative(a[:, inputs])
+        return p
+
     def _affine(self, padded: Tensor) -> Tensor:
         bias = None if self.layer.bias is None else self.layer.bias.flatten()
         return F.conv2d(padded, self.operator.weight, bias)

@@ -27,7 +27,7 @@ DATA_DUAL = "v0"
 
 
 def made_feasible(
-    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks
+    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks, *, to_image: bool = True
 ) -> BackwardPass:
     """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
     count = len(network.layers)
@@ -35,13 +35,13 @@ def made_feasible(
     def clip(i: int, t: Tensor) -> Tensor:
         return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
 
-    return network.backward(weight, like, clip)
+    return network.backward(weight, like, clip, to_image=to_image)
 
 
 def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
     """The dual variables p_i themselves, and that of the data as it is."""
     count = len(network.layers)
-    feasible = made_feasible(network, weight, like, duals).p
+    feasible = made_feasible(network, weight, like, duals, to_image=False).p
     parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}
     if DATA_DUAL in duals:
         parts[DATA_DUAL] = duals[DATA_DUAL]
