@@ -12,7 +12,8 @@ from torch import Tensor
 from convexlift.filling import fill_from_neighbours, median_of_neighbours
 from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
-from convexlift.networks.icnn import BoundNetwork, ForwardPass, InputConvexNetwork
+from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
+from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.tensors import Shape, TensorRecord, expand_per_image
 
