@@ -14,7 +14,15 @@ from zoo import ACTIVATIONS, ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, network
 import convexlift as cl
 from convexlift.models import describe as describe_module
 from convexlift.models.describe import PARTS, Part, build, describe
-from convexlift.networks import AveragePool, Chain, Convolution, LinearMap, group_activations, maps
+from convexlift.networks import (
+    AveragePool,
+    Chain,
+    Convolution,
+    LinearMap,
+    exponential_activations,
+    group_activations,
+    maps,
+)
 from convexlift.networks import activations as kinked
 from convexlift.networks import smooth_activations as smooth
 
@@ -105,7 +113,7 @@ def test_a_description_reads_as_documented():
 
 def test_every_activation_and_map_of_the_library_is_registered():
     """A class that is forgotten in PARTS could be trained, but not saved."""
-    activations = (kinked, smooth, group_activations)
+    activations = (kinked, smooth, exponential_activations, group_activations)
     for module, base in (*((m, cl.Activation) for m in activations), (maps, LinearMap)):
         for name, kind in vars(module).items():
             if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind):

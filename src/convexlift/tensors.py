@@ -13,6 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+CHUNK = 2**18
+"""Numbers of a difference that are stored at a time."""
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
 
@@ -179,6 +181,10 @@ class Blocks(Mapping[str, Tensor]):
         """Euclidean norms block by block and image by image; each block becomes (B,)."""
         return Blocks({n: torch.linalg.vector_norm(p.flatten(1), dim=1) for n, p in self.items()})
 
+    def distances(self, other: Blocks) -> Blocks:
+        """Norms of the difference, image by image and a few channels at a time: it may be large."""
+        return Blocks({name: _distance(part, other[name]) for name, part in self.items()})
+
     def total(self) -> Tensor:
         """The sum of all blocks, for blocks of one shape."""
         return torch.stack(list(self.values())).sum(0)
@@ -188,6 +194,15 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks(
             {n: torch.where(expand_per_image(mask, p), p, other[n]) for n, p in self.items()}
         )
+
+
+def _distance(left: Tensor, right: Tensor) -> Tensor:
+    """||left - right|| for each image, without storing the whole difference."""
+    count = max(1, left.numel() // CHUNK)
+    parts = zip(left.chunk(count, 1), right.chunk(count, 1), strict=True)
+    norms = [torch.linalg.vector_norm((a - b).flatten(1), dim=1) for a, b in parts]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return total
 
 
 def _per_block(left: Tensor, right: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import nn
 
 from convexlift.models.values import construct, listed, parameters, plain
 from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
+from convexlift.networks.exponential_activations import ELU, Softplus
 from convexlift.networks.group_activations import GroupNorm
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import (
@@ -33,12 +34,10 @@ from convexlift.networks.maps import (
     LinearMap,
 )
 from convexlift.networks.smooth_activations import (
-    ELU,
     HalfSquare,
     Huber,
     SmoothedLeakyReLU,
     SmoothedReLU,
-    Softplus,
 )
 
 Description = dict[str, Any]

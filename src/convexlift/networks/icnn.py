@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.maps import AveragePool, Convolution, LinearMap
+from convexlift.networks.passes import BackwardPass, ForwardPass
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, TensorRecord, sum_per_image
 
@@ -290,33 +291,6 @@ class BoundLayer(TensorRecord):
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardPass:
-    """The preactivations a_1..a_L and the layers z_1..z_L at some image."""
-
-    a: tuple[Tensor, ...]
-    z: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class BackwardPass:
-    """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
-
-    t_i has the shape of z_i, p_i and s_i that of a_i.
-
-    With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
-
-        weight R(x) = <c, x> + const + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>,
-
-    whose last sum is nonnegative: <c, x> + const is an affine minorant of weight R, and its
-    tangent at x (c a subgradient) if s_i is a slope of h_i at a_i.
-    """
-
-    t: tuple[Tensor, ...]
-    p: tuple[Tensor, ...]
-    c: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class BoundNetwork(TensorRecord):
     """A network on images of one shape: the form in which problems use it."""
 
@@ -334,16 +308,25 @@ class BoundNetwork(TensorRecord):
         last = self.layers[-1]
         flat = last.activation.spread(torch.zeros_like(self.output)[None])
         lowest = self.output * -last.activation.conjugate(flat)[0]
-        return lowest.expand(last.shape).sum(dtype=torch.float64)
+        repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
+        return repeated * lowest.sum(dtype=torch.float64)
 
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
+        below = self.hidden(x)
+        last = self.layers[-1]
+        z = last.activation.value(below.a[-1])
+        return replace(below, z=(*below.z, z + below.z[-1] if last.residual else z))
+
+    def hidden(self, x: Tensor) -> ForwardPass:
+        """a_1..a_L and z_1..z_{L-1}: all that a backward pass needs."""
         values, preactivations = [x], []
-        for layer in self.layers:
-            a = layer.affine(values)
-            z = layer.activation.value(a)
-            preactivations.append(a)
+        *below, last = self.layers
+        for layer in below:
+            preactivations.append(layer.affine(values))
+            z = layer.activation.value(preactivations[-1])
             values.append(z + values[-1] if layer.residual else z)
+        preactivations.append(last.affine(values))
         return ForwardPass(tuple(preactivations), tuple(values[1:]))
 
     def value(self, z: Tensor) -> Tensor:
@@ -351,7 +334,12 @@ class BoundNetwork(TensorRecord):
         return sum_per_image(self.output * z)
 
     def backward(
-        self, weight: float, like: Tensor, choose: Callable[[int, Tensor], Tensor]
+        self,
+        weight: float,
+        like: Tensor,
+        choose: Callable[[int, Tensor], Tensor],
+        *,
+        to_image: bool = True,
     ) -> BackwardPass:
         """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
 
@@ -359,6 +347,7 @@ class BoundNetwork(TensorRecord):
             weight: gamma > 0.
             like: a batch of images, for its size.
             choose: gives p_i = s_i t_i for layer i (from 1) with s_i in dom h_i*.
+            to_image: whether c is wanted; zero otherwise.
         """
         count = len(self.layers)
         batch = like.shape[0]
@@ -374,11 +363,10 @@ class BoundNetwork(TensorRecord):
             p_i = choose(i, t_i)
             p.insert(0, p_i)
             for source, operator in layer.operators.items():
-                pulled = operator.adjoint(p_i)
-                if source == IMAGE:
-                    c = c + pulled
-                else:
-                    t[source] = _add(t[source], pulled)
+                if source != IMAGE:
+                    t[source] = _add(t[source], operator.adjoint(p_i))
+                elif to_image:
+                    c = c + operator.adjoint(p_i)
             if layer.residual:
                 t[i - 1] = _add(t[i - 1], t_i)
         return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)

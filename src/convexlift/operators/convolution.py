@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -104,15 +105,25 @@ class ConvolutionOperator(LinearOperator):
             return F.conv2d(x, self.weight, stride=self.stride, padding=self.margin)
         return F.conv2d(self.padding(x), self.weight, stride=self.stride)
 
+    def padded(self, x: Tensor) -> Tensor:
+        """x continued past its edges: the convolution of this needs no padding."""
+        rows, columns = self.margin
+        if self.padding is None:
+            return F.pad(x, (columns, columns, rows, rows))
+        return self.padding(x)
+
+    def folded(self, c: Tensor) -> Tensor:
+        """The adjoint of ``padded``."""
+        rows, columns = self.margin
+        if self.padding is None:
+            return c[..., rows : c.shape[-2] - rows, columns : c.shape[-1] - columns]
+        return self.padding.adjoint(c)
+
     def adjoint(self, y: Tensor) -> Tensor:
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         if self.stride == 1 and y.device.type == "cpu" and self.weight.shape[1] <= FEW_CHANNELS:
-            padded = self.adjoint_on_padded(y)
-            if self.padding is not None:
-                return self.padding.adjoint(padded)
-            (rows, columns), (height, width) = self.margin, self.input_shape[-2:]
-            return padded[..., rows : rows + height, columns : columns + width]
+            return self.folded(self.adjoint_on_padded(y))
         sizes = self.input_shape[-2:]
         # What the stride cut off at the far edge and the transpose must put back.
         rest = [
@@ -165,8 +176,9 @@ class ConvolutionOperator(LinearOperator):
             pad = (0, 0) if self.boundary == "circular" else self.margin
             torus = [n + 2 * m for n, m in zip(shape[-2:], pad, strict=True)]
             if all(k <= n for k, n in zip(kernel.shape[-2:], torus, strict=True)):
-                spectrum = torch.fft.rfft2(kernel, s=torus)
-                inside = float(spectrum.abs().square().sum(0).max().sqrt())
+                # Filter by filter: all spectra together would be larger than V x.
+                spectra = (torch.fft.rfft2(one, s=torus).abs().square() for one in kernel)
+                inside = math.sqrt(float(functools.reduce(Tensor.add_, spectra).max()))
                 if not folded:
                     return inside
                 small = self._cropped(self.weight.detach(), shape, 8 * max(kernel.shape[-2:]))
@@ -250,8 +262,10 @@ class PoolingOperator(LinearOperator):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Each value spread evenly over its block."""
-        spread = y / self.size**2
-        return spread.repeat_interleave(self.size, -1).repeat_interleave(self.size, -2)
+        *others, rows, columns = y.shape
+        blocks = (y / self.size**2)[..., None, :, None]
+        spread = blocks.expand(*others, rows, self.size, columns, self.size)
+        return spread.reshape(*others, rows * self.size, columns * self.size)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Smaller by ``size``."""

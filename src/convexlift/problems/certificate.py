@@ -1,7 +1,7 @@
 """Certificates: a lower bound on the optimal value, from any images and any dual variables.
 
-For slopes s_i in dom h_i*, a backward pass (``BoundNetwork.backward``) gives an affine minorant
-of the regularizer; the data term plus that affine function is bounded below in closed form
+For slopes s_i in dom h_i*, a backward pass gives an affine minorant of the regularizer
+(``minorant``); the data term plus that affine function is bounded below in closed form
 (``databound``). The sum of the two slacks is the gap, written as a sum of nonnegative local
 Fenchel-Young terms, so that nothing cancels:
 
@@ -24,15 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.fidelity import SquaredL2
-from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import BackwardPass
 from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
-from convexlift.problems.saddle import DATA_DUAL, dual_names, made_feasible
+from convexlift.problems.minorant import Minorant
+from convexlift.problems.one_pass import OnePass
+from convexlift.problems.saddle import DATA_DUAL, made_feasible
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import Blocks, choose_images, sum_per_image
+from convexlift.tensors import Blocks, choose_images
 
-CACHED = 2**18
-"""Numbers that are handled at a time."""
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
@@ -77,7 +75,8 @@ class Certificate:
 class Bound:
     """A lower bound at some images: the absolute gap, and the local terms it is the sum of.
 
-    ``witness`` holds the feasible dual variables that prove it, whatever the image.
+    ``witness`` holds the dual variables that prove it once they are feasible (``feasible_duals``),
+    whatever the image.
     """
 
     gap: Tensor
@@ -150,15 +149,51 @@ def best_bounds(
         tangent: whether to try the tangent even if there are duals, which are better almost
             always.
     """
+    network, layers = problem.network, evaluation.layers
+    minorants: list[tuple[Minorant, Tensor | None]] = []
+    if tangent or duals is None:
+        slopes = network.tangent(problem.weight, evaluation.x, layers.a)
+        minorants.append((Minorant.of(network, layers, slopes), None))
+    if duals is not None:
+        feasible = made_feasible(network, problem.weight, evaluation.x, duals)
+        minorants.append((Minorant.of(network, layers, feasible), duals.get(DATA_DUAL)))
+    return _best_of(problem, evaluation, minorants, radius)
+
+
+def judge(
+    problem: VariationalProblem, x: Tensor, duals: Blocks | None
+) -> tuple[Evaluation, BestBounds]:
+    """The objective at the images of a solver, and the best bounds there.
+
+    In one pass over the first layer, without keeping it, where there is such a pass.
+    """
+    one_pass = None if duals is None else OnePass.of(problem.network)
+    if one_pass is None or duals is None:
+        evaluation = problem.evaluate(x)
+        return evaluation, best_bounds(problem, evaluation, duals)
+    outcome = one_pass(problem.weight, x, duals)
+    evaluation = problem.evaluation(x, outcome.regularizer, last=outcome.last)
+    minorants = [(outcome.minorant, duals.get(DATA_DUAL))]
+    return evaluation, _best_of(problem, evaluation, minorants, RADIUS)
+
+
+def _best_of(
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    minorants: list[tuple[Minorant, Tensor | None]],
+    radius: float,
+) -> BestBounds:
+    """The best over minorants of weight R, each with the dual variable of the data, if any."""
     best: BestBounds | None = None
-    for backward, v in _candidates(problem, evaluation, duals, tangent or duals is None):
-        for bound in _bounds(problem, evaluation, backward, v, radius):
-            outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
-            of_all = replace(bound, gap=outside)
-            if best is None:
-                best = BestBounds(of_all, bound)
-            else:
-                best = BestBounds(_smaller(best.everywhere, of_all), _smaller(best.near, bound))
+    for minorant, data_dual in minorants:
+        for v in _data_duals(problem, evaluation, data_dual):
+            for bound in _bounds(problem, evaluation, minorant, v, radius):
+                outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
+                of_all = replace(bound, gap=outside)
+                if best is None:
+                    best = BestBounds(of_all, bound)
+                else:
+                    best = BestBounds(_smaller(best.everywhere, of_all), _smaller(best.near, bound))
     assert best is not None
     return best
 
@@ -180,73 +215,35 @@ def prefer_near(
     return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
 
 
-def _candidates(
-    problem: VariationalProblem, evaluation: Evaluation, duals: Blocks | None, tangent: bool
-) -> Iterator[tuple[BackwardPass, Tensor | None]]:
-    """Pairs of a minorant of weight R and a dual variable of the data."""
-    network = problem.network
-    gradient = None
-    if problem.operator.diagonal is None:
-        gradient = problem.fidelity.gradient(evaluation.prediction).nan_to_num(0.0, 0.0, 0.0)
-    if tangent:
-        yield network.tangent(problem.weight, evaluation.x, evaluation.layers.a), gradient
-    if duals is None:
+def _data_duals(
+    problem: VariationalProblem, evaluation: Evaluation, known: Tensor | None
+) -> Iterator[Tensor | None]:
+    """Candidates for the dual variable of the data: none is needed behind a diagonal operator."""
+    if problem.operator.diagonal is not None:
+        yield None
         return
-    backward = made_feasible(network, problem.weight, evaluation.x, duals)
-    yield backward, gradient
-    if gradient is not None and DATA_DUAL in duals:
-        yield backward, duals[DATA_DUAL]
+    yield problem.fidelity.gradient(evaluation.prediction).nan_to_num(0.0, 0.0, 0.0)
+    if known is not None:
+        yield known
 
 
 def _bounds(
     problem: VariationalProblem,
     evaluation: Evaluation,
-    backward: BackwardPass,
+    minorant: Minorant,
     v: Tensor | None,
     radius: float,
 ) -> Iterator[Bound]:
     network = problem.network
-    losses, totals = [], []
-    for layer, a, t, p in zip(
-        network.layers, evaluation.layers.a, backward.t, backward.p, strict=True
-    ):
-        loss, total = _layer_loss(layer.activation, a, t, p)
-        losses.append(loss)
-        totals.append(total)
-    tangent = torch.stack(totals).sum(0)
     constant = None
     if network.bounded_below:
         constant = problem.weight * (evaluation.regularizer - network.minimum_bound())
         constant = constant.clamp_min(0)
-    spare = torch.zeros_like(tangent) if constant is None else constant
-    slack = Slack(tangent, constant)
-    count = len(network.layers)
-    witness = {dual_names(i, count)[0]: p for i, p in enumerate(backward.p, start=1)}
-    if v is not None:
-        witness[DATA_DUAL] = v
-    for data in bound_data(problem, evaluation, backward.c, v, slack, radius):
-        yield Bound(data.gap, Blocks(witness), data, tuple(losses), spare)
-
-
-def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """t (h(a) + h*(s) - s a) with p = s t, summed over channels, and summed over everything.
-
-    A few channels at a time, so that what is computed on the way stays in a cache.
-    """
-    count = t.shape[1]
-    some = max(1, CACHED * count // t.numel())
-    place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
-    for first in range(0, count, some):
-        outputs = slice(first, first + some)
-        inputs = slice(h.group * first, h.group * (first + some))
-        a_here, t_here = a[:, inputs], t[:, outputs]
-        each = h.spread(t_here)
-        used = each > 0
-        s = torch.where(used, p[:, inputs] / torch.where(used, each, 1.0), h.derivative(a_here))
-        loss = t_here * h.fenchel_young(a_here, h.clip(s))
-        place += loss.sum(1, keepdim=True)
-        total += sum_per_image(loss)
-    return place, total
+    spare = torch.zeros_like(minorant.slack) if constant is None else constant
+    slack = Slack(minorant.slack, constant)
+    witness = minorant.witness if v is None else Blocks({**minorant.witness, DATA_DUAL: v})
+    for data in bound_data(problem, evaluation, minorant.c, v, slack, radius):
+        yield Bound(data.gap, witness, data, minorant.losses, spare)
 
 
 def _describe(

@@ -136,11 +136,12 @@ def _excess_between(
 ) -> Tensor:
     """f(d x) + c x minus its minimum over lower <= x' <= upper, pixel by pixel."""
     seen = d != 0
-    safe = torch.where(seen, d, 1.0)
-    ends = torch.stack([safe * lower, safe * upper])
-    low, high = ends.amin(0), ends.amax(0)
+    everything = bool(seen.all())
+    safe = d if everything else torch.where(seen, d, 1.0)
+    ends = safe * lower, safe * upper
+    low, high = torch.minimum(*ends), torch.maximum(*ends)
     of_seen = problem.fidelity.excess(safe * x, c / safe, low, high)
-    return torch.where(seen, of_seen, linear_excess(c, x, lower, upper))
+    return of_seen if everything else torch.where(seen, of_seen, linear_excess(c, x, lower, upper))
 
 
 def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

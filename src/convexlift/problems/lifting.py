@@ -26,6 +26,7 @@ from convexlift.functionals.terms import (
     PrimalTerm,
 )
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.one_pass import OnePass
 from convexlift.problems.pooling import pooled_layers
 from convexlift.problems.saddle import (
     DATA_DUAL,
@@ -112,27 +113,31 @@ def lifted_start(
     and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
     comes from the ``duals`` of an earlier solution, by whatever method, made feasible.
     """
-    evaluation = problem.evaluate(x)
-    if duals is None:
-        backward = problem.network.tangent(problem.weight, x, evaluation.layers.a)
-    else:
-        backward = made_feasible(problem.network, problem.weight, x, duals)
     count = len(problem.network.layers)
+    one_pass = OnePass.of(problem.network)
     u = {"x": x}
     v = {}
-    for i in range(1, count + 1):
-        names = dual_names(i, count)
-        v[names[0]] = backward.p[i - 1]
-        if i < count:
-            u[primal_name(i)] = evaluation.layers.z[i - 1]
-            v[names[1]] = -backward.t[i - 1]
+    if count == 1 and one_pass is not None and duals is None:
+        v[dual_names(1, 1)[0]] = one_pass.tangent(problem.weight, x)
+    else:
+        layers = problem.network.hidden(x)
+        if duals is None:
+            backward = problem.network.tangent(problem.weight, x, layers.a)
+        else:
+            backward = made_feasible(problem.network, problem.weight, x, duals)
+        for i in range(1, count + 1):
+            names = dual_names(i, count)
+            v[names[0]] = backward.p[i - 1]
+            if i < count:
+                u[primal_name(i)] = layers.z[i - 1]
+                v[names[1]] = -backward.t[i - 1]
     for names, term in saddle.f:
         if isinstance(term, PooledEpigraphTerm):
             (block,) = saddle.K.rows[names[1]]
             u[block] = term.block_means(u[block])
             v[names[1]] = term.size**2 * term.block_means(v[names[1]])
     if DATA_DUAL in saddle.K.rows:
-        gradient = problem.fidelity.gradient(evaluation.prediction)
+        gradient = problem.fidelity.gradient(problem.operator(x))
         known = None if duals is None else duals.get(DATA_DUAL)
         v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
             gradient if known is None else known

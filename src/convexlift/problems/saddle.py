@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, PrimalTerm
-from convexlift.networks.icnn import BackwardPass, BoundNetwork
+from convexlift.networks.icnn import BoundNetwork
+from convexlift.networks.passes import BackwardPass
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
 
@@ -27,7 +28,7 @@ DATA_DUAL = "v0"
 
 
 def made_feasible(
-    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks
+    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks, *, to_image: bool = True
 ) -> BackwardPass:
     """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
     count = len(network.layers)
@@ -35,7 +36,17 @@ def made_feasible(
     def clip(i: int, t: Tensor) -> Tensor:
         return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
 
-    return network.backward(weight, like, clip)
+    return network.backward(weight, like, clip, to_image=to_image)
+
+
+def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
+    """The dual variables p_i themselves, and that of the data as it is."""
+    count = len(network.layers)
+    feasible = made_feasible(network, weight, like, duals, to_image=False).p
+    parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}
+    if DATA_DUAL in duals:
+        parts[DATA_DUAL] = duals[DATA_DUAL]
+    return Blocks(parts)
 
 
 def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
@@ -43,9 +54,10 @@ def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blo
     if duals is None:
         return None
     count, batch = len(network.layers), x.shape[0]
-    for i, a in enumerate(network.forward(x[:1]).a, start=1):
+    for i, layer in enumerate(network.layers, start=1):
         part = duals.get(dual_names(i, count)[0])
-        if part is None or part.shape != (batch, *a.shape[1:]):
+        channels, *others = layer.shape
+        if part is None or part.shape != (batch, layer.activation.group * channels, *others):
             return None
     return duals
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from convexlift.networks.icnn import BoundNetwork, ForwardPass
+from convexlift.networks.icnn import BoundNetwork
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks
@@ -58,10 +58,10 @@ class SaturatedHead:
         smaller.__dict__["network"] = BoundNetwork(tuple(below), t[0])
         return SaturatedHead(smaller, problem.weight * on, network)
 
-    def holds(self, layers: ForwardPass) -> Tensor:
-        """For which images all units of the last layer are on, (B,)."""
+    def holds(self, last: Tensor) -> Tensor:
+        """For which images all units of the last layer are on, from its preactivations; (B,)."""
         h = self._network.layers[-1].activation
-        return (h.derivative(layers.a[-1]) >= h.slopes[1]).flatten(1).all(1)
+        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the problem with the last layer, from those without."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from convexlift.filling import fill_from_neighbours, median_of_neighbours
 from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
-from convexlift.networks.icnn import BoundNetwork, ForwardPass, InputConvexNetwork
+from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
+from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.tensors import Shape, TensorRecord, expand_per_image
 
@@ -23,10 +24,22 @@ class Evaluation:
 
     x: Tensor
     prediction: Tensor
-    layers: ForwardPass
     data_term: Tensor
     regularizer: Tensor
     objective: Tensor
+    _network: BoundNetwork
+    _layers: ForwardPass | None
+    _last: Tensor | None
+
+    @property
+    def layers(self) -> ForwardPass:
+        """All layers: large, and computed again if they were not kept."""
+        return self._network.forward(self.x) if self._layers is None else self._layers
+
+    @property
+    def last(self) -> Tensor:
+        """The preactivations of the last layer."""
+        return self.layers.a[-1] if self._last is None else self._last
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,14 +120,26 @@ class VariationalProblem(TensorRecord):
             raise ValueError(
                 f"x must have shape {(self.batch_size, *self.image_shape)}, got {tuple(x.shape)}"
             )
-        prediction = self.operator(x)
         layers = self.network.forward(x)
+        return self.evaluation(x, self.network.value(layers.z[-1]), layers=layers)
+
+    def evaluation(
+        self,
+        x: Tensor,
+        regularizer: Tensor,
+        *,
+        layers: ForwardPass | None = None,
+        last: Tensor | None = None,
+    ) -> Evaluation:
+        """That of images with a known R(x), and with as much of the layers as is at hand."""
+        prediction = self.operator(x)
         data_term = self.fidelity.value(prediction)
-        regularizer = self.network.value(layers.z[-1])
         objective = data_term + self.weight * regularizer
         objective = torch.where(self.bounds.contains(x) | x.flatten(1).isnan().any(1), objective,
                                 math.inf)  # fmt: skip
-        return Evaluation(x, prediction, layers, data_term, regularizer, objective)
+        return Evaluation(
+            x, prediction, data_term, regularizer, objective, self.network, layers, last
+        )
 
     def objective(self, x: Tensor) -> Tensor:
         """D(A x, y) + weight R(x) for each image, +inf outside the box."""
@@ -157,8 +182,10 @@ class VariationalProblem(TensorRecord):
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
         guesses = [self.bounds.project(guess) for guess in guesses]
-        x, objective = guesses[0], self.objective(guesses[0])
-        for guess in guesses[1:]:
+        x, *others = guesses
+        # Without another guess, all that matters is whether the objective is finite.
+        objective = self.objective(x) if others else self.fidelity.value(self.operator(x))
+        for guess in others:
             another = self.objective(guess)
             lower = another < objective
             x = torch.where(expand_per_image(lower, x), guess, x)

@@ -27,7 +27,7 @@ from convexlift.solvers.restarts import (
 )
 from convexlift.solvers.steps import Coupling
 from convexlift.solvers.strips import Sweep
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, choose_images
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,15 +185,15 @@ class RestartedPDHG(Solver[RestartState]):
         target = rebalance(
             self.coupling,
             state.sigma,
-            ((u - state.origin_u).norms(), (v - state.origin_v).norms()),
-            ((u - state.anchor_u).norms(), (v - state.anchor_v).norms()),
+            (u.distances(state.origin_u), v.distances(state.origin_v)),
+            (u.distances(state.anchor_u), v.distances(state.anchor_v)),
             lateness(self.problem, pace.total).to(state.x.device),
         )
         sigma = target.where(images, state.sigma)
         return replace(
             state,
             anchor_u=u.where(images, state.anchor_u),
-            anchor_v=v.where(images, state.anchor_v),
+            anchor_v=choose_images(images, v, state.anchor_v),
             sigma=sigma,
             tau=self.coupling.tau(sigma),
         )

@@ -181,8 +181,11 @@ class FusedIterations:
     ) -> tuple[tuple[Blocks, Blocks], tuple[Blocks, Blocks]]:
         """How far T(w) is from the origin and from the anchor: norms (B,), on the host."""
         b = self._held
-        ways = (b.u - origin_u, b.v - origin_v, b.u - b.anchor_u, b.v - b.anchor_v)
-        norms = [norm for way in ways for norm in way.norms().values()]
+        ways = (
+            b.u.distances(origin_u), b.v.distances(origin_v),
+            b.u.distances(b.anchor_u), b.v.distances(b.anchor_v),
+        )  # fmt: skip
+        norms = [norm for way in ways for norm in way.values()]
         hosted = iter(torch.stack(norms).cpu())
         far_u, far_v, near_u, near_v = (
             Blocks({name: next(hosted) for name in way}) for way in ways

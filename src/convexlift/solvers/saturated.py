@@ -93,7 +93,7 @@ class SaturatedPDHG(Solver[State]):
         return SaturatedState(holds, self.head, without, full)
 
     def _holds(self, x: Tensor) -> Tensor:
-        return self.head.holds(self.problem.network.forward(x))
+        return self.head.holds(self.problem.network.hidden(x).a[-1])
 
     def step(self, state: State) -> SaturatedState:
         """One iteration with each."""
@@ -112,7 +112,7 @@ class SaturatedPDHG(Solver[State]):
     def reconsider(self, state: State, evaluation: Evaluation) -> SaturatedState:
         """Images that have left the saturated region get their last layer back, for good."""
         assert isinstance(state, SaturatedState)
-        left = state.holds & ~self.head.holds(evaluation.layers)
+        left = state.holds & ~self.head.holds(evaluation.last)
         if not bool(left.any()):
             return state
         full = self.full.start(state.x, state.duals)

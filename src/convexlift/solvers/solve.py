@@ -13,10 +13,11 @@ from torch import Tensor
 from convexlift.problems.certificate import (
     BestBounds,
     Guarantee,
-    best_bounds,
+    judge,
     prefer_near,
     relative_gap,
 )
+from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
@@ -132,10 +133,10 @@ class Ledger:
         callback: Callback | None,
     ) -> bool:
         """Evaluate, certify, record; False if the callback wants to stop."""
-        evaluation = self._evaluation = self.problem.evaluate(state.x)
+        evaluation, bounds = judge(self.problem, state.x, state.duals)
+        self._evaluation = evaluation
         finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        bounds = best_bounds(self.problem, evaluation, state.duals)
         self._keep_best(state, evaluation.objective, bounds, finite)
         _, _, lower, gap = self._best()
         record = Record(
@@ -192,7 +193,7 @@ class Ledger:
             clock.seconds(),
             self.history,
             self.state,
-            self.witness,
+            feasible_duals(self.problem.network, self.problem.weight, x, self.witness),
         )
 
     def _keep_best(
