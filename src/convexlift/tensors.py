@@ -192,13 +192,14 @@ class Blocks(Mapping[str, Tensor]):
     def where(self, mask: Tensor, other: Blocks) -> Blocks:
         """This vector for the images with ``mask`` (B,), the other for the rest."""
         return Blocks(
-            {n: torch.where(expand_per_image(mask, p), p, other[n]) for n, p in self.items()}
-        )
+            {n: torch.where(expand_per_image(mask.to(p.device), p), p, other[n])
+             for n, p in self.items()}
+        )  # fmt: skip
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:
-    """||left - right|| for each image, without storing the whole difference."""
-    count = max(1, left.numel() // CHUNK)
+    """||left - right|| for each image; on a CPU, without storing the whole difference."""
+    count = max(1, left.numel() // CHUNK) if left.device.type == "cpu" else 1
     parts = zip(left.chunk(count, 1), right.chunk(count, 1), strict=True)
     norms = [torch.linalg.vector_norm((a - b).flatten(1), dim=1) for a, b in parts]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)

@@ -53,16 +53,17 @@ class OnePass:
         operator = self.layer.operators[IMAGE]
         assert isinstance(operator, ConvolutionOperator)
         self.operator = operator
+        # Strips are for the caches of processors; a GPU would rather be launched less often.
+        self._cached = operator.weight.device.type == "cpu"
 
     @staticmethod
     def of(network: BoundNetwork) -> OnePass | None:
-        """For a large convolution of stride 1 on the CPU, the only layer or pooled; else None."""
+        """For a large convolution of stride 1, the only layer or pooled; else None."""
         first, *above = network.layers
         operator = first.operators[IMAGE]
         if (
             not isinstance(operator, ConvolutionOperator)
             or operator.stride != 1
-            or operator.weight.device.type != "cpu"
             or first.activation.group * torch.Size(first.shape).numel() < WORTHWHILE
         ):
             return None
@@ -121,6 +122,9 @@ class OnePass:
         """Images, rows of a, and those of the padded image that they depend on."""
         _, height, width = self.layer.shape
         channels, margin = self.operator.weight.shape[0], self.operator.margin[0]
+        if not self._cached:
+            yield slice(0, batch), slice(0, height), slice(0, height + 2 * margin)
+            return
         block = 1 if self.pooling is None else self.pooling.size
         step = block * max(1, max(16, STRIP // (channels * width)) // block)
         for i in range(batch):
@@ -131,7 +135,7 @@ class OnePass:
     def _channels(self, a: Tensor) -> Iterator[tuple[slice, slice]]:
         """A few channels of z, and those of a."""
         group = self.layer.activation.group
-        some = max(1, CHUNK // (group * a[0, 0].numel()))
+        some = max(1, CHUNK // (group * a[0, 0].numel())) if self._cached else a.shape[1]
         for first in range(0, a.shape[1] // group, some):
             yield slice(first, first + some), slice(group * first, group * (first + some))
 

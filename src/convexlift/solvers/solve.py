@@ -23,7 +23,7 @@ from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import Blocks, choose_images, expand_per_image, first_non_finite
+from convexlift.tensors import Blocks, choose_images, first_non_finite
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -106,15 +106,19 @@ def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopw
 
 
 class Ledger:
-    """What is known of every image: best iterate, best bound, status, history."""
+    """What is known of every image: best iterate, best bound, status, history.
+
+    Numbers of images are kept on the host, wherever the images are: there are many small
+    operations on them, each of which costs a GPU as much as a large one.
+    """
 
     def __init__(self, problem: VariationalProblem, state: State, tolerance: float) -> None:
-        size, device = problem.batch_size, problem.fidelity.y.device
-        infinite = torch.full((size,), math.inf, dtype=torch.float64, device=device)
+        size = problem.batch_size
+        infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.tolerance = problem, tolerance
         self.state = state  # the last one that was finite
-        self.active = torch.ones(size, dtype=torch.bool, device=device)
-        self.iterations = torch.zeros(size, dtype=torch.long, device=device)
+        self.active = torch.ones(size, dtype=torch.bool)
+        self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
         self._evaluation: Evaluation | None = None
@@ -135,19 +139,17 @@ class Ledger:
         """Evaluate, certify, record; False if the callback wants to stop."""
         evaluation, bounds = judge(self.problem, state.x, state.duals)
         self._evaluation = evaluation
-        finite = torch.isfinite(state.x).flatten(1).all(1) & ~evaluation.objective.isnan()
+        values = evaluation.objective, evaluation.data_term, evaluation.regularizer
+        finite, objective, data_term, regularizer, everywhere, near = _on_the_host(
+            torch.isfinite(state.x).flatten(1).all(1), *values, bounds.everywhere.gap,
+            bounds.near.gap,
+        )  # fmt: skip
+        finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        self._keep_best(state, evaluation.objective, bounds, finite)
-        _, _, lower, gap = self._best()
-        record = Record(
-            iteration,
-            clock.seconds(),
-            evaluation.objective,
-            evaluation.data_term,
-            evaluation.regularizer,
-            lower,
-            gap,
-        )
+        self._keep_best_image(state.x, objective, finite)
+        self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
+        _, lower, gap = self._numbers()
+        record = Record(iteration, clock.seconds(), objective, data_term, regularizer, lower, gap)
         self.history.records.append(record)
         self.end(Status.NOT_FINITE, ~finite)
         if stop.gap is not None:
@@ -173,13 +175,14 @@ class Ledger:
     def solution(self, clock: Stopwatch) -> Solution:
         """The result, once everything has ended."""
         assert self.witness is not None
-        x, objective, lower, gap = self._best()
+        use_local = self._prefer_local()
+        x = choose_images(use_local, self.local_x, self.x)
+        numbers = (number.to(x.device) for number in (*self._numbers(), self.iterations))
+        objective, lower, gap, iterations = numbers
         guarantee = tuple(
             Guarantee.WITHIN_RADIUS if near else Guarantee.GLOBAL if everywhere else Guarantee.NONE
             for near, everywhere in zip(
-                self._prefer_local().tolist(),
-                torch.isfinite(self.lower_bound).tolist(),
-                strict=True,
+                use_local.tolist(), torch.isfinite(self.lower_bound).tolist(), strict=True
             )
         )
         return Solution(
@@ -189,33 +192,40 @@ class Ledger:
             gap,
             tuple(self.status),
             guarantee,
-            self.iterations,
+            iterations,
             clock.seconds(),
             self.history,
             self.state,
             feasible_duals(self.problem.network, self.problem.weight, x, self.witness),
         )
 
-    def _keep_best(
-        self, state: State, objective: Tensor, bounds: BestBounds, finite: Tensor
-    ) -> None:
-        x = state.x
-        usable = finite & torch.isfinite(objective)
-        better = usable & (objective < self.objective)
-        self.x = torch.where(expand_per_image(better, x), x, self.x)
+    def _keep_best_image(self, x: Tensor, objective: Tensor, finite: Tensor) -> None:
+        better = finite & (objective < self.objective)
+        self.x = choose_images(better, x, self.x)
         self.objective = torch.where(better, objective, self.objective)
-        lower = torch.where(usable, objective - bounds.everywhere.gap, -math.inf)
+
+    def _keep_best_bounds(
+        self,
+        x: Tensor,
+        objective: Tensor,
+        finite: Tensor,
+        bounds: BestBounds,
+        everywhere: Tensor,
+        near: Tensor,
+    ) -> None:
+        """From the absolute gaps of the bound that holds everywhere, and of the local one."""
+        usable = finite & torch.isfinite(objective)
+        lower = torch.where(usable, objective - everywhere, -math.inf)
         raised = lower > self.lower_bound  # False for NaN
         self.lower_bound = torch.where(raised, lower, self.lower_bound)
-        gap = bounds.near.gap
-        near = usable & (gap < self.local_gap)
+        nearer = usable & (near < self.local_gap)
         if self.witness is None:
             self.witness = bounds.near.witness
         self.witness = choose_images(raised, bounds.everywhere.witness, self.witness)
-        self.local_x = torch.where(expand_per_image(near, x), x, self.local_x)
-        self.local_objective = torch.where(near, objective, self.local_objective)
-        self.local_gap = torch.where(near, gap, self.local_gap)
-        local = near & self._prefer_local()
+        self.local_x = choose_images(nearer, x, self.local_x)
+        self.local_objective = torch.where(nearer, objective, self.local_objective)
+        self.local_gap = torch.where(nearer, near, self.local_gap)
+        local = nearer & self._prefer_local()
         self.witness = choose_images(local, bounds.near.witness, self.witness)
 
     def _prefer_local(self) -> Tensor:
@@ -223,13 +233,17 @@ class Ledger:
         near = relative_gap(self.local_objective, self.local_objective - self.local_gap)
         return prefer_near(self.problem, everywhere, near, self.tolerance)
 
-    def _best(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x, objective, lower bound and relative gap: the bound for everyone, or the local."""
+    def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Objective, lower bound and relative gap: the bound for everyone, or the local."""
         use_local = self._prefer_local()
-        x = torch.where(expand_per_image(use_local, self.x), self.local_x, self.x)
         objective = torch.where(use_local, self.local_objective, self.objective)
         lower = torch.where(use_local, objective - self.local_gap, self.lower_bound)
-        return x, objective, lower, relative_gap(objective, lower)
+        return objective, lower, relative_gap(objective, lower)
+
+
+def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Several (B,) tensors in double precision, in one transfer."""
+    return torch.stack([number.to(torch.float64) for number in numbers]).cpu().unbind()
 
 
 class Stopwatch:
