@@ -95,7 +95,7 @@ def row(name: str, batch: int, size: int) -> None:
     def sixty() -> None:
         fused._held.clock.zero_()
         for _ in range(12):
-            fused._several()
+            fused._machine.several()
 
     sixty()
     each = milliseconds(sixty) / 60 / batch * 1e3
