@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--faces", type=int, default=20)
     parser.add_argument("--limit", type=int, default=800)
     parser.add_argument("--tasks", nargs="*", help="numbers of tasks; all unless given", type=int)
+    parser.add_argument("--methods", nargs="*", default=["default", "paper", "nmapg", "lbfgs"])
     parser.add_argument("--seconds", type=float, default=60.0, help="the longest run of a method")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,13 +70,14 @@ def main() -> None:
         problem = stated(test, arguments.faces)
         reference, proven = optimum(problem)
         print(f"{name} {task.name}: reference certified to {proven:.1e}", flush=True)
-        methods: list[tuple[str, Method]] = [
-            ("default", cl.PDHG()),
-            ("paper", best_steps(stated(train, 4))),
-            ("nmapg", cl.NMAPG()),
-            ("lbfgs", cl.LBFGS()),
-        ]
-        for label, method in methods:
+        methods: dict[str, Callable[[], Method]] = {
+            "default": cl.PDHG,
+            "paper": lambda: best_steps(stated(train, 4)),
+            "nmapg": cl.NMAPG,
+            "lbfgs": cl.LBFGS,
+        }
+        for label in arguments.methods:
+            method = methods[label]()
             began = time.perf_counter()
             counts = measure(problem, method, reference, arguments.limit, arguments.seconds)
             rows.append(

@@ -58,7 +58,7 @@ def main() -> None:
         for i in range(arguments.faces):
             data = task.measure(faces[i][None].to(device), [torch.Generator(device).manual_seed(i)])
 
-            def stated(data=data, network=network) -> cl.VariationalProblem:  # type: ignore[no-untyped-def]
+            def stated(data=data, network=network) -> cl.VariationalProblem:
                 return data.problem(network, network.card.weight)
 
             long = cl.StopWhen(gap=1e-6, max_iterations=600, check_every=50)
@@ -96,7 +96,7 @@ def needed(
     return found
 
 
-def race(stated, methods, counts, error, repeats) -> dict[str, float | None]:  # type: ignore[no-untyped-def]
+def race(stated, methods, counts, error, repeats) -> dict[str, float | None]:
     """The least seconds of each method, taking turns."""
     best: dict[str, float | None] = dict.fromkeys(methods)
     for turn in range(repeats + 1):
@@ -121,22 +121,22 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def report(rows: list[dict[str, object]]) -> None:
+def report(rows: list[dict]) -> None:
     """Means over the faces, and how many times longer than the default."""
-    for task in dict.fromkeys(row["task"] for row in rows):
-        for error in dict.fromkeys(row["error"] for row in rows):
-            here = [row for row in rows if (row["task"], row["error"]) == (task, error)]
-            default = statistics.mean(r["seconds"] for r in here if r["method"] == "default")  # type: ignore[arg-type, type-var]
-            for method in dict.fromkeys(row["method"] for row in here):
-                values = [row["seconds"] for row in here if row["method"] == method]
-                if None in values:
-                    print(f"{task:16} {error:g} {method:8} not reached")
-                    continue
-                mean = statistics.mean(values)  # type: ignore[arg-type, type-var]
-                its = statistics.mean(r["iterations"] for r in here if r["method"] == method)  # type: ignore[arg-type, type-var]
-                print(
-                    f"{task:16} {error:g} {method:8} {mean:8.3f} s  {mean / default:6.2f} x  {its:.0f}"  # type: ignore[operator]
-                )
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["error"], row["method"]), []).append(row)
+    for (task, error, method), group in groups.items():
+        if any(row["seconds"] is None for row in group):
+            print(f"{task:16} {error:g} {method:8} not reached")
+            continue
+        mean, default = (
+            statistics.mean(row["seconds"] for row in part)
+            for part in (group, groups[task, error, "default"])
+        )
+        iterations = statistics.mean(row["iterations"] for row in group)
+        times = f"{mean:8.3f} s {mean / default:6.2f} x"
+        print(f"{task:16} {error:g} {method:8} {times} {iterations:.0f} iterations")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Buffers:
         self.x_bar = x.new_zeros((batch, 1, height + rows - 1, width + columns - 1))
         around = (tile_rows + rows - 1) * (tile_columns + columns - 1)
         self.spill = x.new_empty((batch, tiles, around))
-        self.scratch = x.new_empty((batch, tiles, rows * columns, tile_rows * tile_columns))
+        self.scratch = x.new_zeros((batch, tiles, rows * columns, around))
         programs = {"x": tiles, layer.name: tiles}
         self.moved = Blocks({n: x.new_zeros((batch, programs.get(n, 1))) for n in (*u, *v)})
         self.table = x.new_zeros((ROWS, batch, FIXED + len(u) + len(v) - 2))
