@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 import convexlift as cl
+from convexlift.benchmark.cases import CASES
 from convexlift.benchmark.methods import describe, paper_grid
 from convexlift.images import load_image
 from convexlift.solvers.method import Method
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet
 
+DEEP = "deep, cosine filters"
 EVERY = 2
 ERRORS = (1e-3, 1e-4, 1e-5)
 GAPS = (1e-3, 1e-4)
@@ -55,12 +57,16 @@ def main() -> None:
         ("photo-any-size", Inpainting(mask=mask)),
         ("photo-any-size", GaussianDenoising()),
         ("photo-any-size", SaltAndPepper()),
+        (DEEP, GaussianDenoising()),
     ]
     rows: list[dict[str, object]] = []
     for number in arguments.tasks or range(len(cases)):
         name, task = cases[number]
-        network = cl.load(name, device=device)
-        weight = network.card.weights.get(task.name, network.card.weight)
+        if name == DEEP:  # not trained
+            network, weight = CASES["deep"].network(256, 0).to(device), CASES["deep"].weight
+        else:
+            network = cl.load(name, device=device)
+            weight = network.card.weights.get(task.name, network.card.weight)
 
         def stated(images: ImageSet, count: int) -> cl.VariationalProblem:
             clean = torch.stack([images[i] for i in range(count)]).to(device)
