@@ -260,22 +260,21 @@ def dual_step(
     if OBSERVED:
         tl.store(moved + image * programs + tl.program_id(0), way)
 
-    # Pixels of a tile meet in memory, which is near: what was just written is in a cache. Each
-    # tap has a plane of the tile and its margin, zero but where the tap moves the tile.
+    # Pixels of a tile meet in memory, which is near: what was just written is in a cache.
     program = image.to(tl.int64) * programs + tl.program_id(0)
+    own = scratch + program * (taps * pixels)
+    tl.store(own + pixel[:, None] + o[None, :] * pixels, parts, mask=(o < taps)[None, :])
+    tl.debug_barrier()
     rows: tl.constexpr = TILE_HEIGHT + KERNEL_HEIGHT - 1
     columns: tl.constexpr = TILE_WIDTH + KERNEL_WIDTH - 1
-    own = scratch + program * (taps * rows * columns)
-    moved_to = (pixel // TILE_WIDTH) * columns + pixel % TILE_WIDTH
-    plane = o * (rows * columns) + (o // KERNEL_WIDTH) * columns + o % KERNEL_WIDTH
-    tl.store(own + moved_to[:, None] + plane[None, :], parts, mask=(o < taps)[None, :])
-    tl.debug_barrier()
     around = tl.arange(0, SPILL)
-    there = around < rows * columns
+    c_i, c_j = around // columns, around % columns
     c = tl.zeros((SPILL,), tl.float32)
     for k in tl.static_range(taps):
-        c += tl.load(own + k * (rows * columns) + around, mask=there, other=0.0)
-    tl.store(spill + program * (rows * columns) + around, c, mask=there)
+        from_i, from_j = c_i - k // KERNEL_WIDTH, c_j - k % KERNEL_WIDTH
+        seen = (from_i >= 0) & (from_i < TILE_HEIGHT) & (from_j >= 0) & (from_j < TILE_WIDTH)
+        c += tl.load(own + k * pixels + from_i * TILE_WIDTH + from_j, mask=seen, other=0.0)
+    tl.store(spill + program * (rows * columns) + around, c, mask=around < rows * columns)
 
 
 @triton.jit

@@ -21,10 +21,12 @@ from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padd
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.tensors import Blocks
 
-TILE = (8, 16)
-"""Rows and columns of the tiles of the kernels, unless tiles must be the blocks of a pooling."""
+TILE, SMALL_TILE = (8, 16), (8, 8)
+"""Rows and columns of the tiles of the kernels, and those for large filters (measured)."""
+LARGE_FILTER = 32
+"""The most taps of a filter that is not large."""
 POOLED_TILES = (16, 8)
-"""Sides of the blocks that tiles can be."""
+"""Where tiles must be the blocks of a pooling, the sides they can have."""
 MOST_TAPS = 128
 """Filters of up to 11 x 11."""
 ROWS = 64
@@ -65,7 +67,7 @@ class Buffers:
         self.x_bar = x.new_zeros((batch, 1, height + rows - 1, width + columns - 1))
         around = (tile_rows + rows - 1) * (tile_columns + columns - 1)
         self.spill = x.new_empty((batch, tiles, around))
-        self.scratch = x.new_zeros((batch, tiles, rows * columns, around))
+        self.scratch = x.new_empty((batch, tiles, rows * columns, tile_rows * tile_columns))
         programs = {"x": tiles, layer.name: tiles}
         self.moved = Blocks({n: x.new_zeros((batch, programs.get(n, 1))) for n in (*u, *v)})
         self.table = x.new_zeros((ROWS, batch, FIXED + len(u) + len(v) - 2))
@@ -252,7 +254,8 @@ class FirstLayer:
             blockwise = _blockwise(term.weights, operator.input_shape[-2:])
             if blockwise is None:
                 return None
-            (coarse, multipliers), tile = blockwise, TILE
+            coarse, multipliers = blockwise
+            tile = TILE if operator.weight[0].numel() <= LARGE_FILTER else SMALL_TILE
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
             return None
         return FirstLayer(names, term, operator, coarse, multipliers, tile)
