@@ -81,6 +81,13 @@ class Activation(ABC):
     def derivative(self, a: Tensor) -> Tensor:
         """h'(a); at a kink, one of the subgradients."""
 
+    def mean_slope(self, a: Tensor) -> Tensor:
+        """h'(a), and at a kink the mean of the slopes beside it, as autograd has it.
+
+        Differentiable in a, with the derivative h''(a): training differentiates gradients.
+        """
+        return self.derivative(a)
+
     @abstractmethod
     def conjugate(self, s: Tensor) -> Tensor:
         """h*(s) = sup_a s a - h(a); +inf outside the slopes."""
@@ -184,7 +191,9 @@ class PiecewiseLinear(Activation):
         return Ramp(*self.slopes)
 
     def value(self, a: Tensor) -> Tensor:
-        """max(lo a, hi a)."""
+        """max(lo a, hi a); for autograd h'(a) a, which is a single product to undo."""
+        if a.requires_grad:
+            return self.mean_slope(a) * a
         low, high = self.slopes
         return torch.maximum(low * a, high * a)
 
@@ -192,6 +201,15 @@ class PiecewiseLinear(Activation):
         """lo for a <= 0, hi for a > 0."""
         low, high = self.slopes
         return torch.where(a > 0, high, low).to(a.dtype)
+
+    def mean_slope(self, a: Tensor) -> Tensor:
+        """lo, (lo + hi)/2 at zero, hi: a constant for autograd."""
+        low, high = self.slopes
+        side = a.detach().sign()
+        if low == -1 == -high:
+            return side
+        rise = side.add_(1).mul_((high - low) / 2)  # exactly zero on the left
+        return rise if low == 0 else rise.add_(low)
 
     def conjugate(self, s: Tensor) -> Tensor:
         """0 on [lo, hi]."""

@@ -90,6 +90,14 @@ class GroupNorm(Activation):
         r = self.lengths(a)
         return self._along(a, r, self.profile.derivative(r))
 
+    def mean_slope(self, a: Tensor) -> Tensor:
+        """The derivative; differentiable at a_g = 0 too, as the value is."""
+        parts = self._parts(a)
+        at_zero = self.lengths(a.detach()) <= _smallest(a)
+        r = torch.where(at_zero.unsqueeze(2), 1.0, parts).square().sum(2).sqrt()
+        factor = torch.where(at_zero, self._curvature(), self.profile.mean_slope(r) / r)
+        return (parts * factor.unsqueeze(2)).flatten(1, 2)
+
     def conjugate(self, s: Tensor) -> Tensor:
         """phi*(|s_g|)."""
         return self.profile.conjugate(self.lengths(s))

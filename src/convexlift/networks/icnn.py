@@ -283,11 +283,16 @@ class BoundLayer(TensorRecord):
 
     def affine(self, values: Sequence[Tensor]) -> Tensor:
         """a = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
+        total = self.linear(values)
+        return total if self.bias is None else total + self.bias
+
+    def linear(self, values: Sequence[Tensor]) -> Tensor:
+        """sum_j K_j z_j."""
         terms = [operator(values[source]) for source, operator in self.operators.items()]
         total = terms[0]
         for term in terms[1:]:
             total = total + term
-        return total if self.bias is None else total + self.bias
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,6 +384,74 @@ class BoundNetwork(TensorRecord):
             return h.spread(t) * h.derivative(preactivations[i - 1])
 
         return self.backward(weight, x, slopes)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """grad R(x), to be differentiated in x and in the weights.
+
+        Autograd's gradient could be, too. But its derivative of the derivative of a convolution
+        is a convolution with kernels as large as the image; here there are only convolutions
+        and their adjoints, and so are their derivatives.
+        """
+        return self._backward_along(x, self._slopes(self.hidden(x).a)).c
+
+    @torch.no_grad()
+    def hessian(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> H v with the Hessian H of R at x; kinks do not bend.
+
+        With s_i = h_i'(a_i), and a dot for the derivative along v,
+
+            a.  = V v + sum_j W_j z_j.,   z.  = s a.,   p.  = t h''(a) a.  + s t.
+        """
+        a = self.hidden(x).a
+        slopes = self._slopes(a)
+        t = self._backward_along(x, slopes, to_image=False).t
+        hs = [layer.activation for layer in self.layers]
+        bends = [_bend(h, a_i, t_i) for h, a_i, t_i in zip(hs, a, t, strict=True)]
+
+        @torch.no_grad()
+        def apply(v: Tensor) -> Tensor:
+            values, moved = [v], []
+            for layer, s in zip(self.layers[:-1], slopes, strict=False):
+                moved.append(layer.linear(values))
+                z = s * moved[-1]
+                if layer.activation.group > 1:
+                    z = z.reshape(len(v), layer.shape[0], -1, *layer.shape[1:]).sum(2)
+                values.append(z + values[-1] if layer.residual else z)
+            moved.append(self.layers[-1].linear(values))
+
+            def change(i: int, t: Tensor) -> Tensor:
+                bent = bends[i - 1](moved[i - 1])
+                return bent if i == len(hs) else bent + slopes[i - 1] * hs[i - 1].spread(t)
+
+            return self.backward(0.0, v, change).c
+
+        return apply
+
+    def _slopes(self, preactivations: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(self.layers, preactivations, strict=True)
+        return [layer.activation.mean_slope(a) for layer, a in pairs]
+
+    def _backward_along(
+        self, x: Tensor, slopes: Sequence[Tensor], *, to_image: bool = True
+    ) -> BackwardPass:
+        def choose(i: int, t: Tensor) -> Tensor:
+            return self.layers[i - 1].activation.spread(t) * slopes[i - 1]
+
+        return self.backward(1.0, x, choose, to_image=to_image)
+
+
+def _bend(h: Activation, a: Tensor, t: Tensor) -> Callable[[Tensor], Tensor]:
+    """v -> t h''(a) v, by autograd."""
+    a = a.detach().requires_grad_()
+    with torch.enable_grad():
+        s = h.mean_slope(a)
+    if not s.requires_grad:
+        return torch.zeros_like
+    each = h.spread(t).expand_as(s)
+    if h.group > 1:  # h'' mixes the channels of a group, and is symmetric
+        return lambda v: torch.autograd.grad(s, a, each * v, retain_graph=True)[0]
+    (second,) = torch.autograd.grad(s, a, each)
+    return second.mul
 
 
 def _add(left: Tensor | None, right: Tensor) -> Tensor:
