@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 import torch
 import zoo
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
+from convexlift.networks.architectures import baseline, ridge
+from convexlift.tasks import GaussianDenoising
+from convexlift.training import (
+    Adversarial,
+    BatchSampler,
+    Hypergradient,
+    ImageSet,
+    Implicit,
+    JacobianFree,
+    Unrolled,
+)
+from convexlift.training.hypergradients import energy, gradient, hessian, movable, upper_loss
+from convexlift.training.linear_solvers import conjugate_gradients
 
 ACTIVATIONS = {
     **zoo.MONOTONE,
@@ -105,3 +123,191 @@ def test_values_that_autograd_sees_are_the_same(h, dtype):
     torch.testing.assert_close(h.value(a.detach()), theirs.detach())
     slopes = [torch.autograd.grad(value.sum(), a)[0] for value in (ours, theirs)]
     torch.testing.assert_close(*slopes)
+
+
+# Hypergradients
+
+
+class Referee(Hypergradient):
+    """The strategies, with autograd's derivatives of autograd's gradient of the energy."""
+
+    def __init__(self, strategy: Hypergradient) -> None:
+        self.strategy = strategy
+
+    @staticmethod
+    def gradient(problem, x, weight):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        total = energy(problem, x, weight).sum()
+        return x, torch.autograd.grad(total, x, create_graph=True)[0]
+
+    def surrogate(self, problem, solution, truth, weight=None):
+        x = solution.x.detach()
+        if isinstance(self.strategy, Implicit):
+            free = movable(problem, x)
+            x, slope = self.gradient(problem, x, weight)
+
+            def apply(v):
+                (image,) = torch.autograd.grad(slope, x, v, retain_graph=True)
+                return free * image + self.strategy.damping * v
+
+            right = free * (x.detach() - truth)
+            options = {"iterations": self.strategy.iterations, "tolerance": self.strategy.tolerance}
+            q = conjugate_gradients(apply, right, start=torch.zeros_like(right), **options)
+            return -(q * slope).flatten(1).sum(1)
+        steps = self.strategy.steps if isinstance(self.strategy, Unrolled) else 1
+        for _ in range(steps):
+            x, slope = self.gradient(problem, x, weight)
+            x = problem.bounds.project(x - self.strategy.step * slope)
+        return upper_loss(x, truth)
+
+
+def problem_of(architecture: str, activation: str, data: str) -> cl.VariationalProblem:
+    problem = zoo.problem(architecture, ACTIVATIONS[activation], "L2", "box", batch=2)
+    y = problem.fidelity.y
+    if data == "blurred L2":
+        blur = cl.Blur(torch.rand(3, 3) / 9)
+        return replace(problem, fidelity=cl.SquaredL2(blur(y)), operator=blur)
+    if data == "L2":
+        return problem
+    if data == "dark KL":  # where y = 0 = A x there is no background either
+        counts = torch.poisson(20 * y.clamp_min(0))
+        counts[:, :, :2] = 0.0
+        mask = torch.ones(zoo.SIZE, zoo.SIZE)
+        mask[:2] = 0.0
+        operator = 20 * cl.Identity() @ cl.Mask(mask)
+        return replace(problem, fidelity=cl.KullbackLeibler(counts), operator=operator, weight=3.0)
+    fidelity, operator = zoo.fidelity(data, batch=2)
+    weight = 1.0 if data == "L1" else 0.1  # enough for some pixels to leave the data
+    return replace(problem, fidelity=fidelity, operator=operator, weight=weight)
+
+
+STRATEGIES = [JacobianFree(0.05), Unrolled(3, step=0.05), Implicit(iterations=5, tolerance=1e-12)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("data", ["L2", "masked L2", "L1", "KL", "dark KL", "blurred L2"])
+@pytest.mark.parametrize(
+    ("architecture", "activation"),
+    [("plain", "smoothed"), ("skips", "leaky"), ("deep", "softplus"), ("plain", "group huber")],
+)
+def test_hypergradients_are_those_of_two_backward_passes(strategy, data, architecture, activation):
+    problem = problem_of(architecture, activation, data)
+    solution = cl.solve(problem, stop=cl.StopWhen(max_iterations=20))
+    truth = zoo.clean_images(2)
+    results = []
+    for each in (strategy, Referee(strategy)):
+        weight = torch.tensor(problem.weight, requires_grad=True)
+        surrogate = each.surrogate(problem, solution, truth, weight)
+        inputs = [weight, *problem.regularizer.parameters()]
+        gradients = torch.autograd.grad(surrogate.sum(), inputs, materialize_grads=True)
+        results.append((surrogate.detach(), *gradients))
+    scale = max(float(g.abs().max()) for g in results[1][1:])
+    assert scale > 0
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9 * scale, rtol=1e-8)
+
+
+@pytest.mark.parametrize("weight", [torch.tensor(0.7), torch.tensor([0.7, 0.2])])
+def test_a_weight_for_all_images_or_for_each(weight):
+    problem = problem_of("plain", "smoothed", "L2")
+    weight.requires_grad_()
+    x = zoo.clean_images(2).requires_grad_()
+    (expected,) = torch.autograd.grad(energy(problem, x, weight).sum(), x, create_graph=True)
+    ours = gradient(problem, x, weight)
+    torch.testing.assert_close(ours, expected)
+    assert_same_derivatives(ours, expected, [x, weight])
+
+
+class Opaque(cl.LinearOperator):
+    """A blur that autograd cannot look into."""
+
+    def __init__(self, blur: cl.Blur) -> None:
+        self.blur = blur
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blur(x)
+
+    @torch.no_grad()
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.blur.adjoint(y)
+
+
+def test_operators_need_no_autograd():
+    problem = problem_of("plain", "smoothed", "blurred L2")
+    assert isinstance(problem.operator, cl.Blur)
+    hidden = replace(problem, operator=Opaque(problem.operator))
+    x, v = zoo.clean_images(2), torch.randn(2, 1, zoo.SIZE, zoo.SIZE)
+    torch.testing.assert_close(hessian(hidden, x)(v), hessian(problem, x)(v))
+    slopes = []
+    for each in (hidden, problem):
+        at = x.clone().requires_grad_()
+        slopes.append(torch.autograd.grad((v * gradient(each, at)).sum(), at)[0])
+    torch.testing.assert_close(*slopes)
+    torch.testing.assert_close(slopes[0], hessian(problem, x)(v))
+
+
+# Training
+
+
+def batch_and_network(activation: str):
+    torch.manual_seed(3)
+    images = ImageSet.from_tensors([torch.rand(zoo.SIZE, zoo.SIZE) for _ in range(3)])
+    batch = BatchSampler(images, 3).batch(0)
+    return replace(batch, clean=batch.clean.double()), zoo.network("skips", ACTIVATIONS[activation])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_adversarial_loss_is_that_of_two_backward_passes(activation):
+    batch, net = batch_and_network(activation)
+    ours = Adversarial(GaussianDenoising(0.3), 7.0)(net, batch)
+    damaged = GaussianDenoising(0.3).measure(batch.clean, batch.generators()).picture
+    places = [torch.rand((), generator=g) for g in batch.generators(stream=1)]
+    s = torch.stack(places).reshape(3, 1, 1, 1)
+    between = (s * batch.clean + (1 - s) * damaged).requires_grad_()
+    steepness = by_autograd(net, between).flatten(1).norm(dim=1)
+    assert (steepness > 1).any()
+    theirs = 7.0 * (steepness - 1).clamp_min(0).square().mean()
+    theirs = theirs + (net(batch.clean) - net(damaged)).mean()
+    torch.testing.assert_close(ours.surrogate, theirs)
+    parameters = list(net.parameters())
+    pairs = [torch.autograd.grad(loss, parameters) for loss in (ours.surrogate, theirs)]
+    for left, right in zip(*pairs, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-10, rtol=1e-8)
+
+
+class Kernels(TorchDispatchMode):
+    """Remembers the largest kernel of all convolutions, those of backward passes included."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.convolution.default, torch.ops.aten.conv2d.default):
+            self.largest = max(self.largest, *args[1].shape[-2:])
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def small_kernels_only(size: int) -> Iterator[None]:
+    with Kernels() as kernels:
+        yield
+    assert 0 < kernels.largest <= size
+
+
+def test_no_convolution_has_kernels_as_large_as_the_image():
+    """What autograd's derivative of the derivative of a convolution is."""
+    torch.manual_seed(0)
+    images = ImageSet.from_tensors([torch.rand(16, 16) for _ in range(2)])
+    batch = BatchSampler(images, 2).batch(0)
+    batch = replace(batch, clean=batch.clean.double())
+    for net in (baseline(16, pool=4, channels=4), baseline(16, pool=4, smoothing=0.1)):
+        with small_kernels_only(5):
+            Adversarial(GaussianDenoising(0.3))(net, batch).surrogate.backward()
+    net = ridge(channels=4, kernel=3, smoothing=0.1)
+    problem = GaussianDenoising(0.3).measure(batch.clean, batch.generators()).problem(net, 0.1)
+    solution = cl.solve(problem, stop=cl.StopWhen(max_iterations=20))
+    for strategy in (JacobianFree(), Unrolled(2), Implicit()):
+        with small_kernels_only(3):
+            strategy.surrogate(problem, solution, batch.clean).sum().backward()
+    with pytest.raises(AssertionError), small_kernels_only(3):
+        Referee(Implicit()).surrogate(problem, solution, batch.clean).sum().backward()

@@ -65,12 +65,13 @@ class Adversarial(Objective):
             for generator in batch.generators(clean.device, stream=1)
         ]
         s = expand_per_image(torch.stack(places), clean)
-        between = (s * clean + (1 - s) * partner).requires_grad_()
+        between = s * clean + (1 - s) * partner
 
-        (slope,) = torch.autograd.grad(network(between).sum(), between, create_graph=True)
+        slope = network.bind(tuple(clean.shape[1:]), detach=False).gradient(between)
         steepness = slope.flatten(1).norm(dim=1)
         excess = (steepness - 1).clamp_min(0).square().mean()
-        distance = (network(damaged) - network(clean)).mean()
+        on_damaged, on_clean = network(torch.cat([damaged, clean])).chunk(2)
+        distance = (on_damaged - on_clean).mean()
         loss = self.penalty * excess - distance
         metrics = {"distance": distance.detach(), "steepness": steepness.detach().mean()}
         return Loss(loss, loss.detach(), metrics)
