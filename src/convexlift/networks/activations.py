@@ -205,8 +205,11 @@ class PiecewiseLinear(Activation):
     def mean_slope(self, a: Tensor) -> Tensor:
         """lo, (lo + hi)/2 at zero, hi: a constant for autograd."""
         low, high = self.slopes
-        rise = torch.heaviside(a.detach(), a.new_full((), 0.5))
-        return rise if (low, high) == (0, 1) else rise.mul_(high - low).add_(low)
+        side = a.detach().sign()
+        if low == -1 == -high:
+            return side
+        rise = side.add_(1).mul_((high - low) / 2)  # exactly zero on the left
+        return rise if low == 0 else rise.add_(low)
 
     def conjugate(self, s: Tensor) -> Tensor:
         """0 on [lo, hi]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,14 +58,15 @@ def gather(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def mean(value: Tensor) -> float:
-    """The mean over processes of one number each."""
-    here = place()
-    if here.world == 1:
-        return float(value)
-    total = value.detach().to(torch.float64).clone()
-    dist.all_reduce(total)
-    return float(total) / here.world
+def means(values: Sequence[Tensor]) -> list[float]:
+    """The means over processes of a few numbers each, fetched from the device all at once."""
+    device = values[0].device
+    total = torch.stack([value.detach().to(device, torch.float64) for value in values])
+    if (world := place().world) > 1:
+        dist.all_reduce(total)
+        total /= world
+    means: list[float] = total.tolist()
+    return means
 
 
 def any_process(flag: bool, device: torch.device) -> bool:

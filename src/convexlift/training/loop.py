@@ -239,23 +239,25 @@ class _Run:
         surrogate.backward()
         loss = self.module.last
         parameters = [p for p in self.module.parameters() if p.grad is not None]
-        limit = math.inf if self.options.clip is None else self.options.clip
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
-        if not bool(torch.isfinite(norm)):
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        numbers = {"loss": loss.value, **loss.metrics}
+        length, *values = distributed.means([norm, *numbers.values()])
+        if not math.isfinite(length):
             raise FloatingPointError(
-                f"the gradient is {float(norm)} at step {self.step + 1}; "
+                f"the gradient is {length} at step {self.step + 1}; "
                 "lower the learning rate, or set clip=..."
             )
+        if self.options.clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.options.clip, norm)
         self.optimiser.step()
         self.network.project_()
         if self.options.zero_mean:
             subtract_means_(self.network)
         self.step += 1
-        numbers = {"loss": loss.value, **loss.metrics}
         return {
             "step": float(self.step),
             "learning_rate": self.options.learning_rate * rate,
-            **{name: distributed.mean(value) for name, value in numbers.items()},
+            **dict(zip(numbers, values, strict=True)),
         }
 
     def validate(self, log: RunLog, row: dict[str, float], callback: Callback | None) -> None:
@@ -355,13 +357,16 @@ class _LossModule(nn.Module):
 
 
 def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
-    groups = []
+    groups: dict[float, list[nn.Parameter]] = {}  # one is a few kernels, however many tensors
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.numel():
             base = options.learning_rate * (_size(parameter) if options.relative else 1.0)
-            # The optimiser's state holds the base: a resumed run may start from other weights.
-            groups.append({"params": [parameter], "lr": base, "base_lr": base})
-    return torch.optim.Adam(groups, betas=options.betas)
+            groups.setdefault(base, []).append(parameter)
+    # The optimiser's state holds the base: a resumed run may start from other weights.
+    return torch.optim.Adam(
+        [{"params": members, "lr": base, "base_lr": base} for base, members in groups.items()],
+        betas=options.betas,
+    )
 
 
 def _size(parameter: Tensor) -> float:
