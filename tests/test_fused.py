@@ -24,8 +24,8 @@ def one_layer(
     """Two images whose data, hence steps and restarts, are very different."""
     torch.manual_seed(0)
     net = cl.networks.ridge(channels=5, kernel=kernel, padding=padding, smoothing=smoothing)
-    y = torch.rand(2, 1, HEIGHT, WIDTH) * torch.tensor([0.3, 1.0])[:, None, None, None]
-    masked = cl.Mask(torch.rand(HEIGHT, WIDTH) > 0.2)
+    y = torch.rand(2, 1, *size) * torch.tensor([0.3, 1.0])[:, None, None, None]
+    masked = cl.Mask(torch.rand(size) > 0.2)
     data, operator = {
         "L2": (cl.SquaredL2(y), masked),
         "L1": (cl.L1(y, 0.7), masked),
@@ -83,12 +83,12 @@ def compare(problem, blocks):
 
 
 @pytest.mark.parametrize(
-    ("padding", "smoothing", "fidelity", "kernel"),
-    [("zero", 0.01, "L2", 5), ("reflect", 0.0, "L1", 5), ("circular", 0.01, "KL", 3),
-     ("replicate", 0.0, "anchored", 3)],
+    ("padding", "smoothing", "fidelity", "kernel", "size"),
+    [("zero", 0.01, "L2", 5, (9, 18)), ("reflect", 0.0, "L1", 5, (9, 12)),
+     ("circular", 0.01, "KL", 3, (5, 17)), ("replicate", 0.0, "anchored", 3, (9, 12))],
 )  # fmt: skip
-def test_one_layer(padding, smoothing, fidelity, kernel):
-    compare(one_layer(padding, smoothing, fidelity, kernel), [4, 3])  # 6 is a restart
+def test_one_layer(padding, smoothing, fidelity, kernel, size):
+    compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
 
 
 def test_a_pooled_layer_and_the_rest_of_the_network():
@@ -153,3 +153,20 @@ def test_where_kernels_do_not_apply():
     assert of(total_variation) is None
     if not ON_GPU:
         assert fused.FusedIterations.of(lift(usual)) is None
+
+
+def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
+    from triton import OutOfResources
+
+    def too_much(machine, table):
+        raise OutOfResources(300_000, 65_536, "shared memory")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused.Machine, "run", too_much)
+    with torch.no_grad():
+        plain, fast = solvers(problem)
+        start = problem.initial_image()
+        with pytest.warns(UserWarning, match="plain path is taken: out of resource"):
+            state = fast.advance(fast.start(start), 3)
+        torch.testing.assert_close(state.x, plain.advance(plain.start(start), 3).x)
+    assert fast.fused is None

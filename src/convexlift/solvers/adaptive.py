@@ -6,6 +6,7 @@ fidelity and (leaky) ReLUs the problem *is* a linear program.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.fused import FusedIterations
+from convexlift.solvers.kernel_steps import kernel_errors
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (
@@ -105,7 +107,11 @@ class RestartedPDHG(Solver[RestartState]):
     def advance(self, state: RestartState, iterations: int) -> RestartState:
         """Several iterations; those of large problems with one layer in strips or kernels."""
         if self.fused is not None:
-            return self._advance_fused(self.fused, state, iterations)
+            try:
+                return self._advance_fused(self.fused, state, iterations)
+            except kernel_errors() as error:
+                warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
+                self.fused = None
         if self.sweep is not None:
             return self._advance_in_strips(self.sweep, state, iterations)
         return super().advance(state, iterations)

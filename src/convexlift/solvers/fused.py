@@ -9,7 +9,9 @@ machines without Triton, take the plain path for everything.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -131,6 +133,7 @@ class FusedIterations:
         """Take over the iterate w of a state, and its anchor; the state stays as it is."""
         if state is self.holds:
             return
+        self._device = state.w_u["x"].device
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)
         buffers = self._machine.buffers
@@ -142,14 +145,16 @@ class FusedIterations:
         ):
             for name, part in held.items():
                 part.copy_(given[name])
-        self._machine.layer(buffers, step=False, observed=False)
+        with _current(self._device):
+            self._machine.layer(buffers, step=False, observed=False)
         self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
 
     def _made(self, u: Blocks, v: Blocks) -> Machine:
         layer, pixels = self._layer, self._pixels
         if self._rest is not None:  # its tensors are its own
             return Machine(u, v, layer, pixels, self._rest)
-        kind = (layer.kind_of, pixels.kind_of)
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        kind = (layer.kind_of, pixels.kind_of, stream)
         machine = IDLE.pop(kind)
         if machine is None:
             machine = Machine(u, v, layer, pixels, None)
@@ -166,7 +171,8 @@ class FusedIterations:
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
         others = [] if self._rest is None else self._rest.steps(tau, sigma)
         columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
-        self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
+        with _current(self._device):
+            self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
 
     def moved(self) -> tuple[Blocks, Blocks]:
         """Squared norms of T(w) - w in the last iteration, (B,), on the host."""
@@ -216,6 +222,11 @@ class FusedIterations:
     def _held(self) -> Buffers:
         assert self._machine is not None, "begin comes first"
         return self._machine.buffers
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _clone(parts: Blocks) -> Blocks:

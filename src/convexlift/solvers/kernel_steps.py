@@ -29,6 +29,8 @@ POOLED_TILES = (16, 8)
 """Where tiles must be the blocks of a pooling, the sides they can have."""
 MOST_TAPS = 128
 """Filters of up to 11 x 11."""
+LARGEST = 2**31
+"""Places of a dual variable are numbers of 32 bits."""
 ROWS = 64
 """Iterations that a table of coefficients has room for."""
 FIXED = 6
@@ -47,6 +49,15 @@ def kernels() -> Any:
     from convexlift.kernels import iteration
 
     return iteration
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What is raised where kernels cannot be compiled or do not fit a GPU."""
+    if kernels() is None:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
 
 
 class Buffers:
@@ -302,6 +313,7 @@ def _fits(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTer
         and operator.stride == 1
         and weight.shape[1] == 1
         and weight[0].numel() <= MOST_TAPS
+        and torch.Size(operator.output_shape(operator._resolve(None))).numel() < LARGEST
         and term.activation.ramp is not None
     )
 
