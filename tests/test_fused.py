@@ -15,13 +15,13 @@ from convexlift.solvers.adaptive import RestartedPDHG
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-HEIGHT, WIDTH = 9, 18  # tiles of 8 x 16 that reach out of the image
 
 
-def one_layer(
-    padding: str, smoothing: float, fidelity: str, kernel: int = 3
-) -> cl.VariationalProblem:
-    """Two images whose data, hence steps and restarts, are very different."""
+def one_layer(padding, smoothing, fidelity, kernel=3, size=(9, 12)) -> cl.VariationalProblem:
+    """Two images whose data, hence steps and restarts, are very different.
+
+    Tiles of 8 x 16 reach out of them.
+    """
     torch.manual_seed(0)
     net = cl.networks.ridge(channels=5, kernel=kernel, padding=padding, smoothing=smoothing)
     y = torch.rand(2, 1, *size) * torch.tensor([0.3, 1.0])[:, None, None, None]
