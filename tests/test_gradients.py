@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
+from convexlift.networks import derivatives
 from convexlift.networks.architectures import baseline, ridge
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
@@ -24,7 +25,8 @@ from convexlift.training import (
     JacobianFree,
     Unrolled,
 )
-from convexlift.training.hypergradients import energy, gradient, hessian, movable, upper_loss
+from convexlift.training.derivatives import gradient, hessian
+from convexlift.training.hypergradients import energy, movable, upper_loss
 from convexlift.training.linear_solvers import conjugate_gradients
 
 ACTIVATIONS = {
@@ -76,7 +78,7 @@ def assert_same_derivatives(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) 
 def test_the_gradient_and_its_derivatives_are_those_of_autograd(architecture, activation, flat):
     net, x = network_and_images(architecture, activation, flat)
     x.requires_grad_()
-    ours = net.bind((1, zoo.SIZE, zoo.SIZE), detach=False).gradient(x)
+    ours = derivatives.gradient(net.bind((1, zoo.SIZE, zoo.SIZE), detach=False), x)
     theirs = by_autograd(net, x)
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
     assert_same_derivatives(ours, theirs, [x, *net.parameters()])
@@ -90,7 +92,7 @@ def test_the_hessian_is_that_of_autograd(architecture, activation, flat):
     expected = torch.zeros_like(x)
     if slope.requires_grad:
         (expected,) = torch.autograd.grad(slope, x, v, materialize_grads=True)
-    ours = net.bind((1, zoo.SIZE, zoo.SIZE)).hessian(x.detach())(v)
+    ours = derivatives.hessian(net.bind((1, zoo.SIZE, zoo.SIZE)), x.detach())(v)
     torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
     if activation in ("softplus", "square", "huber", "group huber", "group square"):
         assert ours.abs().max() > 0

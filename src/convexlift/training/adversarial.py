@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.networks.derivatives import gradient
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
@@ -67,7 +68,7 @@ class Adversarial(Objective):
         s = expand_per_image(torch.stack(places), clean)
         between = s * clean + (1 - s) * partner
 
-        slope = network.bind(tuple(clean.shape[1:]), detach=False).gradient(between)
+        slope = gradient(network.bind(tuple(clean.shape[1:]), detach=False), between)
         steepness = slope.flatten(1).norm(dim=1)
         excess = (steepness - 1).clamp_min(0).square().mean()
         on_damaged, on_clean = network(torch.cat([damaged, clean])).chunk(2)

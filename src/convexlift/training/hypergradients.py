@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
+from convexlift.functionals.fidelity import L1, SquaredL2
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Identity
@@ -36,7 +36,8 @@ from convexlift.solvers.solution import Solution
 from convexlift.solvers.solve import full_precision, solve
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
-from convexlift.training.linear_solvers import Apply, conjugate_gradients, minimal_residuals
+from convexlift.training.derivatives import gradient, hessian
+from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
 
 def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -45,27 +46,6 @@ def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None)
     data_term = problem.fidelity.value(problem.operator(x))
     regularizer: Tensor = problem.regularizer(x)
     return data_term + gamma * regularizer
-
-
-def gradient(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """grad_x J(x, theta) = A* f'(A x) + weight grad R(x), differentiable in all three."""
-    network = problem.regularizer.bind(problem.image_shape, detach=False)
-    a = problem.operator
-    slope = _slope(problem.fidelity, _linear(x, a, a.adjoint))
-    return _linear(slope, a.adjoint, a) + _times(problem, weight, network.gradient(x))
-
-
-def hessian(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None) -> Apply:
-    """v -> H v, with the Hessian H of J in x."""
-    a, regularizer = problem.operator, problem.network.hessian(x.detach())
-    w = a(x.detach()).detach().requires_grad_()
-    (second,) = torch.autograd.grad(_slope(problem.fidelity, w).sum(), w, materialize_grads=True)
-
-    @torch.no_grad()
-    def apply(v: Tensor) -> Tensor:
-        return a.adjoint(second * a(v)) + _times(problem, weight, regularizer(v))
-
-    return apply
 
 
 def lagrangian(
@@ -332,40 +312,6 @@ def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
         at_kink = (problem.operator(x) - problem.fidelity.y).abs() <= margin
         free = free & ~(at_kink & (problem.operator.diagonal != 0))
     return free.to(x.dtype)
-
-
-class _Linear(torch.autograd.Function):
-    """A x, with A* as its derivative and A as that of A*, as the operator has them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, apply: Apply, adjoint: Apply) -> Tensor:
-        ctx.pair = apply, adjoint
-        return apply(x)
-
-    @staticmethod
-    def backward(ctx: Any, y: Tensor) -> tuple[Tensor, None, None]:
-        apply, adjoint = ctx.pair
-        return _linear(y, adjoint, apply), None, None
-
-
-def _linear(x: Tensor, apply: Apply, adjoint: Apply) -> Tensor:
-    image: Tensor = _Linear.apply(x, apply, adjoint)  # type: ignore[no-untyped-call]
-    return image
-
-
-def _slope(fidelity: Fidelity, w: Tensor) -> Tensor:
-    """f'(w), differentiable in w if that is asked for.
-
-    By autograd, pixel by pixel: the derivative of ``fidelity.gradient`` may divide by zero.
-    """
-    at = w if w.requires_grad else w.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(fidelity.value(at).sum(), at, create_graph=w.requires_grad)
-    return slope
-
-
-def _times(problem: VariationalProblem, weight: Tensor | None, c: Tensor) -> Tensor:
-    """weight c, for the problem's weight unless another is given."""
-    return (problem.weight if weight is None else expand_per_image(weight, c).to(c)) * c
 
 
 def _descend(

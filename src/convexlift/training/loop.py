@@ -237,10 +237,9 @@ class _Run:
         self.optimiser.zero_grad(set_to_none=True)
         surrogate = self.parallel(batch)
         surrogate.backward()
-        loss = self.module.last
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        numbers = {"loss": loss.value, **loss.metrics}
+        numbers = {"loss": self.module.last.value, **self.module.last.metrics}
         length, *values = distributed.means([norm, *numbers.values()])
         if not math.isfinite(length):
             raise FloatingPointError(
