@@ -59,9 +59,9 @@ def solvers(problem):
     return plain, fast
 
 
-def compare(problem, blocks):
+def compare(problem, blocks, double=None):
     """As many iterations by both, in blocks, and by the plain one in double precision."""
-    double = problem.to(dtype=torch.float64)
+    double = problem.to(dtype=torch.float64) if double is None else double
     with torch.no_grad():
         plain, fast = solvers(problem)
         exact = RestartedPDHG(double, lift(double))
@@ -103,9 +103,9 @@ def test_a_pooled_layer_and_the_rest_of_the_network():
 
 def test_multipliers_of_blocks():
     """What a saturated head leaves: one number for each channel and block of 16 x 16 pixels."""
-    head = SaturatedHead.of(baseline(smooth=False))
-    assert head is not None
-    compare(head.problem, [4])
+    single = baseline(smooth=False)
+    heads = [SaturatedHead.of(problem) for problem in (single, single.to(dtype=torch.float64))]
+    compare(heads[0].problem, [4], heads[1].problem)
 
 
 def test_the_old_state_stays_as_it_is():
