@@ -77,7 +77,7 @@ class Sweep:
             v: where to write v, or None.
             measure: whether to compute the norms.
         """
-        padded = self._padded(x_bar)
+        padded = self.operator.padded(x_bar)
         c = torch.zeros_like(padded)
         moved = w.new_zeros(w.shape[0], dtype=torch.float64)
         for i in range(w.shape[0]):
@@ -94,7 +94,7 @@ class Sweep:
                 if e:
                     here.add_(anchor[one, :, strip], alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
-        return self._unpadded(c), moved
+        return self.operator.folded(c), moved
 
     def _strips(self, w: Tensor) -> Iterator[tuple[slice, slice]]:
         """Rows of v, and those of the padded image that they depend on."""
@@ -112,15 +112,3 @@ class Sweep:
         if weights.shape[-2] != 1:
             weights = weights[..., strip, :]
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
-
-    def _padded(self, x: Tensor) -> Tensor:
-        rows, columns = self.operator.margin
-        if self.operator.padding is None:
-            return F.pad(x, (columns, columns, rows, rows))
-        return self.operator.padding(x)
-
-    def _unpadded(self, c: Tensor) -> Tensor:
-        rows, columns = self.operator.margin
-        if self.operator.padding is None:
-            return c[..., rows : c.shape[-2] - rows, columns : c.shape[-1] - columns]
-        return self.operator.padding.adjoint(c)
