@@ -10,6 +10,9 @@ import torch
 from dense import dense_matrix
 
 import convexlift as cl
+from convexlift.operators.tomography import projector
+from convexlift.operators.tomography.orbits import mirrored, orbits, unmirrored
+from convexlift.operators.tomography.rays import crossings
 from convexlift.phantoms import SHEPP_LOGAN, Ellipse, ellipse_image, ellipse_sinogram, shepp_logan
 
 QUARTERS = [0.0, math.pi / 4, math.pi / 2, 3 * math.pi / 4]
@@ -25,6 +28,7 @@ SMALL = {
     "oblong pixels": lambda: cl.ParallelBeam((6, 9), 8, 11, (3.0, 1.5)),
     "offset": lambda: cl.ParallelBeam(8, 6, 11, bin_width=0.8, detector_offset=1.3),
     "partly beside the image": lambda: cl.ParallelBeam(6, 5, 30, bin_width=1.0),
+    "all beside it": lambda: cl.ParallelBeam(6, 5, 4, detector_offset=50.0),
     "eightfold": lambda: cl.ParallelBeam(8, 16, 10),
     "fourfold": lambda: cl.ParallelBeam((6, 8), 12, 9),
 }
@@ -38,6 +42,7 @@ FANS = {
     ),
 }
 ALL = SMALL | FANS
+NOT_ASTRAS = {"offset", "oblong pixels", "all beside it"}
 
 
 def brute_force(beam) -> np.ndarray:
@@ -76,12 +81,21 @@ def astra_projector(beam: cl.ParallelBeam):
     return astra, astra.create_projector("linear", rays, volume)
 
 
+@pytest.fixture(params=["tables", "weights on the way"])
+def _either_way(request, monkeypatch):
+    """CPUs keep tables of weights where they are small; other devices never do."""
+    if request.param != "tables":
+        monkeypatch.setattr(projector, "TABLE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", ALL)
 def test_entries_are_those_of_josephs_method(name):
     beam = ALL[name]()
     np.testing.assert_allclose(dense_matrix(beam, beam.input_shape), brute_force(beam), atol=1e-12)
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", ALL)
 def test_adjoint_is_the_transpose(name):
     beam = ALL[name]()
@@ -90,13 +104,14 @@ def test_adjoint_is_the_transpose(name):
     np.testing.assert_allclose(beam.adjoint(rows).flatten(1).numpy(), matrix, atol=1e-14)
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ALL)
 def test_exam(name, dtype):
     cl.check_operator(ALL[name](), dtype=dtype)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"offset", "oblong pixels"}))
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - NOT_ASTRAS))
 def test_entries_are_astras(name):
     beam = SMALL[name]()
     astra, projector = astra_projector(beam)
@@ -122,6 +137,7 @@ def test_sinogram_is_astras_at_full_size():
     assert astra_sinogram_error(512, 200, 400) < 1e-4
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(
     "beam",
@@ -140,7 +156,8 @@ def test_dot(beam, dtype, tolerance):
     assert abs(left - right) < tolerance * Ax.norm() * y.norm()
 
 
-@pytest.mark.parametrize("name", ["square", "wide, odd", "eightfold", "curved"])
+@pytest.mark.usefixtures("_either_way")
+@pytest.mark.parametrize("name", ["square", "wide, odd", "eightfold", "curved", "all beside it"])
 def test_images_of_a_batch_do_not_meet(name):
     beam = ALL[name]()
     x = torch.randn((3, *beam.input_shape))
@@ -152,9 +169,17 @@ def test_images_of_a_batch_do_not_meet(name):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, in forward mode
-@pytest.mark.parametrize("name", ["limited angles", "eightfold", "near source"])
-def test_derivatives_of_all_orders(name):
-    beam = ALL[name]()
+@pytest.mark.parametrize(
+    "beam",
+    [
+        cl.ParallelBeam((3, 4), [0.1, 2.0], 4),
+        cl.ParallelBeam(3, 4, 3),
+        cl.FanBeam(3, 3, 3, 5.0, 2.0, detector="curved"),
+    ],
+)
+@pytest.mark.usefixtures("_either_way")
+def test_derivatives_of_all_orders(beam):
+    beam = beam.to(dtype=torch.float64)
     x = torch.randn((2, *beam.input_shape), requires_grad=True)
     y = torch.randn((2, *beam.output_shape(beam.input_shape)), requires_grad=True)
     assert torch.autograd.gradcheck(beam, x, check_forward_ad=True)
@@ -220,6 +245,34 @@ def test_far_sources_give_parallel_rays():
         fan = cl.FanBeam(16, parallel.angles, 20, 1e7, 0.0, detector=detector, bin_width=1.0)
         x = torch.rand(1, 1, 16, 16)
         torch.testing.assert_close(fan(x), parallel(x), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("beam", "share"),
+    [
+        (lambda: cl.ParallelBeam(32, 80, 40), 8),
+        (lambda: cl.ParallelBeam((32, 40), 80, 40), 4),
+        (lambda: cl.ParallelBeam(32, 80, 40, detector_offset=0.3), 4),
+        (lambda: cl.FanBeam(32, 80, 40, 60.0, 20.0), 8),
+        (lambda: cl.ParallelBeam(32, torch.rand(80), 40), 2),
+        (lambda: cl.ParallelBeam(32, torch.rand(80), 40, detector_offset=0.3), 1),
+    ],
+)
+def test_rays_share_the_weights_of_their_mirror_images(beam, share):
+    A = beam()
+    by_rows, by_columns = crossings(A.lines(), A.grid)
+    found = orbits(by_rows, by_columns, A.grid)
+    rays = np.concatenate([orbit.ray for orbit in found])
+    assert sorted(rays) == sorted([*by_rows.ray, *by_columns.ray])
+    rows = sum(len(orbit.start) for orbit in found)
+    assert len(rays) / rows == pytest.approx(share, rel=0.15)
+
+
+def test_mirror_images_of_mirror_images():
+    x = torch.rand(2, 3, 3)
+    images = [mirrored(x, k) for k in range(8)]
+    assert all(torch.equal(unmirrored(image, k), x) for k, image in enumerate(images))
+    assert len({tuple(image.flatten().tolist()) for image in images}) == 8
 
 
 def test_conversions_keep_the_geometry():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.arguments import checked_angles, checked_bins, checked_grid
-from convexlift.operators.tomography.joseph import Joseph
+from convexlift.operators.tomography.projector import Projector, projector
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
 from convexlift.tensors import Shape
 
@@ -53,9 +53,15 @@ class RayTransform(LinearOperator):
         """The rays."""
 
     @cached_property
-    def _projector(self) -> Joseph:
-        """What does the work, on the operator's device."""
-        return Joseph(self.lines(), self.grid, self.angles.device)
+    def _projectors(self) -> dict[torch.dtype, Projector]:
+        """What does the work, for each precision that was asked for."""
+        return {}
+
+    def _projector(self, dtype: torch.dtype) -> Projector:
+        known = self._projectors
+        if dtype not in known:
+            known[dtype] = projector(self.lines(), self.grid, self.angles.device, dtype)
+        return known[dtype]
 
     def forward(self, x: Tensor) -> Tensor:
         """A x."""
@@ -87,7 +93,7 @@ class RayTransform(LinearOperator):
                 f"{type(self).__name__} is on {self.angles.device} and its argument on "
                 f"{data.device}; write operator.to(device={str(data.device)!r})"
             )
-        result: Tensor = _Product.apply(data[:, 0], self._projector, transposed)  # type: ignore[no-untyped-call]
+        result: Tensor = _Product.apply(data[:, 0], self._projector(data.dtype), transposed)  # type: ignore[no-untyped-call]
         return result[:, None]
 
 
@@ -213,7 +219,7 @@ class _Product(torch.autograd.Function):
     """A x or A* y. Each is the derivative of the other, so both may be differentiated again."""
 
     @staticmethod
-    def forward(data: Tensor, projector: Joseph, transposed: bool) -> Tensor:
+    def forward(data: Tensor, projector: Projector, transposed: bool) -> Tensor:
         return projector.backproject(data) if transposed else projector.project(data)
 
     @staticmethod

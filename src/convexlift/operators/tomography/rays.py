@@ -120,13 +120,13 @@ def _crossings(
     ray = np.flatnonzero(chosen)
     slope = drift[ray] / advance[ray]
     start = across[ray] - along[ray] * slope
-    first, last = _inside(start, slope, steps, size)
+    first, last = inside(start, slope, steps, size)
     found = Crossings(ray, start, slope, np.abs(1 / advance[ray]), first, last)
     hits: Any = first < last
     return found[hits]
 
 
-def _inside(
+def inside(
     start: Floats, slope: Floats, steps: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The steps i, from first to before last, with -1 < start + slope i < size.

@@ -1,0 +1,141 @@
+"""Joseph's weights as sparse matrices, for CPUs: the fastest way where they are small enough.
+
+Rays that are mirror images of each other share a row (see ``orbits``), so one sparse matrix times
+all mirror images of x, side by side, is A x. Its transpose is kept as well, sorted by pixels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.operators.tomography.orbits import Orbit, mirrored, orbits, unmirrored
+from convexlift.operators.tomography.rays import Grid, Lines, crossings, inside
+
+ROWS_AT_A_TIME = 4096
+"""Rows of weights made at once: temporary numbers take tens of megabytes then."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The weights of one orbit, and which rays are made of them."""
+
+    mirrors: tuple[int, ...]
+    matrix: Tensor
+    transpose: Tensor
+    ray: Tensor
+    slot: Tensor
+    length: Tensor
+
+
+class Tables:
+    """Products with A and its transpose, by sparse matrices on the CPU.
+
+    Args:
+        found: the rays, as ``orbits`` gives them.
+        grid: the pixels.
+        sinogram_shape: (angles, bins).
+        dtype: the precision of the weights.
+    """
+
+    def __init__(
+        self, found: list[Orbit], grid: Grid, sinogram_shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        self.grid = grid
+        self.sinogram_shape = sinogram_shape
+        self._tables = tuple(_table(orbit, dtype) for orbit in found)
+
+    def project(self, x: Tensor) -> Tensor:
+        """A x: (B, H, W) -> (B, angles, bins)."""
+        batch = len(x)
+        y = x.new_zeros((batch, self.sinogram_shape[0] * self.sinogram_shape[1]))
+        flat = {k: mirrored(x, k).flatten(1) for t in self._tables for k in t.mirrors}
+        for table in self._tables:
+            images = torch.stack([flat[k] for k in table.mirrors], dim=1)  # batch, mirrors, pixels
+            sums = _times(table.matrix, images.flatten(0, 1))
+            sums = sums.reshape(len(sums), batch, len(table.mirrors)).transpose(0, 1).flatten(1)
+            y[:, table.ray] = table.length * sums[:, table.slot]
+        return y.reshape(-1, *self.sinogram_shape)
+
+    def backproject(self, y: Tensor) -> Tensor:
+        """A* y: (B, angles, bins) -> (B, H, W)."""
+        batch, flat = len(y), y.flatten(1)
+        x = y.new_zeros((batch, self.grid.height, self.grid.width))
+        for table in self._tables:
+            count = len(table.mirrors)
+            sums = y.new_zeros((batch, table.matrix.shape[0] * count))
+            for image, values in zip(sums, table.length * flat[:, table.ray], strict=True):
+                image.index_add_(0, table.slot, values)
+            rows = sums.reshape(batch, table.matrix.shape[0], count).transpose(1, 2).flatten(0, 1)
+            images = _times(table.transpose, rows).reshape(-1, len(rows))
+            for k, number in enumerate(table.mirrors):
+                shape = mirrored(x, number).shape
+                x += unmirrored(images[:, k::count].T.reshape(shape), number)
+        return x
+
+
+def tables(lines: Lines, grid: Grid, dtype: torch.dtype, most_bytes: int) -> Tables | None:
+    """``Tables``, or None where they would take more memory than allowed."""
+    found = orbits(*crossings(lines, grid), grid)
+    weights = 2 * sum(orbit.samples for orbit in found)
+    if 2 * weights * (4 + dtype.itemsize) > most_bytes:  # and an index of 4 bytes for each
+        return None
+    angles, bins = lines.x.shape
+    return Tables(found, grid, (angles, bins), dtype)
+
+
+def _times(matrix: Tensor, columns: Tensor) -> Tensor:
+    """The sparse matrix times vectors that lie in rows; (size, vectors)."""
+    if len(columns) == 1:
+        return torch.mv(matrix, columns[0])[:, None]
+    return matrix @ columns.T.contiguous()
+
+
+def _table(orbit: Orbit, dtype: torch.dtype) -> Table:
+    matrix = _matrix(orbit, dtype)
+    by_pixel = matrix.to_sparse_csc()
+    transpose = _sparse(
+        by_pixel.ccol_indices(), by_pixel.row_indices(), by_pixel.values(), matrix.shape[::-1]
+    )
+    return Table(
+        mirrors=orbit.mirrors,
+        matrix=matrix,
+        transpose=transpose,
+        ray=torch.from_numpy(orbit.ray),
+        slot=torch.from_numpy(orbit.slot),
+        length=torch.from_numpy(orbit.length).to(dtype),
+    )
+
+
+def _matrix(orbit: Orbit, dtype: torch.dtype) -> Tensor:
+    """(1 - f, f) at the two neighbours of each crossing, row by row."""
+    steps, size = orbit.steps
+    columns, values, counts = [], [], []
+    first, last = inside(orbit.start, orbit.slope, steps, size)
+    for low in range(0, len(orbit.start), ROWS_AT_A_TIME):
+        part = slice(low, low + ROWS_AT_A_TIME)
+        # From the first step of the earliest ray to the last of the latest.
+        step = np.arange(first[part].min(), last[part].max())
+        crossing = orbit.start[part, None] + orbit.slope[part, None] * step
+        left = np.floor(crossing)
+        fraction = crossing - left
+        place = np.stack([left, left + 1], axis=-1)
+        weight = np.stack([1 - fraction, fraction], axis=-1)
+        real = (place >= 0) & (place < size) & (weight > 0)
+        pixel = place + (step * size)[:, None]
+        columns.append(torch.from_numpy(pixel[real].astype(np.int32)))
+        values.append(torch.from_numpy(weight[real]).to(dtype))
+        counts.append(real.sum((1, 2)))
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int32)
+    shape = (len(orbit.start), steps * size)
+    return _sparse(torch.from_numpy(ends), torch.cat(columns), torch.cat(values), shape)
+
+
+def _sparse(ends: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its sparse matrices beta
+        return torch.sparse_csr_tensor(ends, columns, values, shape, check_invariants=False)
