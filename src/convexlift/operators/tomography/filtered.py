@@ -164,5 +164,5 @@ def _interpolated(row: Tensor, beam: RayTransform, place: Tensor) -> Tensor:
     position = ((place - beam.bins[0]) / beam.bin_width + 1).clamp_(0, bins + 1)
     left = position.floor()
     index, padded = left.to(torch.int64).flatten(), F.pad(row, (1, 2))
-    ends = padded[:, index], padded[:, index + 1]
+    ends = padded.index_select(1, index), padded[:, 1:].index_select(1, index)
     return torch.lerp(*ends, (position - left).flatten()).reshape(-1, *place.shape)

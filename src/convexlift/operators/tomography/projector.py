@@ -28,8 +28,9 @@ class Projector(Protocol):
 
 
 def projector(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> Projector:
-    """The fastest one that there is: tables on a CPU if they are small, else Joseph's method."""
-    if device.type == "cpu" and dtype in (torch.float32, torch.float64):
+    """Small enough tables on a CPU, where torch has MKL's sparse products; else ``Joseph``."""
+    sparse = device.type == "cpu" and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+    if sparse and dtype in (torch.float32, torch.float64):
         found = tables(lines, grid, dtype, TABLE_BYTES)
         if found is not None:
             return found

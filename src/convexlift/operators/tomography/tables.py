@@ -16,8 +16,10 @@ from torch import Tensor
 from convexlift.operators.tomography.orbits import Orbit, mirrored, orbits, unmirrored
 from convexlift.operators.tomography.rays import Grid, Lines, crossings, inside
 
-ROWS_AT_A_TIME = 4096
+ROWS_AT_A_TIME = 1024
 """Rows of weights made at once: temporary numbers take tens of megabytes then."""
+COLUMNS = 8
+"""Vectors that a matrix takes at once: more of them leave the caches."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,29 @@ class Table:
     ray: Tensor
     slot: Tensor
     length: Tensor
+
+    def portions(self, batch: Tensor) -> tuple[Tensor, ...]:
+        """The batch in parts that are fast."""
+        return torch.split(batch, max(1, COLUMNS // len(self.mirrors)))
+
+    def project(self, x: Tensor, y: Tensor) -> None:
+        """Write the integrals of (B, H, W) along this table's rays into y, (B, rays)."""
+        images = torch.stack([mirrored(x, k).flatten(1) for k in self.mirrors], dim=1)
+        sums = _times(self.matrix, images.flatten(0, 1))  # rows, images * mirrors
+        sums = sums.reshape(len(sums), len(x), len(self.mirrors)).transpose(0, 1).flatten(1)
+        y[:, self.ray] = self.length * sums[:, self.slot]
+
+    def backproject(self, y: Tensor, x: Tensor) -> None:
+        """Add what the transpose makes of this table's rays, of y (B, rays), to x (B, H, W)."""
+        count = len(self.mirrors)
+        size, pixels = self.matrix.shape
+        sums = y.new_zeros((len(y), size * count))
+        for image, values in zip(sums, self.length * y[:, self.ray], strict=True):
+            image.index_add_(0, self.slot, values)  # some rays are given twice
+        rows = sums.reshape(len(y), size, count).transpose(1, 2).flatten(0, 1)
+        images = _times(self.transpose, rows).T.contiguous().reshape(len(y), count, pixels)
+        for k, number in enumerate(self.mirrors):
+            x += unmirrored(images[:, k].reshape(mirrored(x, number).shape), number)
 
 
 class Tables:
@@ -51,30 +76,18 @@ class Tables:
 
     def project(self, x: Tensor) -> Tensor:
         """A x: (B, H, W) -> (B, angles, bins)."""
-        batch = len(x)
-        y = x.new_zeros((batch, self.sinogram_shape[0] * self.sinogram_shape[1]))
-        flat = {k: mirrored(x, k).flatten(1) for t in self._tables for k in t.mirrors}
+        y = x.new_zeros((len(x), self.sinogram_shape[0] * self.sinogram_shape[1]))
         for table in self._tables:
-            images = torch.stack([flat[k] for k in table.mirrors], dim=1)  # batch, mirrors, pixels
-            sums = _times(table.matrix, images.flatten(0, 1))
-            sums = sums.reshape(len(sums), batch, len(table.mirrors)).transpose(0, 1).flatten(1)
-            y[:, table.ray] = table.length * sums[:, table.slot]
+            for images, sinograms in zip(table.portions(x), table.portions(y), strict=True):
+                table.project(images, sinograms)
         return y.reshape(-1, *self.sinogram_shape)
 
     def backproject(self, y: Tensor) -> Tensor:
         """A* y: (B, angles, bins) -> (B, H, W)."""
-        batch, flat = len(y), y.flatten(1)
-        x = y.new_zeros((batch, self.grid.height, self.grid.width))
+        x, flat = y.new_zeros((len(y), self.grid.height, self.grid.width)), y.flatten(1)
         for table in self._tables:
-            count = len(table.mirrors)
-            sums = y.new_zeros((batch, table.matrix.shape[0] * count))
-            for image, values in zip(sums, table.length * flat[:, table.ray], strict=True):
-                image.index_add_(0, table.slot, values)
-            rows = sums.reshape(batch, table.matrix.shape[0], count).transpose(1, 2).flatten(0, 1)
-            images = _times(table.transpose, rows).reshape(-1, len(rows))
-            for k, number in enumerate(table.mirrors):
-                shape = mirrored(x, number).shape
-                x += unmirrored(images[:, k::count].T.reshape(shape), number)
+            for images, sinograms in zip(table.portions(x), table.portions(flat), strict=True):
+                table.backproject(sinograms, images)
         return x
 
 
