@@ -10,7 +10,7 @@ import torch
 from dense import dense_matrix
 
 import convexlift as cl
-from convexlift.operators.tomography import projector
+from convexlift.operators.tomography import presets, projector
 from convexlift.operators.tomography.orbits import mirrored, orbits, unmirrored
 from convexlift.operators.tomography.rays import crossings
 from convexlift.phantoms import SHEPP_LOGAN, Ellipse, ellipse_image, ellipse_sinogram, shepp_logan
@@ -283,6 +283,32 @@ def test_conversions_keep_the_geometry():
     single = beam.to(dtype=torch.float32)(x.float())
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), beam(x), rtol=2e-6, atol=2e-6)
+
+
+def test_the_papers_scanner():
+    scanner = presets.paper_scanner()
+    assert scanner.input_shape == (1, 512, 512)
+    assert scanner.output_shape((1, 512, 512)) == (1, 200, 400)
+    assert scanner.factor == pytest.approx(10)
+    grid, beam = scanner.operator.grid, scanner.operator
+    assert grid.pixel_width == grid.pixel_height == 0.5
+    assert -beam.bins[0] + beam.bin_width / 2 == pytest.approx(128 * math.sqrt(2))
+    assert repr(beam) == "ParallelBeam(512 x 512 pixels, 200 angles, 400 bins)"
+
+
+def test_counts_become_an_image_with_a_proof():
+    """Poisson numbers of a small scan, total variation, x >= 0."""
+    A = 10 * cl.ParallelBeam(24, 16, 34, 12.0)
+    clean = shepp_logan(24)
+    y = torch.poisson(A(clean) + presets.PAPER_BACKGROUND)
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(y, background=presets.PAPER_BACKGROUND), operator=A,
+        regularizer=cl.TotalVariation(), weight=1.0, box=(0.0, 1.0),
+    )  # fmt: skip
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=2000))
+    assert float(solution.gap) <= 1e-3
+    error, filtered = solution.x - clean, cl.fbp(A, y - presets.PAPER_BACKGROUND) - clean
+    assert float(error.norm()) < 0.7 * float(filtered.norm())
 
 
 ERRORS = {

@@ -85,6 +85,12 @@ class RayTransform(LinearOperator):
             )
         return (1, len(self.exact_angles), len(self.bins))
 
+    def __repr__(self) -> str:
+        size = f"{self.grid.height} x {self.grid.width} pixels"
+        return (
+            f"{type(self).__name__}({size}, {len(self.exact_angles)} angles, {len(self.bins)} bins)"
+        )
+
     def _apply(self, data: Tensor, transposed: bool) -> Tensor:
         if not data.is_floating_point():
             raise ValueError(f"{type(self).__name__} takes real numbers, got {data.dtype}")
