@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -74,6 +75,10 @@ class Tables:
         self.sinogram_shape = sinogram_shape
         self._tables = tuple(_table(orbit, dtype) for orbit in found)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: it never changes, and torch cannot copy sparse matrices."""
+        return self
+
     def project(self, x: Tensor) -> Tensor:
         """A x: (B, H, W) -> (B, angles, bins)."""
         y = x.new_zeros((len(x), self.sinogram_shape[0] * self.sinogram_shape[1]))
@@ -110,14 +115,10 @@ def _times(matrix: Tensor, columns: Tensor) -> Tensor:
 
 def _table(orbit: Orbit, dtype: torch.dtype) -> Table:
     matrix = _matrix(orbit, dtype)
-    by_pixel = matrix.to_sparse_csc()
-    transpose = _sparse(
-        by_pixel.ccol_indices(), by_pixel.row_indices(), by_pixel.values(), matrix.shape[::-1]
-    )
     return Table(
         mirrors=orbit.mirrors,
         matrix=matrix,
-        transpose=transpose,
+        transpose=_transpose(matrix),
         ray=torch.from_numpy(orbit.ray),
         slot=torch.from_numpy(orbit.slot),
         length=torch.from_numpy(orbit.length).to(dtype),
@@ -146,6 +147,18 @@ def _matrix(orbit: Orbit, dtype: torch.dtype) -> Tensor:
     ends = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int32)
     shape = (len(orbit.start), steps * size)
     return _sparse(torch.from_numpy(ends), torch.cat(columns), torch.cat(values), shape)
+
+
+def _transpose(matrix: Tensor) -> Tensor:
+    """The same weights, pixel by pixel; torch's own conversion takes more time and memory."""
+    size, pixels = matrix.shape
+    columns, order = torch.sort(matrix.col_indices(), stable=True)
+    ends = torch.searchsorted(columns, torch.arange(pixels + 1, dtype=torch.int32))
+    del columns
+    rows = torch.repeat_interleave(
+        torch.arange(size, dtype=torch.int32), matrix.crow_indices().diff()
+    )
+    return _sparse(ends.int(), rows[order], matrix.values()[order], (pixels, size))
 
 
 def _sparse(ends: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
