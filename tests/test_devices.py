@@ -85,3 +85,20 @@ def test_tf32_is_off_inside():
         matmul.fp32_precision, conv.fp32_precision = before
     exact = cl.certify(problem, solution.x, solution.duals, double=True)
     assert (exact.gap <= 2e-5).all()
+
+
+@pytest.mark.parametrize(
+    "beam",
+    [
+        lambda: cl.ParallelBeam((20, 25), 30, 33),
+        lambda: cl.FanBeam(24, 30, 40, 40.0, 20.0, detector="curved"),
+    ],
+)
+def test_ray_transforms(beam):
+    on_cpu = beam()
+    on_gpu = on_cpu.to(device="cuda")
+    x = torch.rand((2, *on_cpu.input_shape))
+    y = on_cpu(x)
+    torch.testing.assert_close(on_gpu(x.cuda()).cpu(), y)
+    torch.testing.assert_close(on_gpu.adjoint(y.cuda()).cpu(), on_cpu.adjoint(y))
+    torch.testing.assert_close(cl.fbp(on_gpu, y.cuda()).cpu(), cl.fbp(on_cpu, y))

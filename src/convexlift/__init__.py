@@ -41,6 +41,9 @@ from convexlift.operators.linear import Identity as Identity
 from convexlift.operators.linear import LinearOperator as LinearOperator
 from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
+from convexlift.operators.tomography.beams import FanBeam as FanBeam
+from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
+from convexlift.operators.tomography.filtered import fbp as fbp
 from convexlift.problems.certificate import Certificate as Certificate
 from convexlift.problems.certificate import Guarantee as Guarantee
 from convexlift.problems.certificate import certify as certify

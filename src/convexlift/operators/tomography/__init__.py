@@ -1,0 +1,1 @@
+"""Tomography: integrals along rays, by Joseph's method, with exact adjoints."""

@@ -1,0 +1,167 @@
+"""Joseph's weights as sparse matrices, for CPUs: the fastest way where they are small enough.
+
+Rays that are mirror images of each other share a row (see ``orbits``), so one sparse matrix times
+all mirror images of x, side by side, is A x. Its transpose is kept as well, sorted by pixels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.operators.tomography.orbits import Orbit, mirrored, orbits, unmirrored
+from convexlift.operators.tomography.rays import Grid, Lines, crossings, inside
+
+ROWS_AT_A_TIME = 1024
+"""Rows of weights made at once: temporary numbers take tens of megabytes then."""
+COLUMNS = 8
+"""Vectors that a matrix takes at once: more of them leave the caches."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The weights of one orbit, and which rays are made of them."""
+
+    mirrors: tuple[int, ...]
+    matrix: Tensor
+    transpose: Tensor
+    ray: Tensor
+    slot: Tensor
+    length: Tensor
+
+    def portions(self, batch: Tensor) -> tuple[Tensor, ...]:
+        """The batch in parts that are fast."""
+        return torch.split(batch, max(1, COLUMNS // len(self.mirrors)))
+
+    def project(self, x: Tensor, y: Tensor) -> None:
+        """Write the integrals of (B, H, W) along this table's rays into y, (B, rays)."""
+        images = torch.stack([mirrored(x, k).flatten(1) for k in self.mirrors], dim=1)
+        sums = _times(self.matrix, images.flatten(0, 1))  # rows, images * mirrors
+        sums = sums.reshape(len(sums), len(x), len(self.mirrors)).transpose(0, 1).flatten(1)
+        y[:, self.ray] = self.length * sums[:, self.slot]
+
+    def backproject(self, y: Tensor, x: Tensor) -> None:
+        """Add what the transpose makes of this table's rays, of y (B, rays), to x (B, H, W)."""
+        count = len(self.mirrors)
+        size, pixels = self.matrix.shape
+        sums = y.new_zeros((len(y), size * count))
+        for image, values in zip(sums, self.length * y[:, self.ray], strict=True):
+            image.index_add_(0, self.slot, values)  # some rays are given twice
+        rows = sums.reshape(len(y), size, count).transpose(1, 2).flatten(0, 1)
+        images = _times(self.transpose, rows).T.contiguous().reshape(len(y), count, pixels)
+        for k, number in enumerate(self.mirrors):
+            x += unmirrored(images[:, k].reshape(mirrored(x, number).shape), number)
+
+
+class Tables:
+    """Products with A and its transpose, by sparse matrices on the CPU.
+
+    Args:
+        found: the rays, as ``orbits`` gives them.
+        grid: the pixels.
+        sinogram_shape: (angles, bins).
+        dtype: the precision of the weights.
+    """
+
+    def __init__(
+        self, found: list[Orbit], grid: Grid, sinogram_shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        self.grid = grid
+        self.sinogram_shape = sinogram_shape
+        self._tables = tuple(_table(orbit, dtype) for orbit in found)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: it never changes, and torch cannot copy sparse matrices."""
+        return self
+
+    def project(self, x: Tensor) -> Tensor:
+        """A x: (B, H, W) -> (B, angles, bins)."""
+        y = x.new_zeros((len(x), self.sinogram_shape[0] * self.sinogram_shape[1]))
+        for table in self._tables:
+            for images, sinograms in zip(table.portions(x), table.portions(y), strict=True):
+                table.project(images, sinograms)
+        return y.reshape(-1, *self.sinogram_shape)
+
+    def backproject(self, y: Tensor) -> Tensor:
+        """A* y: (B, angles, bins) -> (B, H, W)."""
+        x, flat = y.new_zeros((len(y), self.grid.height, self.grid.width)), y.flatten(1)
+        for table in self._tables:
+            for images, sinograms in zip(table.portions(x), table.portions(flat), strict=True):
+                table.backproject(sinograms, images)
+        return x
+
+
+def tables(lines: Lines, grid: Grid, dtype: torch.dtype, most_bytes: int) -> Tables | None:
+    """``Tables``, or None where they would take more memory than allowed."""
+    found = orbits(*crossings(lines, grid), grid)
+    weights = 2 * sum(orbit.samples for orbit in found)
+    if 2 * weights * (4 + dtype.itemsize) > most_bytes:  # and an index of 4 bytes for each
+        return None
+    angles, bins = lines.x.shape
+    return Tables(found, grid, (angles, bins), dtype)
+
+
+def _times(matrix: Tensor, columns: Tensor) -> Tensor:
+    """The sparse matrix times vectors that lie in rows; (size, vectors)."""
+    if len(columns) == 1:
+        return torch.mv(matrix, columns[0])[:, None]
+    return matrix @ columns.T.contiguous()
+
+
+def _table(orbit: Orbit, dtype: torch.dtype) -> Table:
+    matrix = _matrix(orbit, dtype)
+    return Table(
+        mirrors=orbit.mirrors,
+        matrix=matrix,
+        transpose=_transpose(matrix),
+        ray=torch.from_numpy(orbit.ray),
+        slot=torch.from_numpy(orbit.slot),
+        length=torch.from_numpy(orbit.length).to(dtype),
+    )
+
+
+def _matrix(orbit: Orbit, dtype: torch.dtype) -> Tensor:
+    """(1 - f, f) at the two neighbours of each crossing, row by row."""
+    steps, size = orbit.steps
+    columns, values, counts = [], [], []
+    first, last = inside(orbit.start, orbit.slope, steps, size)
+    for low in range(0, len(orbit.start), ROWS_AT_A_TIME):
+        part = slice(low, low + ROWS_AT_A_TIME)
+        # From the first step of the earliest ray to the last of the latest.
+        step = np.arange(first[part].min(), last[part].max())
+        crossing = orbit.start[part, None] + orbit.slope[part, None] * step
+        left = np.floor(crossing)
+        fraction = crossing - left
+        place = np.stack([left, left + 1], axis=-1)
+        weight = np.stack([1 - fraction, fraction], axis=-1)
+        real = (place >= 0) & (place < size) & (weight > 0)
+        pixel = place + (step * size)[:, None]
+        columns.append(torch.from_numpy(pixel[real].astype(np.int32)))
+        values.append(torch.from_numpy(weight[real]).to(dtype))
+        counts.append(real.sum((1, 2)))
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int32)
+    shape = (len(orbit.start), steps * size)
+    return _sparse(torch.from_numpy(ends), torch.cat(columns), torch.cat(values), shape)
+
+
+def _transpose(matrix: Tensor) -> Tensor:
+    """The same weights, pixel by pixel; torch's own conversion takes more time and memory."""
+    size, pixels = matrix.shape
+    columns, order = torch.sort(matrix.col_indices(), stable=True)
+    ends = torch.searchsorted(columns, torch.arange(pixels + 1, dtype=torch.int32))
+    del columns
+    rows = torch.repeat_interleave(
+        torch.arange(size, dtype=torch.int32), matrix.crow_indices().diff()
+    )
+    return _sparse(ends.int(), rows[order], matrix.values()[order], (pixels, size))
+
+
+def _sparse(ends: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its sparse matrices beta
+        return torch.sparse_csr_tensor(ends, columns, values, shape, check_invariants=False)
