@@ -87,6 +87,19 @@ def test_optimum_behind_a_blur(fidelity, boundary, box):
     agree(problem)
 
 
+@pytest.mark.parametrize("architecture", ["plain", "skips"])
+@pytest.mark.parametrize("dualise", [None, True])
+def test_optimum_behind_a_circular_blur_without_a_box(architecture, dualise):
+    kernel = torch.tensor([[0.0, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.2, 0.0]])
+    problem = cl.VariationalProblem(
+        fidelity=zoo.fidelity("L2")[0],
+        operator=1.5 * cl.Blur(kernel, "circular"),
+        regularizer=zoo.network(architecture, cl.LeakyReLU(0.2)),
+        weight=0.1,
+    )
+    agree(problem, method=cl.PDHG(dualise_fidelity=dualise))
+
+
 @pytest.mark.parametrize("fidelity", zoo.FIDELITIES)
 def test_dualising_the_fidelity_changes_nothing(fidelity):
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, "box")

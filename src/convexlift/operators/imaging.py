@@ -121,6 +121,15 @@ class Blur(LinearOperator):
         padded = F.conv_transpose2d(planes, weight)
         return self._padding(planes).adjoint(padded).reshape(y.shape)
 
+    def transfer(self, input_shape: Shape) -> Tensor | None:
+        """The Fourier transform of the kernel, if the boundary is circular."""
+        if self.boundary != "circular":
+            return None
+        impulse = self.kernel.new_zeros((1, 1, *input_shape[-2:]), dtype=torch.float64)
+        impulse[..., 0, 0] = 1
+        spectrum: Tensor = torch.fft.rfft2(self.to(dtype=torch.float64)(impulse))
+        return spectrum[0, 0]
+
     def _padding(self, planes: Tensor) -> Padding:
         return Padding(tuple(planes.shape[1:]), self.margin, self.boundary)
 

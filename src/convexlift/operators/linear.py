@@ -48,6 +48,14 @@ class LinearOperator(TensorRecord, ABC):
         """
         return None
 
+    def transfer(self, input_shape: Shape) -> Tensor | None:
+        """k with rfft2(A x) = k * rfft2(x) where A is a circular convolution, else None.
+
+        Complex numbers in double precision, (H, W//2 + 1). Behind such an operator the squared L2
+        fidelity keeps a closed-form proximal map.
+        """
+        return None
+
     def norm(self, input_shape: Shape | None = None) -> float:
         """An upper estimate of ||A||, computed once for each shape.
 
@@ -142,6 +150,11 @@ class Scaled(LinearOperator):
     def diagonal(self) -> Tensor | None:
         """c d, if A has a diagonal d."""
         inner = self.operator.diagonal
+        return None if inner is None else self.factor * inner
+
+    def transfer(self, input_shape: Shape) -> Tensor | None:
+        """c k, if A is a circular convolution."""
+        inner = self.operator.transfer(input_shape)
         return None if inner is None else self.factor * inner
 
     def norm(self, input_shape: Shape | None = None) -> float:

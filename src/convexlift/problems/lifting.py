@@ -12,8 +12,11 @@ block "z1" then holds p_1, and v_{1,2} has its size.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from convexlift.functionals.circular import CircularFidelityTerm
+from convexlift.functionals.fidelity import SquaredL2
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
@@ -48,14 +51,15 @@ def lift(
     Args:
         problem: the nested problem.
         dualise_fidelity: whether D(A x) becomes f_0(K_0 u) instead of a part of g; by default
-            only where it must, that is, where A is not diagonal.
+            only where it must, that is, where D(A x) has no closed-form prox. It has one where A
+            is diagonal, and for the squared L2 norm without a box where A is a circular blur.
         pooled: whether layers before a pooling are bounded in the mean, where that is enough;
             without it, every layer unit by unit, as in the paper.
     """
     network, operator = problem.network, problem.operator
-    diagonal = operator.diagonal
+    closed_form = _fidelity_term(problem)
     if dualise_fidelity is None:
-        dualise_fidelity = diagonal is None
+        dualise_fidelity = closed_form is None
 
     rows: dict[str, dict[str, LinearOperator]] = {}
     f: list[tuple[tuple[str, ...], DualTerm]] = []
@@ -66,9 +70,8 @@ def lift(
         rows[DATA_DUAL] = {"x": operator}  # K_0 = (A 0 ... 0)
         f.append(((DATA_DUAL,), DualFidelityTerm(problem.fidelity)))
         g["x"] = BoxTerm(problem.bounds)
-    elif diagonal is not None:
-        y = problem.fidelity.y
-        g["x"] = DiagonalFidelityTerm(problem.fidelity, diagonal.to(y), problem.bounds)
+    elif closed_form is not None:
+        g["x"] = closed_form
     else:
         raise ValueError(
             f"the fidelity behind {type(operator).__name__} has no closed-form prox; "
@@ -98,6 +101,18 @@ def lift(
     for i, pool in pools.items():
         rows[dual_names(pool.user, count)[0]][primal_name(i)] = pool.rest
     return SaddlePointProblem(BlockOperator(rows, shapes), tuple(f), g)
+
+
+def _fidelity_term(problem: VariationalProblem) -> PrimalTerm | None:
+    """D(A x), with the box, as a part of g where it has a closed-form prox."""
+    fidelity, operator = problem.fidelity, problem.operator
+    if operator.diagonal is not None:
+        return DiagonalFidelityTerm(fidelity, operator.diagonal.to(fidelity.y), problem.bounds)
+    if isinstance(fidelity, SquaredL2) and problem.bounds.is_everything:
+        transfer = operator.transfer(problem.image_shape)
+        if transfer is not None:
+            return CircularFidelityTerm(transfer, torch.fft.rfft2(fidelity.y.double()))
+    return None
 
 
 def lifted_start(
