@@ -121,13 +121,14 @@ class FusedIterations:
             saddle: the lifted problem.
             interpreted: run on the CPU, by Triton's interpreter, to see that results are right.
         """
-        if kernels() is None:
+        on_gpu = any(tensor.is_cuda for tensor in saddle.tensors())
+        if not (on_gpu or interpreted) or kernels() is None:
             return None
         layer = FirstLayer.of(saddle)
-        if layer is None or not (interpreted or layer.filters.device.type == "cuda"):
+        pixels = None if layer is None else Pixels.of(saddle, layer)
+        if layer is None or pixels is None:
             return None
-        pixels = Pixels.of(saddle, layer)
-        return None if pixels is None else FusedIterations(saddle, layer, pixels)
+        return FusedIterations(saddle, layer, pixels)
 
     def begin(self, state: Any) -> None:
         """Take over the iterate w of a state, and its anchor; the state stays as it is."""
