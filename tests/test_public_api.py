@@ -55,6 +55,16 @@ def test_importing_is_light_and_has_no_side_effects():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_solving_on_a_processor_does_not_load_triton():
+    code = (
+        "import sys, torch, convexlift as cl; "
+        "net = cl.networks.ridge(channels=4, kernel=3); y = cl.SquaredL2(torch.rand(1, 1, 8, 8)); "
+        "cl.solve(cl.VariationalProblem(fidelity=y, regularizer=net, weight=0.1)); "
+        "assert 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
