@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -123,18 +127,56 @@ def test_the_old_state_stays_as_it_is():
 
 
 def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
+    """And the first problem stays as it is: its network, its mask, its data."""
     monkeypatch.setattr(fused, "IDLE", fused.IdleMachines())
-    first, second = one_layer("zero", 0.01, "L2"), one_layer("zero", 0.01, "L2")
-    second.fidelity.y.mul_(0.5)
+
+    def made(shift):
+        problem = one_layer("zero", 0.01, "L2", size=(8, 8))
+        layer = problem.regularizer.layers[0]
+        layer.bias = torch.nn.Parameter(
+            torch.full((5,), 0.1 + shift, device=DEVICE, dtype=torch.float32)
+        )
+        mask = cl.Mask((torch.rand(2, 1, 8, 8) > 0.2 + shift).to(DEVICE, torch.float32))
+        data = cl.SquaredL2(problem.fidelity.y * (1 - shift))
+        return replace(problem, fidelity=data, operator=mask)
+
+    first, second = made(0.0), made(0.5)
     compare(first, [1])
-    assert len(fused.IDLE._machines) == 1
     (machine,) = fused.IDLE._machines.values()
+    before = [tensor.clone() for tensor in first.tensors()]
     with torch.no_grad():
         _, fast = solvers(second)
         fast.advance(fast.start(second.initial_image()), 1)
         assert fast.fused._machine is machine
         assert not fused.IDLE._machines
+    for tensor, old in zip(first.tensors(), before, strict=True):
+        torch.testing.assert_close(tensor, old, rtol=0, atol=0)
+    del fast
     compare(second, [1])
+
+
+def test_machines_go_with_their_solver_and_idle_ones_are_few(monkeypatch):
+    monkeypatch.setattr(fused, "IDLE", fused.IdleMachines())
+    monkeypatch.setattr(fused, "KEPT", 0)
+    problem = one_layer("zero", 0.01, "L2", size=(8, 8))
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        fast.advance(fast.start(problem.initial_image()), 1)
+    machine = weakref.ref(fast.fused._machine)
+    gc.disable()  # nothing must wait for it: it counts objects, not the memory of a GPU
+    try:
+        del fast
+        assert machine() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("h", [cl.Softplus(), cl.ELU()])
+def test_layers_that_ask_the_host_are_not_captured(h):
+    network = baseline().regularizer
+    network.layers[1].activation = h
+    problem = replace(baseline(), regularizer=network)
+    assert fused.FusedIterations.of(lift(problem), interpreted=True) is None
 
 
 def test_where_kernels_do_not_apply():

@@ -5,6 +5,7 @@ The first dimension of every tensor in the library counts the images of a batch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -243,3 +244,15 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
             object.__setattr__(result, name, value)
         return result
     return chosen
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 inside: its three digits would make every certificate below 1e-3 meaningless."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = matmul.fp32_precision, convolution.fp32_precision
+    try:
+        matmul.fp32_precision = convolution.fp32_precision = "ieee"
+        yield
+    finally:
+        matmul.fp32_precision, convolution.fp32_precision = before

@@ -109,7 +109,8 @@ def primal_step(
         flipped = 2 * step * data / tl.maximum(root - shifted, TINY)
         z = tl.where(shifted >= 0, (shifted + root) / 2, flipped) - r
     new = tl.where(d != 0, z / safe, free)
-    new = tl.minimum(tl.maximum(new, lower), upper)
+    boxed = tl.minimum(tl.maximum(new, lower), upper)
+    new = tl.where(new == new, boxed, new)  # NaN must be seen, not put into the box
 
     following = a * new + b * w
     if e != 0:

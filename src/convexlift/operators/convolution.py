@@ -166,13 +166,15 @@ class ConvolutionOperator(LinearOperator):
         """Computed on a CPU, once for all convolutions alike: a GPU would mostly be launched."""
         weight = self.weight.detach().cpu().contiguous()
         described = repr((weight.dtype, weight.shape, self.stride, self.boundary, shape))
-        digest = hashlib.blake2b(weight.numpy().tobytes() + described.encode()).digest()
-        if digest not in _NORMS:
+        numbers = weight.to(torch.float64).numpy().tobytes()
+        digest = hashlib.blake2b(numbers + described.encode()).digest()
+        norm = _NORMS.get(digest)
+        if norm is None:
             alike = ConvolutionOperator(weight, shape, self.stride, self.boundary)
-            _NORMS[digest] = alike._bound(shape)
+            norm = _NORMS[digest] = alike._bound(shape)
             if len(_NORMS) > KNOWN_NORMS:
-                del _NORMS[next(iter(_NORMS))]
-        return _NORMS[digest]
+                _NORMS.pop(next(iter(_NORMS)), None)
+        return norm
 
     def _bound(self, shape: Shape) -> float:
         """A bound that needs no iteration, where one is known; else power iteration.

@@ -29,7 +29,7 @@ from convexlift.problems.minorant import Minorant
 from convexlift.problems.one_pass import OnePass
 from convexlift.problems.saddle import DATA_DUAL, made_feasible
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import Blocks, choose_images
+from convexlift.tensors import Blocks, choose_images, full_precision
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -125,7 +125,7 @@ def certify(
             None if duals is None else Blocks({n: v.to(torch.float64) for n, v in duals.items()})
         )
     problem.regularizer.check_convexity()
-    with torch.no_grad():
+    with torch.no_grad(), full_precision():
         evaluation = problem.evaluate(x)
         bounds = best_bounds(problem, evaluation, duals, radius, tangent=True)
         return _describe(problem, evaluation, bounds, tolerance, radius)

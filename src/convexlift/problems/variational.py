@@ -15,7 +15,7 @@ from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
 from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
 from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.tensors import Shape, TensorRecord, expand_per_image
+from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class VariationalProblem(TensorRecord):
 
     def objective(self, x: Tensor) -> Tensor:
         """D(A x, y) + weight R(x) for each image, +inf outside the box."""
-        with torch.no_grad():
+        with torch.no_grad(), full_precision():
             return self.evaluate(x).objective
 
     def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:

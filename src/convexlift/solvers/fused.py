@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,8 @@ from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
 """Iterations in a graph."""
-KEPT = 4
-"""So many machines that nobody uses are kept, for problems of the same kind."""
-LARGEST_KEPT = 2**28
-"""Their largest dual variable, in bytes."""
+KEPT = 2**29
+"""So many bytes of machines that nobody uses are kept, for problems of the same kind."""
 
 
 class Machine:
@@ -40,9 +39,10 @@ class Machine:
     ) -> None:
         self.buffers = Buffers(u, v, layer)
         self.layer, self.pixels, self.rest = layer, pixels, rest
-        self.plain = Replayed(lambda: self._launch(1))
-        self.several = Replayed(lambda: self._launch(GRAPHED))
-        self.observed = Replayed(lambda: self._launch(1, observed=True))
+        parts = self.buffers, layer, pixels, rest  # and not self: rings are freed late
+        self.plain = Replayed(partial(_launch, *parts, 1, False))
+        self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
+        self.observed = Replayed(partial(_launch, *parts, 1, True))
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
         """The data of another problem of the same kind."""
@@ -65,17 +65,25 @@ class Machine:
             if last:
                 self.observed()
 
-    def _launch(self, count: int, *, observed: bool = False) -> None:
-        buffers, rest = self.buffers, self.rest
-        for _ in range(count):
-            if rest is not None:
-                rest.primal(buffers, observed=observed)
-            self.pixels(buffers, observed=observed)
-            if rest is not None:
-                rest.mean(buffers)
-            self.layer(buffers, step=True, observed=observed)
-            if rest is not None:
-                rest.dual(buffers, observed=observed)
+
+def _launch(
+    buffers: Buffers,
+    layer: FirstLayer,
+    pixels: Pixels,
+    rest: RestOfProblem | None,
+    count: int,
+    observed: bool,
+) -> None:
+    """So many iterations."""
+    for _ in range(count):
+        if rest is not None:
+            rest.primal(buffers, observed=observed)
+        pixels(buffers, observed=observed)
+        if rest is not None:
+            rest.mean(buffers)
+        layer(buffers, step=True, observed=observed)
+        if rest is not None:
+            rest.dual(buffers, observed=observed)
 
 
 class IdleMachines:
@@ -90,11 +98,13 @@ class IdleMachines:
 
     def put(self, kind: object, machine: Machine) -> None:
         """Keep one for later; the oldest ones go."""
-        if machine.buffers.w_v[machine.layer.name].nbytes > LARGEST_KEPT:
-            return
         self._machines[kind] = machine
-        while len(self._machines) > KEPT:
-            del self._machines[next(iter(self._machines))]
+        while sum(kept.buffers.nbytes for kept in list(self._machines.values())) > KEPT:
+            self._machines.pop(next(iter(self._machines)), None)
+
+    def clear(self) -> None:
+        """Free the memory of all."""
+        self._machines.clear()
 
 
 IDLE = IdleMachines()
@@ -128,12 +138,14 @@ class FusedIterations:
         pixels = None if layer is None else Pixels.of(saddle, layer)
         if layer is None or pixels is None:
             return None
-        return FusedIterations(saddle, layer, pixels)
+        fused = FusedIterations(saddle, layer, pixels)
+        return fused if fused._rest is None or fused._rest.stays_on_the_device else None
 
     def begin(self, state: Any) -> None:
         """Take over the iterate w of a state, and its anchor; the state stays as it is."""
         if state is self.holds:
             return
+        self.holds = None
         self._device = state.w_u["x"].device
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -34,7 +35,10 @@ def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             launch()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                graph.capture_end()
+            raise
+        graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph

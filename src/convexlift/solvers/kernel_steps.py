@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -46,18 +47,20 @@ def kernels() -> Any:
     """The module of kernels, or None without Triton."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from convexlift.kernels import iteration
-
+    try:
+        from convexlift.kernels import iteration
+    except ImportError:  # a Triton that does not work here
+        return None
     return iteration
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What is raised where kernels cannot be compiled or do not fit a GPU."""
+    """What is raised where kernels cannot be compiled (no C compiler, say) or do not fit a GPU."""
     if kernels() is None:
         return ()
     from triton.errors import TritonError
 
-    return (TritonError,)
+    return (TritonError, RuntimeError, SubprocessError, OSError)
 
 
 class Buffers:
@@ -91,6 +94,14 @@ class Buffers:
             self.mean, self.multipliers = (v[layer.mean_name].new_zeros(v[layer.mean_name].shape)
                                            for _ in range(2))  # fmt: skip
 
+    @property
+    def nbytes(self) -> int:
+        """Of all together."""
+        blocks = [part for held in vars(self).values() if isinstance(held, Blocks)
+                  for part in held.values()]  # fmt: skip
+        others = [held for held in vars(self).values() if isinstance(held, Tensor)]
+        return sum(tensor.nbytes for tensor in blocks + others)
+
     def fill_table(self, rows: Tensor) -> None:
         """New coefficients, to be read from the first row on."""
         self.table[: len(rows), :, : rows.shape[-1]].copy_(rows, non_blocking=True)
@@ -98,23 +109,26 @@ class Buffers:
 
 
 class Pixels:
-    """The image's half of an iteration, with the data."""
+    """The image's half of an iteration, with copies of the data: other data may replace them."""
 
     def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
         term, operator = saddle.g["x"], layer.operator
         assert isinstance(term, DiagonalFidelityTerm)
         fidelity = term.fidelity
-        self.y = self.target = self.background = fidelity.y.clone()
+        self.y = self.target = self.background = _copied(fidelity.y)
         self.pull, self.scale = 0.0, 1.0
         if isinstance(fidelity, Anchored):
-            self.target, self.pull = fidelity.target.contiguous(), fidelity.pull
+            self.target, self.pull = (
+                _copied(fidelity.target),
+                fidelity.pull,
+            )
             fidelity = fidelity.fidelity
         if isinstance(fidelity, L1):
             self.scale = fidelity.scale
         if isinstance(fidelity, KullbackLeibler):
-            self.background = fidelity.background.expand_as(self.y).contiguous()
+            self.background = _copied(fidelity.background.expand_as(self.y))
         self.kind = KINDS[type(fidelity)]
-        self.diagonal = term.diagonal.expand_as(self.y).contiguous()
+        self.diagonal = _copied(term.diagonal.expand_as(self.y))
         self.lower, self.upper = term.box.lower, term.box.upper
         self.layer = layer
         self.more = any("x" in row for name, row in saddle.K.rows.items() if name != layer.name)
@@ -174,6 +188,11 @@ class Pixels:
         )  # fmt: skip
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """In memory of its own, which others may write to."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 @cache
 def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
     """Where each of ``size`` pixels of a line is found in the padded line, (copies, size).
@@ -223,7 +242,7 @@ class FirstLayer:
         high = (filled.view(torch.int32) & TF32_BITS).view(torch.float32)
         self.filters = torch.stack((high, filled - high))
         bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach().flatten()
-        self.bias = bias.expand(channels).contiguous()
+        self.bias = _copied(bias.expand(channels))
 
     @property
     def kind_of(self) -> tuple[Any, ...]:

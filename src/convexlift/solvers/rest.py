@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from convexlift.functionals.terms import DualTerm
+from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
+from convexlift.networks.activations import PiecewiseLinear
 from convexlift.problems.saddle import BlockOperator, SaddlePointProblem
 from convexlift.tensors import Blocks, expand_per_image
 
@@ -44,6 +45,16 @@ class RestOfProblem:
         terms = tuple((names, term) for names, term in saddle.f if layer not in names)
         others = tuple(name for name in saddle.K.shapes if name != "x")
         return RestOfProblem(saddle, BlockOperator(rows, shapes), terms, mean_name, others)
+
+    @property
+    def stays_on_the_device(self) -> bool:
+        """Whether no step asks the host anything, as roots do that are found by iteration."""
+        return all(
+            term.activation.ramp is not None
+            if isinstance(term, LastLayerTerm)
+            else isinstance(term, EpigraphTerm) and isinstance(term.activation, PiecewiseLinear)
+            for _, term in self.terms
+        )
 
     def steps(self, tau: Blocks, sigma: Blocks) -> list[Tensor]:
         """What goes into the table after the columns of the kernels."""

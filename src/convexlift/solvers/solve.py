@@ -23,7 +23,7 @@ from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import Blocks, choose_images, first_non_finite
+from convexlift.tensors import Blocks, choose_images, first_non_finite, full_precision
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -284,15 +284,3 @@ def _first_state(
     if (place := first_non_finite(start)) is not None:
         raise ValueError(f"start is {float(start[place])} at index {place}")
     return solver.start(problem.bounds.project(start.to(y)))
-
-
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32 inside: its three digits would make every certificate below 1e-3 meaningless."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = matmul.fp32_precision, convolution.fp32_precision
-    try:
-        matmul.fp32_precision = convolution.fp32_precision = "ieee"
-        yield
-    finally:
-        matmul.fp32_precision, convolution.fp32_precision = before

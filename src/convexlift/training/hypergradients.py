@@ -33,9 +33,9 @@ from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Solution
-from convexlift.solvers.solve import full_precision, solve
+from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import Blocks, expand_per_image, sum_per_image
+from convexlift.tensors import Blocks, expand_per_image, full_precision, sum_per_image
 from convexlift.training.derivatives import gradient, hessian
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
@@ -264,10 +264,11 @@ class ValueFunction(Hypergradient):
         if not bool((solution.gap <= self.gap).all()):
             solution = solve(problem, method=self.method, stop=stop, start=solution.state)
         pulled = solve(second, method=self.method, stop=stop, start=solution.state)
-        return (
-            lagrangian(problem, pulled.x, pulled.duals, weight)
-            - lagrangian(problem, solution.x, solution.duals, weight)
-        ) / self.b
+        with full_precision():  # a difference of nearby values
+            return (
+                lagrangian(problem, pulled.x, pulled.duals, weight)
+                - lagrangian(problem, solution.x, solution.duals, weight)
+            ) / self.b
 
 
 def suitable_hypergradient(network: InputConvexNetwork) -> Hypergradient:

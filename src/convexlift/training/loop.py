@@ -356,16 +356,15 @@ class _LossModule(nn.Module):
 
 
 def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
-    groups: dict[float, list[nn.Parameter]] = {}  # one is a few kernels, however many tensors
-    for parameter in module.parameters():
-        if parameter.requires_grad and parameter.numel():
-            base = options.learning_rate * (_size(parameter) if options.relative else 1.0)
-            groups.setdefault(base, []).append(parameter)
-    # The optimiser's state holds the base: a resumed run may start from other weights.
-    return torch.optim.Adam(
-        [{"params": members, "lr": base, "base_lr": base} for base, members in groups.items()],
-        betas=options.betas,
-    )
+    """One group, which is a few kernels however many tensors; or one each, with its own rate."""
+    parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
+    members = [[p] for p in parameters] if options.relative else [parameters]
+    groups = []
+    for group in members:
+        base = options.learning_rate * (_size(group[0]) if options.relative else 1.0)
+        # The optimiser's state holds the base: a resumed run may start from other weights.
+        groups.append({"params": group, "lr": base, "base_lr": base})
+    return torch.optim.Adam(groups, betas=options.betas)
 
 
 def _size(parameter: Tensor) -> float:
