@@ -1,0 +1,63 @@
+"""Kernels compile for GPUs that are not here: Triton's compiler needs none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from convexlift.kernels import iteration
+
+INTEGERS = {"height", "width"}
+INTEGER_POINTERS = {"clock", "copies_of_rows", "copies_of_columns"}
+NUMBERS = {"scale", "pull", "lower", "upper", "low", "high", "left", "ramp_width", "offset"}
+
+
+def compiled(kernel, warps, **constants):
+    kinds = {
+        name: "constexpr" if name in constants else "*i32" if name in INTEGER_POINTERS
+        else "i32" if name in INTEGERS else "fp32" if name in NUMBERS else "*fp32"
+        for name in kernel.arg_names
+    }
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    options = {"num_warps": warps, "num_stages": 1}
+    result = triton.compile(ASTSource(kernel, kinds, constants), target=target, options=options)
+    print(kernel.__name__, result.metadata.shared)
+
+
+common = dict(COLUMNS=6, KERNEL_HEIGHT=5, KERNEL_WIDTH=5)
+for fidelity in (1, 2, 3):
+    compiled(
+        iteration.primal_step, 4, FIDELITY=fidelity, PULLED=True, MORE=True, OBSERVED=True,
+        COPIES=3, TILE_HEIGHT=8, TILE_WIDTH=16, **common,
+    )
+for pooled, rows in ((False, 8), (True, 16)):
+    compiled(
+        iteration.dual_step, rows, STEP=True, POOLED=pooled, COARSE=16, OBSERVED=True, FULL=True,
+        CHANNELS=32, CHUNK=32, ROOM=32, TAPS=32, TILE_HEIGHT=rows, TILE_WIDTH=16,
+        SPILL=256 if rows == 8 else 512, **common,
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile(capability):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(capability)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
+    assert len(shared) == 5
+    assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare
