@@ -218,3 +218,27 @@ def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
             state = fast.advance(fast.start(start), 3)
         torch.testing.assert_close(state.x, plain.advance(plain.start(start), 3).x)
     assert fast.fused is None
+
+
+def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
+    def launched(*arguments, **keywords):
+        raise RuntimeError("Failed to find C compiler")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused.FirstLayer, "__call__", launched)
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):
+            fast.advance(fast.start(problem.initial_image()), 1)
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    def broken(machine, table):
+        raise RuntimeError("a mistake of ours")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused.Machine, "run", broken)
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            fast.advance(fast.start(problem.initial_image()), 1)

@@ -109,8 +109,6 @@ class RestartedPDHG(Solver[RestartState]):
         if self.fused is not None:
             try:
                 return self._advance_fused(self.fused, state, iterations)
-            except torch.OutOfMemoryError:
-                raise
             except kernel_errors() as error:
                 warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
                 self.fused = None

@@ -13,6 +13,7 @@ import contextlib
 import weakref
 from contextlib import AbstractContextManager
 from functools import partial
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -20,7 +21,14 @@ from torch import Tensor
 
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.solvers.graphs import Replayed
-from convexlift.solvers.kernel_steps import ROWS, Buffers, FirstLayer, Pixels, kernels
+from convexlift.solvers.kernel_steps import (
+    ROWS,
+    Buffers,
+    FirstLayer,
+    KernelsUnavailable,
+    Pixels,
+    kernels,
+)
 from convexlift.solvers.rest import RestOfProblem
 from convexlift.solvers.restarts import Array
 from convexlift.tensors import Blocks, expand_per_image
@@ -159,7 +167,10 @@ class FusedIterations:
             for name, part in held.items():
                 part.copy_(given[name])
         with _current(self._device):
-            self._machine.layer(buffers, step=False, observed=False)
+            try:  # the first launch of all: Triton builds its launcher with a C compiler
+                self._machine.layer(buffers, step=False, observed=False)
+            except (RuntimeError, SubprocessError, OSError) as error:
+                raise KernelsUnavailable(str(error)) from error
         self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
 
     def _made(self, u: Blocks, v: Blocks) -> Machine:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
-from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -54,13 +53,17 @@ def kernels() -> Any:
     return iteration
 
 
+class KernelsUnavailable(Exception):
+    """Nothing can be launched here: there is no C compiler, say."""
+
+
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What is raised where kernels cannot be compiled (no C compiler, say) or do not fit a GPU."""
+    """What is raised where kernels cannot be compiled or do not fit a GPU."""
     if kernels() is None:
         return ()
     from triton.errors import TritonError
 
-    return (TritonError, RuntimeError, SubprocessError, OSError)
+    return (TritonError, KernelsUnavailable)
 
 
 class Buffers:
