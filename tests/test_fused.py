@@ -76,12 +76,14 @@ def compare(problem, blocks, double=None):
         state = fast.start(start)
         for count in blocks:
             state = fast.advance(state, count)
+    # A block inherits the rounding of the others, so the largest of all sets the scale.
+    largest = max(part.abs().max() for part in (*reference.u.values(), *reference.v.values()))
     for name in ("u", "v", "w_u", "w_v", "anchor_u", "anchor_v"):
         for block, part in getattr(reference, name).items():
             ours, usual = (
                 (getattr(run, name)[block] - part).abs().max() for run in (state, expected)
             )
-            assert ours <= 4 * usual + 2e-6 * part.abs().max(), (name, block, ours, usual)
+            assert ours <= 4 * usual + 2e-6 * largest, (name, block, ours, usual)
     for name in ("sigma", "tau"):
         for block, part in getattr(expected, name).items():
             torch.testing.assert_close(getattr(state, name)[block], part, rtol=1e-3, atol=0)
