@@ -11,7 +11,7 @@ from quick_training import psnrs
 from training_runs import crops
 
 import convexlift as cl
-from convexlift.tasks import Inpainting
+from convexlift.tasks import Inpainting, SparseViewCT
 from convexlift.training import TrainingOptions, follow, presets
 from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe
 
@@ -33,26 +33,47 @@ def test_every_preset_runs(name):
         crop=None if recipe.crop is None else 24, validation_crop=None,
         options=replace(recipe.options, steps=2, validate_every=2),
     )  # fmt: skip
-    images, damaged = crops(4, size), None
+    images = crops(4, size)
     if isinstance(recipe, AdversarialRecipe):
-        recipe = replace(recipe, search=False)
-        if recipe.task is None:
-            noise = 0.1 * torch.randn(4, size, size)
-            damaged = cl.training.ImageSet.from_tensors(
-                [images[i][0] + noise[i] for i in range(len(images))]
-            )
-    outcome = follow(recipe, images, damaged=damaged)
+        recipe = replace(recipe, search=False, task=_for_size(recipe.task, size))
+    else:
+        tasks = tuple((_for_size(task, size), weight) for task, weight in recipe.tasks)
+        recipe = replace(recipe, tasks=tasks)
+    outcome = follow(recipe, images)
     assert outcome.trained.rows[-1]["step"] == 2
     assert all(math.isfinite(row["loss"]) for row in outcome.trained.rows[1:])
     outcome.trained.network.check_convexity()
-    if damaged is None:
-        assert len(psnrs(outcome.trained)) == 1 + recipe.options.validate_start
-        assert all(weight > 0 for weight in outcome.weights.values())
-    else:
-        assert outcome.validation is None
-        assert outcome.weights == {}
+    assert len(psnrs(outcome.trained)) == 1 + recipe.options.validate_start
+    assert all(weight > 0 for weight in outcome.weights.values())
     if isinstance(recipe, BilevelRecipe):
         assert set(outcome.weights) == {task.name for task, _ in recipe.tasks}
+
+
+def _for_size(task, size):
+    if isinstance(task, SparseViewCT):
+        return replace(task, scanner=cl.ParallelBeam(size, 12, 40, float(size)))
+    return task
+
+
+def test_damaged_images_can_be_given():
+    images = crops(4, 32)
+    noise = 0.1 * torch.randn(4, 32, 32)
+    damaged = cl.training.ImageSet.from_tensors([images[i][0] + noise[i] for i in range(4)])
+    recipe = replace(
+        presets.FACES_DENOISING, task=None, batch_size=2, flips=False,
+        network=replace(presets.FACES_DENOISING.network, channels=2),
+        options=TrainingOptions(steps=2),
+    )  # fmt: skip
+    outcome = follow(recipe, images, damaged=damaged)
+    assert outcome.validation is None
+    assert outcome.weights == {}
+
+
+def test_validation_images_of_their_own():
+    recipe = replace(SMALL, options=TrainingOptions(steps=1, validate_every=1), held_out=100)
+    own = crops(2, 32)
+    outcome = follow(recipe, crops(4, 32), validation_images=own)
+    assert outcome.validation.images is own
 
 
 SMALL = replace(

@@ -179,6 +179,15 @@ def test_a_split_depends_on_its_seed_only():
     assert len(set(choices)) == 3
 
 
+def test_images_by_name():
+    images = numbered(6)
+    odd = images.select(lambda name: int(name.removesuffix(".png")) % 2 == 1)
+    assert odd.names == ("1.png", "3.png", "5.png")
+    assert torch.equal(odd[1], images[3])
+    with pytest.raises(ValueError, match="no image is wanted among 6"):
+        images.select(lambda name: False)
+
+
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [

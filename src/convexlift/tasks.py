@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from convexlift.filling import fill_from_neighbours
-from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
-from convexlift.images import gaussian_noise, random_mask, salt_and_pepper
+from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
+from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.operators.tomography.filtered import FILTERS, Filter, fbp
+from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import TensorRecord
 
@@ -151,8 +154,55 @@ class Inpainting(Task):
         return Measurement(SquaredL2(data), Mask(mask), self.box, picture)
 
 
+@dataclass(frozen=True, eq=False)
+class SparseViewCT(Task):
+    """y ~ Poisson(A x + r): counts behind a scanner A; the data term is Kullback-Leibler's.
+
+    Paper section 5.2, whose scanner and background are the defaults. The picture is a filtered
+    back projection of y - r.
+
+    Args:
+        scanner: A, a ``ParallelBeam``, a ``FanBeam`` of a full turn, or a multiple of one.
+        background: r, the expected counts without an object; positive.
+        filter: of the filtered back projection.
+        box: bounds on the images. Without an upper one, a certificate compares with more
+            images than there are, and takes more iterations to get small.
+    """
+
+    name: ClassVar[str] = "ct"
+    scanner: LinearOperator = field(default_factory=paper_scanner)
+    background: float = PAPER_BACKGROUND
+    filter: Filter = "hann"
+    box: Bounds | None = (0.0, None)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.background < math.inf:
+            raise ValueError(f"SparseViewCT needs background > 0, got {self.background}")
+        if self.filter not in FILTERS:
+            raise ValueError(f"filter must be one of {FILTERS}, got {self.filter!r}")
+
+    def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
+        """See the class."""
+        A = _at(self.scanner, clean.device, clean.dtype)
+        if tuple(clean.shape[1:]) != A.input_shape:
+            raise ValueError(
+                f"the scanner sees images of {A.input_shape}, but these are "
+                f"{tuple(clean.shape[1:])}; give SparseViewCT(scanner=...) for their size"
+            )
+        mean = (A(clean) + self.background).clamp_min(0)
+        y = _each(mean, generators, poisson_counts)
+        picture = fbp(A, y - self.background, self.filter)
+        return Measurement(KullbackLeibler(y, self.background), A, self.box, picture)
+
+
+@lru_cache(maxsize=8)
+def _at(scanner: LinearOperator, device: torch.device, dtype: torch.dtype) -> LinearOperator:
+    """The scanner elsewhere, always the same one: its weights and norm are computed once."""
+    return scanner.to(device=device, dtype=dtype)
+
+
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (SaltAndPepper, GaussianDenoising, Inpainting)
+    task.name: task for task in (SaltAndPepper, GaussianDenoising, Inpainting, SparseViewCT)
 }
 """By name."""
 

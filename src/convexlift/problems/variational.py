@@ -15,6 +15,7 @@ from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
 from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
 from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.operators.tomography.filtered import fbp, invertible
 from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
 
 
@@ -163,7 +164,8 @@ class VariationalProblem(TensorRecord):
 
         For a diagonal A: the data, with unseen pixels filled from seen ones around them; its
         medians, which an L1 fidelity, made for outliers, may prefer. Otherwise A* y, divided by
-        A* A 1, which makes a constant image of constant data. Zero, if nothing else is allowed.
+        A* A 1, which makes a constant image of constant data; for a ray transform also its
+        filtered back projection. Zero, if nothing else is allowed.
         """
         y = self.fidelity.y
         free = torch.full_like(y, math.inf)
@@ -181,6 +183,8 @@ class VariationalProblem(TensorRecord):
             scale = self.operator.adjoint(self.operator(torch.ones_like(back)))
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
+            if invertible(self.operator):
+                guesses.append(fbp(self.operator, best, "hann"))
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, *others = guesses
         # Without another guess, all that matters is whether the objective is finite.

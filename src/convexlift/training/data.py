@@ -10,7 +10,7 @@ r + w, ..., sees its share of the batch of a single process.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -98,6 +98,13 @@ class ImageSet:
         """(H, W) of image i."""
         height, width = self.planes[i].shape
         return height, width
+
+    def select(self, wanted: Callable[[str], bool]) -> ImageSet:
+        """The images whose names are wanted, in their order."""
+        places = [i for i, name in enumerate(self.names) if wanted(name)]
+        if not places:
+            raise ValueError(f"no image is wanted among {len(self)}, from {self.names[0]} on")
+        return self._subset(places)
 
     def split(self, held_out: int | float, seed: int) -> tuple[ImageSet, ImageSet]:
         """Training and validation: disjoint, together the whole set, each in its order.

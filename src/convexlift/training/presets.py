@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
+from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.training.hypergradients import Implicit, JacobianFree
 from convexlift.training.loop import TrainingOptions
 from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, NetworkSettings
@@ -37,19 +37,23 @@ PAPER_INPAINTING = AdversarialRecipe(  # section 5.3, nu = 0.01; the mask there 
 
 PAPER_CT = AdversarialRecipe(  # section 5.2; the critic sees filtered back projections
     network=NetworkSettings("baseline", image_size=512),
-    task=None,
+    task=SparseViewCT(),
     penalty=30.0,
     batch_size=20,
     flips=False,
+    weight=600.0,
+    search=False,
     options=TrainingOptions(steps=2240, learning_rate=2e-5, betas=(0.5, 0.99)),
 )
 
 PAPER_CT_DEEP = AdversarialRecipe(  # section 5.2.1
     network=NetworkSettings("deep", image_size=512),
-    task=None,
+    task=SparseViewCT(),
     penalty=20.0,
     batch_size=20,
     flips=False,
+    weight=650.0,
+    search=False,
     options=TrainingOptions(steps=2240, learning_rate=2e-5, betas=(0.5, 0.99)),
 )
 

@@ -168,6 +168,7 @@ def follow(
     *,
     network: InputConvexNetwork | None = None,
     damaged: ImageSet | None = None,
+    validation_images: ImageSet | None = None,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
     resume: bool = False,
@@ -181,6 +182,8 @@ def follow(
         network: to start from, in place of the recipe's.
         damaged: images for the adversarial critic, in place of a task's; one for each clean
             image, in the same order.
+        validation_images: to validate on these, instead of on a part of the images: those of
+            another patient, say.
         device: where.
         folder: for log and checkpoint.
         resume: go on from the checkpoint there.
@@ -189,9 +192,12 @@ def follow(
     if damaged is not None:
         _require_matching(damaged, images, recipe)
     checked = recipe.validation_task or _first_task(recipe)
-    training, held_out = _split(images, recipe, validated=checked is not None)
+    split = checked is not None and validation_images is None
+    training, held_out = _split(images, recipe, validated=split)
     if damaged is not None:
-        damaged, _ = _split(damaged, recipe, validated=checked is not None)
+        damaged, _ = _split(damaged, recipe, validated=split)
+    if validation_images is not None:
+        held_out = validation_images
     if network is None:
         size = training.size(0) if recipe.crop is None else (recipe.crop, recipe.crop)
         network = recipe.network.build(size, recipe.seed)

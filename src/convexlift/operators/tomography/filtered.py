@@ -21,6 +21,7 @@ from convexlift.operators.tomography.rays import Floats
 Filter = Literal["ram-lak", "shepp-logan", "cosine", "hann"]
 FILTERS: tuple[Filter, ...] = get_args(Filter)
 """|w| times 1, sinc, cosine, or Hann's window."""
+TURN = 2 * math.pi
 
 
 def fbp(operator: LinearOperator, sinogram: Tensor, filter: Filter = "ram-lak") -> Tensor:
@@ -54,6 +55,19 @@ def fbp(operator: LinearOperator, sinogram: Tensor, filter: Filter = "ram-lak") 
     return _parallel(operator, sinogram[:, 0], filter)[:, None]
 
 
+def invertible(operator: LinearOperator) -> bool:
+    """Whether ``fbp`` takes this operator."""
+    if isinstance(operator, Scaled):
+        return operator.factor != 0 and invertible(operator.operator)
+    if isinstance(operator, FanBeam):
+        return _goes_around(angle_shares(operator.exact_angles, TURN))
+    return isinstance(operator, ParallelBeam)
+
+
+def _goes_around(shares: Floats) -> bool:
+    return bool(shares.sum() >= 0.99 * TURN)
+
+
 def _parallel(beam: ParallelBeam, p: Tensor, filter: Filter) -> Tensor:
     filtered = _filtered(p, ramp(p.shape[-1], beam.bin_width), beam.bin_width, filter)
     x, y = _centres(beam, p)
@@ -67,9 +81,8 @@ def _parallel(beam: ParallelBeam, p: Tensor, filter: Filter) -> Tensor:
 
 def _fan(beam: FanBeam, p: Tensor, filter: Filter) -> Tensor:
     """The same integral in the fan's coordinates: weights before the filter and after it."""
-    turn = 2 * math.pi
-    shares = angle_shares(beam.exact_angles, turn)
-    if shares.sum() < 0.99 * turn:
+    shares = angle_shares(beam.exact_angles, TURN)
+    if not _goes_around(shares):
         raise ValueError(
             f"fbp of a fan needs angles all around, not {math.degrees(shares.sum()):.0f} degrees "
             "of them; a short scan would need weights that are not here yet"
