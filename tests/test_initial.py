@@ -9,7 +9,12 @@ import torch.nn.functional as F
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Dense
 from convexlift.networks.architectures import baseline, convolutional, deep, ridge
-from convexlift.training.initial import cosine_filters, start_from_filters_, subtract_means_
+from convexlift.training.initial import (
+    cosine_filters,
+    deepened,
+    start_from_filters_,
+    subtract_means_,
+)
 
 SIZE = 16
 COMMON = {"channels": 8, "kernel": 3, "padding": "reflect"}
@@ -25,6 +30,7 @@ NETWORKS = {
     "deep": (lambda: deep(SIZE, hidden=32, **POOLED), 0.97, 0.99),
     "convolutional": (lambda: convolutional(**COMMON), 0.98, 1.0),
     "ridge": (lambda: ridge(smoothing=0.0, **COMMON), 1 - 1e-12, 1 + 1e-12),
+    "ridge, deep": (lambda: ridge(smoothing=0.0, depth=3, **COMMON), 0.97, 1.01),
     "ridge, smoothed": (lambda: ridge(smoothing=0.01, **COMMON), 0.95, 1.0),
 }  # fmt: skip
 
@@ -96,6 +102,30 @@ def test_units_differ_so_that_they_can_learn(name):
     for parameter in net.layers[1].previous.parameters():
         rows = parameter.detach().flatten(1)
         assert float(torch.cdist(rows, rows).fill_diagonal_(1).min()) > 0
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_a_deepened_network_is_the_same_up_to_a_constant(depth):
+    shallow = ridge(smoothing=0.05, **COMMON)
+    deeper = deepened(shallow, depth)
+    x = pictures()
+    flat = torch.full_like(x[:1], 0.5)
+    for net in (shallow, deeper):
+        subtract_means_(net)
+    torch.testing.assert_close(deeper(x) - deeper(flat), shallow(x) - shallow(flat))
+    assert len(deeper.layers) == depth
+    varied = deepened(shallow, depth, variety=0.05)
+    torch.testing.assert_close(
+        varied(x) - varied(flat), shallow(x) - shallow(flat), rtol=0.3, atol=0
+    )
+    varied.check_convexity()
+
+
+def test_only_a_shallow_ridge_is_deepened():
+    with pytest.raises(ValueError, match="a ridge network of one layer, with Huber functions"):
+        deepened(ridge(smoothing=0.0, **COMMON), 2)
+    with pytest.raises(ValueError, match="depth >= 1, got depth=0"):
+        ridge(depth=0)
 
 
 def test_networks_that_have_no_filters_to_set():

@@ -103,23 +103,35 @@ def ridge(
     kernel: int = 7,
     smoothing: float = 0.01,
     padding: Boundary = "reflect",
+    depth: int = 1,
+    inner_kernel: int = 3,
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <w, h(V_0 x)>, h the Huber function: one convex layer, any image size.
 
     A convex ridge regularizer (Goujon et al. 2023) with fixed profiles: learned filters whose
-    responses are penalised as total variation penalises differences.
+    responses are penalised as total variation penalises differences. With a larger ``depth``, the
+    responses then pass nonnegative convolutions and ReLUs: <w, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) +
+    b_2)> for 3.
 
     Args:
         in_channels: channels of the image.
-        channels: number of filters.
-        kernel: their size.
-        smoothing: where h turns from a parabola into |a|; 0 for |a| itself.
-        padding: of the convolution.
+        channels: number of filters, in each layer.
+        kernel: the size of those on the image.
+        smoothing: where h turns from a parabola into |a|, and nu of the ReLUs; 0 for |a| and ReLU.
+        padding: of the convolutions.
+        depth: how many layers.
+        inner_kernel: the size of the filters of further layers.
     """
+    if depth < 1:
+        raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
     profile = Abs() if smoothing == 0.0 else Huber(smoothing)
+    unit = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
-    layer = ConvexLayer(profile, channels=channels, skip=filters, bias=False)
-    return InputConvexNetwork([layer], in_channels=in_channels)
+    layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
+    for _ in range(depth - 1):
+        mix = Convolution(channels, channels, inner_kernel, padding=padding, nonnegative=True)
+        layers.append(ConvexLayer(unit, channels=channels, previous=mix))
+    return InputConvexNetwork(layers, in_channels=in_channels)
 
 
 def _pooled(

@@ -14,8 +14,12 @@ import math
 import torch
 from torch import Tensor
 
+from convexlift.networks.architectures import ridge
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
+from convexlift.networks.smooth_activations import Huber
+
+_VARIETY = 0.02  # how much of the first random weights remains, so that units differ
 
 
 def cosine_filters(count: int, size: int) -> Tensor:
@@ -86,22 +90,19 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
     network.output.fill_(scale)
 
 
-def _pass_on_(linear_map: LinearMap, channels: int) -> float:
+def _pass_on_(linear_map: LinearMap, channels: int, variety: float = _VARIETY) -> float:
     """Make a map sum what it is given, unit by unit; returns what it does to a sum over pixels."""
     if isinstance(linear_map, Convolution):
         weight = linear_map.weight
-        weight.mul_(_VARIETY / weight.mean().clamp_min(1e-12) / weight[0].numel())
+        weight.mul_(variety / weight.mean().clamp_min(1e-12) / weight[0].numel())
         for c in range(min(weight.shape[:2])):
             weight[c, c, weight.shape[2] // 2, weight.shape[3] // 2] += 1
-        return 1 + _VARIETY
+        return 1 + variety
     if isinstance(linear_map, Chain) and len(linear_map.maps) == 2:
         pool, dense = linear_map.maps
         if isinstance(pool, AveragePool) and isinstance(dense, Dense):
             return _read_blocks_(dense, channels) / pool.size**2
     raise ValueError(f"start_from_filters_ cannot set a {type(linear_map).__name__}")
-
-
-_VARIETY = 0.02  # how much of the first random weights remains, so that units differ
 
 
 def _read_blocks_(dense: Dense, channels: int) -> float:
@@ -116,6 +117,50 @@ def _read_blocks_(dense: Dense, channels: int) -> float:
     own = own * (readers.mean() / readers)
     weight.mul_(_VARIETY / weight.mean().clamp_min(1e-12) / features).add_(own)
     return float(readers.mean()) + _VARIETY * units / features
+
+
+@torch.no_grad()
+def deepened(
+    network: InputConvexNetwork, depth: int, *, inner_kernel: int = 3, variety: float = 0.0
+) -> InputConvexNetwork:
+    """A deeper ``ridge`` network with the same R, up to a constant: each new layer passes on.
+
+    W = I and b = nu: a smoothed ReLU of z + nu is z + nu/2 for all z >= 0.
+
+    Args:
+        network: a ``ridge`` of one layer.
+        depth: of the new one.
+        inner_kernel: the size of the filters of further layers.
+        variety: random weights that are added to W, as a fraction of the identity's sum, and
+            taken back from the output: equal units would learn equal things.
+    """
+    (first,) = network.layers
+    assert isinstance(first, ConvexLayer)
+    if not isinstance(first.skip, Convolution) or not isinstance(first.activation, Huber):
+        raise ValueError("deepened needs a ridge network of one layer, with Huber functions")
+    weight = first.skip.weight
+    nu = first.activation.delta
+    deeper = ridge(
+        in_channels=weight.shape[1],
+        channels=weight.shape[0],
+        kernel=weight.shape[-1],
+        smoothing=nu,
+        padding=first.skip.padding,
+        depth=depth,
+        inner_kernel=inner_kernel,
+    ).to(weight)
+    start, *others = deeper.layers
+    assert isinstance(start, ConvexLayer)
+    assert isinstance(start.skip, Convolution)
+    start.skip.weight.copy_(weight)
+    for layer in others:
+        assert isinstance(layer, ConvexLayer)
+        assert isinstance(layer.previous, Convolution)
+        assert layer.bias is not None
+        _pass_on_(layer.previous, weight.shape[0], variety)
+        layer.bias.fill_(nu)
+    deeper.output.copy_(network.output / (1 + variety) ** (depth - 1))
+    return deeper
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ class NetworkSettings:
         kernel: their size.
         smoothing: nu of the activations.
         padding: of the convolutions.
+        depth: layers of a ``ridge``.
         filters: start from cosine filters that measure a total variation (``initial``), with
             this strength; None for random weights.
     """
@@ -52,6 +53,7 @@ class NetworkSettings:
     kernel: int = 5
     smoothing: float = 0.0
     padding: Boundary = "zero"
+    depth: int = 1
     filters: float | None = None
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
@@ -71,8 +73,10 @@ class NetworkSettings:
             smoothing=self.smoothing,
             padding=self.padding,
         )
-        if self.architecture in ("ridge", "convolutional"):  # any image size
-            network: InputConvexNetwork = common()
+        if self.architecture == "ridge":
+            network: InputConvexNetwork = common(depth=self.depth)
+        elif self.architecture == "convolutional":
+            network = common()
         else:
             network = common(self.image_size or image_size)
         return network
