@@ -187,7 +187,8 @@ def _general_bounds(
     A, box = problem.operator, problem.bounds
     one = at.objective.new_ones(c.shape[0])
     v = problem.fidelity.clip_to_conjugate_domain(v)
-    g = A.adjoint(v) + c
+    back = A.adjoint(v)
+    g = back + c
     yield _with_dual(problem, at, v, g, one, slack, radius)
     one_sided = math.isinf(box.lower) != math.isinf(box.upper)
     if not one_sided:
@@ -199,16 +200,22 @@ def _general_bounds(
     if not bool(wrong.any()):
         return
     ones = sign * torch.ones_like(v)
-    push = A.adjoint(ones)  # moving v by delta in this direction moves g by delta A* 1
+    push = sign * problem.sensitivity  # moving v by delta in this direction moves g by delta A* 1
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
     if bool(torch.isfinite(delta).any()):
         # A few roundings above what is needed, else the largest entry misses its zero.
         step = expand_per_image(delta * (1 + 1e-5), v) * ones
-        shifted = v + torch.where(torch.isfinite(step), step, 0.0)
+        step = torch.where(torch.isfinite(step), step, 0.0)
+        shifted = v + step
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
-        yield _with_dual(problem, at, inside, A.adjoint(inside) + c, one, slack, radius)
+        if torch.equal(inside, shifted):  # no need of another A*, which may be all the work
+            length = expand_per_image(step.flatten(1)[:, 0] * sign, push)
+            gradient = back + length * push + c
+        else:
+            gradient = A.adjoint(inside) + c
+        yield _with_dual(problem, at, inside, gradient, one, slack, radius)
     if slack.constant is None:
         return
     end = problem.fidelity.conjugate_domain[1 if sign > 0 else 0]
@@ -222,7 +229,7 @@ def _general_bounds(
         theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * ones
-        gradient = A.adjoint(mixed) + expand_per_image(theta, c) * c
+        gradient = expand_per_image(theta, c) * g + expand_per_image(1 - theta, c) * m
         yield _with_dual(problem, at, mixed, gradient, theta.to(one.dtype), slack, radius)
 
 

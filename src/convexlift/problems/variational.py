@@ -109,6 +109,12 @@ class VariationalProblem(TensorRecord):
         """The regularizer on images of this problem's shape."""
         return self.regularizer.bind(self.image_shape)
 
+    @cached_property
+    def sensitivity(self) -> Tensor:
+        """A* 1, what all data together see of each pixel."""
+        with torch.no_grad():
+            return self.operator.adjoint(torch.ones_like(self.fidelity.y))
+
     @property
     def smooth(self) -> bool:
         """Whether the objective has no kinks inside the box."""
