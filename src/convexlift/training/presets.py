@@ -161,6 +161,39 @@ PHOTO_ANY_SIZE = replace(
     ),
 )
 
+# From cosine filters: Gaussian noise on crops first, which costs little, then the scanner itself.
+# The upper bound lets certificates get small early; no pixel comes near it.
+CT_ABDOMEN_CHEST_FIRST = BilevelRecipe(
+    network=PHOTO_ANY_SIZE_FIRST.network,
+    tasks=((GaussianDenoising(sigma=0.05), 1.0),),
+    hypergradient=Implicit(damping=1e-2, iterations=6, tolerance=1e-2),
+    stop=StopWhen(gap=1e-3, max_iterations=40, check_every=20),
+    batch_size=16,
+    crop=64,
+    validation_crop=256,
+    decibels=True,
+    options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=800, validate_every=400),
+)
+
+CT_ABDOMEN_CHEST = BilevelRecipe(
+    network=CT_ABDOMEN_CHEST_FIRST.network,
+    tasks=((SparseViewCT(box=(0.0, 2.0)), 1.0),),
+    hypergradient=Implicit(damping=1e-2, iterations=25, tolerance=1e-2),
+    stop=StopWhen(gap=3e-3, max_iterations=80, check_every=20),
+    batch_size=4,
+    flips=False,
+    fixed=True,
+    decibels=True,
+    validation_stop=StopWhen(gap=2e-3, max_iterations=300),
+    options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=240, learning_rate=2e-2, validate_every=60),
+)
+
+CT_ABDOMEN_CHEST_DEEP = replace(  # starts from the one before, deepened
+    CT_ABDOMEN_CHEST,
+    network=replace(CT_ABDOMEN_CHEST.network, depth=3, filters=None),
+    options=replace(CT_ABDOMEN_CHEST.options, steps=120, learning_rate=1e-2),
+)
+
 PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
     "paper-salt-and-pepper": PAPER_SALT_AND_PEPPER,
     "paper-inpainting": PAPER_INPAINTING,
@@ -172,5 +205,8 @@ PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
     "faces-inpainting-bilevel": FACES_INPAINTING_BILEVEL,
     "photo-any-size-first": PHOTO_ANY_SIZE_FIRST,
     "photo-any-size": PHOTO_ANY_SIZE,
+    "ct-abdomen-chest-first": CT_ABDOMEN_CHEST_FIRST,
+    "ct-abdomen-chest": CT_ABDOMEN_CHEST,
+    "ct-abdomen-chest-deep": CT_ABDOMEN_CHEST_DEEP,
 }
 """By name, as the command line knows them."""
