@@ -1,0 +1,32 @@
+"""Files of CT scanners: slices in HU.
+
+The extra ``convexlift[ct]`` brings the packages that read and write them.
+"""
+
+from convexlift.scans.attenuation import attenuation_to_hounsfield as attenuation_to_hounsfield
+from convexlift.scans.attenuation import hounsfield_to_attenuation as hounsfield_to_attenuation
+from convexlift.scans.attenuation import hounsfield_to_unit as hounsfield_to_unit
+from convexlift.scans.attenuation import unit_to_hounsfield as unit_to_hounsfield
+from convexlift.scans.dicom_reading import read_dicom as read_dicom
+from convexlift.scans.dicom_writing import write_dicom as write_dicom
+from convexlift.scans.errors import ScanFileError as ScanFileError
+from convexlift.scans.files import read_volume as read_volume
+from convexlift.scans.files import write_volume as write_volume
+from convexlift.scans.volumes import Volume as Volume
+from convexlift.scans.windows import WINDOWS as WINDOWS
+from convexlift.scans.windows import Window as Window
+
+__all__ = [
+    "WINDOWS",
+    "ScanFileError",
+    "Volume",
+    "Window",
+    "attenuation_to_hounsfield",
+    "hounsfield_to_attenuation",
+    "hounsfield_to_unit",
+    "read_dicom",
+    "read_volume",
+    "unit_to_hounsfield",
+    "write_dicom",
+    "write_volume",
+]
