@@ -1,4 +1,4 @@
-"""Files of CT scanners: slices in HU.
+"""Files of CT scanners: slices in HU, pictures through windows.
 
 The extra ``convexlift[ct]`` brings the packages that read and write them.
 """
@@ -12,6 +12,9 @@ from convexlift.scans.dicom_writing import write_dicom as write_dicom
 from convexlift.scans.errors import ScanFileError as ScanFileError
 from convexlift.scans.files import read_volume as read_volume
 from convexlift.scans.files import write_volume as write_volume
+from convexlift.scans.pictures import write_png as write_png
+from convexlift.scans.pictures import write_tiff as write_tiff
+from convexlift.scans.stacks import read_stack as read_stack
 from convexlift.scans.volumes import Volume as Volume
 from convexlift.scans.windows import WINDOWS as WINDOWS
 from convexlift.scans.windows import Window as Window
@@ -25,8 +28,11 @@ __all__ = [
     "hounsfield_to_attenuation",
     "hounsfield_to_unit",
     "read_dicom",
+    "read_stack",
     "read_volume",
     "unit_to_hounsfield",
     "write_dicom",
+    "write_png",
+    "write_tiff",
     "write_volume",
 ]
