@@ -72,7 +72,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/files.md"])
 def test_the_examples_run_as_printed(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
     torch.set_default_dtype(torch.float32)
