@@ -33,6 +33,8 @@ def test_the_names_others_rely_on():
     assert {"baseline", "deep", "convolutional", "TotalVariation"} <= set(dir(cl.networks))
     assert {"names", "card", "load", "save", "ModelCard"} <= set(dir(cl.models))
     assert callable(cl.models.card)
+    files = {"read_volume", "write_volume", "read_sinogram", "write_sinogram", "write_png"}
+    assert files <= set(cl.scans.__all__)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,6 +52,7 @@ def test_importing_is_light_and_has_no_side_effects():
         "import sys, torch; before = torch.get_default_dtype(); import convexlift; "
         "assert torch.get_default_dtype() is before; "
         "heavy = {'matplotlib', 'PIL', 'typer', 'rich', 'scipy', 'cvxpy'} & set(sys.modules); "
+        "heavy |= {'pydicom', 'h5py', 'tifffile'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -69,7 +72,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/files.md"])
 def test_the_examples_run_as_printed(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
     torch.set_default_dtype(torch.float32)

@@ -7,6 +7,7 @@ import logging as _logging
 
 from convexlift import models as models
 from convexlift import networks as networks
+from convexlift import scans as scans
 from convexlift.checks import CheckFailed as CheckFailed
 from convexlift.checks import check_activation as check_activation
 from convexlift.checks import check_functional as check_functional

@@ -1,0 +1,447 @@
+"""DICOM slices and series: read as pydicom says they are, and every way they can be wrong."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+import torch
+from pydicom.data import get_testdata_file
+from pydicom.pixels import apply_rescale, get_decoder
+from pydicom.uid import JPEG2000, JPEGLSLossless
+from scan_files import STORED, ct_slice, save, save_series
+
+from convexlift import scans
+from convexlift.scans.dicom_writing import COPIED, MANDATORY, finest_slope
+
+
+def bundled(name: str) -> Path:
+    return Path(get_testdata_file(name, download=False))
+
+
+def by_pydicom(path: Path) -> np.ndarray:
+    data = pydicom.dcmread(path)
+    return np.asarray(apply_rescale(data.pixel_array, data))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        STORED,
+        STORED.astype(np.uint16),
+        (STORED & 127).astype(np.uint8),
+        (STORED & 127).astype(np.int8),
+        STORED.astype(np.int32),
+    ],
+    ids=lambda stored: str(stored.dtype),
+)
+def test_stored_numbers_become_hounsfield_units(tmp_path, stored):
+    stored = stored[:6, :4]  # pixel data of odd length would be padded
+    path = save(ct_slice(stored), tmp_path / "a.dcm")
+    volume = scans.read_volume(path)
+    assert volume.values.dtype == torch.float32
+    assert np.array_equal(volume.values[0].numpy(), by_pydicom(path).astype(np.float32))
+    assert np.array_equal(volume.values[0].numpy(), 2 * stored.astype(np.float64) - 1024)
+    assert volume.spacing == (0.75, 0.5)
+    assert volume.positions == ((-10.0, -20.0, 0.0),)
+    assert volume.thickness == 2.5
+
+
+@pytest.mark.parametrize("name", ["CT_small.dcm", "693_J2KI.dcm"])
+def test_files_of_real_scanners(name):
+    path = bundled(name)
+    volume = scans.read_volume(path)
+    data = pydicom.dcmread(path)
+    values, expected = volume.values[0].numpy(), by_pydicom(path)
+    inside = data.pixel_array != data.PixelPaddingValue
+    assert inside.any()
+    assert np.array_equal(values[inside], expected[inside])
+    assert (values[~inside] == -1024).all()
+    assert volume.spacing == tuple(data.PixelSpacing)
+
+
+def test_a_slice_of_the_pancreas(tmp_path):
+    path = get_testdata_file("explicit_VR-UN.dcm", download=False)
+    if path is None:
+        pytest.skip("the slice comes with the package pydicom-data, which is not installed")
+    volume = scans.read_volume(path)
+    assert volume.values.shape == (1, 512, 512)
+    assert np.array_equal(volume.values[0].numpy(), by_pydicom(Path(path)))
+    assert volume.spacing == (0.859375, 0.859375)
+    assert volume.normal == (0, 0, -1)
+    # Most pixels are air, or soft tissue between -150 and 250 HU.
+    soft = ((volume.values > -150) & (volume.values < 250)).double().mean()
+    air = (volume.values < -900).double().mean()
+    assert soft > 0.2
+    assert air > 0.2
+    (written,) = scans.write_volume(volume, tmp_path / "again.dcm")
+    assert torch.equal(scans.read_volume(written).values, volume.values)
+
+
+def test_padding_is_taken_from_what_is_stored(tmp_path):
+    stored = np.array([[-2000, -1999], [5, -1990]], dtype=np.int16)
+    changes = {"PixelPaddingValue": -2000, "RescaleSlope": 1, "RescaleIntercept": 0}
+    path = save(ct_slice(stored, **changes), tmp_path / "a.dcm")
+    assert scans.read_volume(path).values.flatten().tolist() == [-1024, -1999, 5, -1990]
+    path = save(ct_slice(stored, **changes, PixelPaddingRangeLimit=-1990), tmp_path / "b.dcm")
+    assert scans.read_volume(path).values.flatten().tolist() == [-1024, -1024, 5, -1024]
+
+
+def test_signed_padding_written_as_unsigned(tmp_path):
+    stored = np.array([[-2000, 7]], dtype=np.int16)
+    data = ct_slice(stored, RescaleSlope=1, RescaleIntercept=0)
+    data.add_new("PixelPaddingValue", "US", 65536 - 2000)
+    path = save(data, tmp_path / "a.dcm")
+    assert scans.read_volume(path).values.flatten().tolist() == [-1024, 7]
+
+
+def test_slices_are_sorted_along_the_normal(tmp_path):
+    heights = [5.0, 0.0, 7.5, 2.5]
+    arrays = save_series(tmp_path, heights, names=["d.dcm", "c", "B.IMA", "1.2.840.99"])
+    (tmp_path / "notes.txt").write_text("no slice")
+    (tmp_path / "DICOMDIR").write_bytes(b"no slice either")
+    volume = scans.read_volume(tmp_path)
+    assert [position[2] for position in volume.positions] == sorted(heights)
+    assert volume.heights == tuple(sorted(heights))
+    for k, height in enumerate(volume.heights):
+        expected = 2 * arrays[heights.index(height)] - 1024
+        assert np.array_equal(volume.values[k].numpy(), expected)
+        assert volume.source[k].ImagePositionPatient[2] == height
+
+
+def test_the_normal_may_point_to_the_feet_or_be_oblique(tmp_path):
+    save_series(tmp_path / "feet", [0, 1, 2], ImageOrientationPatient=[1, 0, 0, 0, -1, 0])
+    assert scans.read_volume(tmp_path / "feet").heights == (-2, -1, 0)
+    c = math.cos(0.3), math.sin(0.3)
+    oblique = [1, 0, 0, 0, round(c[0], 6), round(c[1], 6)]
+    save_series(tmp_path / "oblique", [0, 1, 2], ImageOrientationPatient=oblique)
+    volume = scans.read_volume(tmp_path / "oblique")
+    assert volume.heights[2] - volume.heights[0] == pytest.approx(2 * c[0], abs=1e-5)
+    u, v = np.array(volume.orientation[:3]), np.array(volume.orientation[3:])
+    assert np.allclose(volume.normal, np.cross(u, v))
+
+
+def test_a_real_series_in_a_folder():
+    folder = bundled("CT_small.dcm").parent / "dicomdirtests" / "98892001" / "CT5N"
+    data = [pydicom.dcmread(file) for file in folder.iterdir()]
+    volume = scans.read_dicom(folder, allow_gaps=True)
+    z = sorted(float(d.ImagePositionPatient[2]) for d in data)
+    assert [p[2] for p in volume.positions] == z
+
+
+def test_missing_slices_are_noticed(tmp_path):
+    save_series(tmp_path, [0, 2.5, 5.01, 10, 12.5])
+    with pytest.raises(scans.ScanFileError, match=r"2\.dcm and .*3\.dcm are 4\.99 mm apart.*2\.5"):
+        scans.read_volume(tmp_path)
+    volume = scans.read_dicom(tmp_path, allow_gaps=True)
+    assert volume.heights == (0, 2.5, 5.01, 10, 12.5)
+
+
+def test_rounded_distances_are_no_gaps(tmp_path):
+    save_series(tmp_path, [0.0, 0.62, 1.25, 1.88, 2.5])
+    assert len(scans.read_volume(tmp_path).values) == 5
+
+
+def test_two_slices_of_one_place(tmp_path):
+    save_series(tmp_path, [0, 1, 1, 2])
+    with pytest.raises(scans.ScanFileError, match=r"1\.dcm and .*2\.dcm are slices of the same"):
+        scans.read_dicom(tmp_path, allow_gaps=True)
+
+
+def test_several_series_in_a_folder(tmp_path):
+    save_series(tmp_path, [0, 1], names=["a", "b"])
+    save_series(
+        tmp_path, [0, 1, 2], ["c", "d", "e"], SeriesInstanceUID="2.25.9", SeriesDescription="thin"
+    )
+    with pytest.raises(
+        scans.ScanFileError, match=r"2 series: 2\.25\.1 .*2\.25\.9 \(3 slices, thin"
+    ):
+        scans.read_volume(tmp_path)
+    assert len(scans.read_dicom(tmp_path, series="2.25.9").values) == 3
+    with pytest.raises(scans.ScanFileError, match=r"no series 1\.2, but 2\.25\.1"):
+        scans.read_dicom(tmp_path, series="1.2")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"PixelSpacing": [0.75, 0.6]}, "pixel spacing"),
+        ({"ImageOrientationPatient": [0, 1, 0, 0, 0, 1]}, "orientation"),
+    ],
+)
+def test_slices_of_another_grid(tmp_path, change, message):
+    save_series(tmp_path, [0, 1, 2])
+    save(ct_slice(np.zeros((4, 3), np.int16), 3, **change), tmp_path / "other.dcm")
+    with pytest.raises(scans.ScanFileError, match=rf"other\.dcm.* the {message} .*one grid"):
+        scans.read_volume(tmp_path)
+
+
+def test_slices_of_another_size(tmp_path):
+    save_series(tmp_path, [0, 1])
+    save(ct_slice(np.zeros((4, 4), np.int16), 2), tmp_path / "other.dcm")
+    with pytest.raises(scans.ScanFileError, match=r"other\.dcm has the size in pixels \(4, 4\)"):
+        scans.read_volume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"Modality": "MR"}, "modality 'MR', and only CT"),
+        ({"Modality": None}, "no Modality, which a CT slice needs; it may be cut short"),
+        ({"RescaleSlope": None}, "no RescaleSlope"),
+        ({"RescaleSlope": 0}, "RescaleSlope 0"),
+        ({"RescaleIntercept": None}, "no RescaleIntercept"),
+        ({"RescaleType": "OD"}, "rescaled to 'OD' and not to HU"),
+        ({"PixelSpacing": None}, "no PixelSpacing"),
+        ({"PixelSpacing": [0, 1]}, r"PixelSpacing \(0\.0, 1\.0\); both must be > 0"),
+        ({"PixelSpacing": [1]}, "it needs 2 finite"),
+        ({"ImageOrientationPatient": None}, "no ImageOrientationPatient"),
+        ({"ImageOrientationPatient": [1, 0, 0, 1, 0, 0]}, "two unit vectors at right angles"),
+        ({"ImagePositionPatient": None}, "no ImagePositionPatient"),
+        ({"SeriesInstanceUID": None}, "no SeriesInstanceUID"),
+        ({"NumberOfFrames": 2}, r"2 frame\(s\) in one file .*one file for each slice"),
+        ({"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB"}, "colour picture .*RGB"),
+        ({"PixelData": None}, "ends before its pixels"),
+        ({"Rows": 70}, "cut short or damaged"),
+    ],
+)
+def test_what_is_no_ct_slice_is_refused_with_its_name(tmp_path, changes, message):
+    path = save(ct_slice(**changes), tmp_path / "a.dcm")
+    with pytest.raises(scans.ScanFileError, match=rf"a\.dcm .*{message}"):
+        scans.read_volume(path)
+
+
+def test_infinite_pixels_are_refused(tmp_path):
+    data = ct_slice(PixelData=None)
+    values = np.zeros((7, 5), dtype=np.float32)
+    values[2, 3] = np.nan
+    data.FloatPixelData = values.tobytes()
+    data.BitsAllocated = 32
+    del data.BitsStored, data.HighBit, data.PixelRepresentation
+    path = save(data, tmp_path / "a.dcm")
+    with pytest.raises(scans.ScanFileError, match=r"a\.dcm is nan HU at \(2, 3\)"):
+        scans.read_volume(path)
+
+
+def test_files_that_end_too_early(tmp_path):
+    whole = save(ct_slice(), tmp_path / "whole.dcm").read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in (0, 100, 200, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:length])
+        with pytest.raises(scans.ScanFileError, match=r"cut\.dcm"):
+            scans.read_volume(path)
+
+
+def test_compressed_files_that_end_too_early(tmp_path):
+    whole = bundled("693_J2KI.dcm").read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in (len(whole) - 100, len(whole) // 2, 400):
+        path.write_bytes(whole[:length])
+        with pytest.raises(scans.ScanFileError, match=r"cut\.dcm"):
+            scans.read_volume(path)
+
+
+def test_missing_files_and_empty_folders(tmp_path):
+    with pytest.raises(scans.ScanFileError, match=r"nowhere: there is no such file"):
+        scans.read_volume(tmp_path / "nowhere")
+    with pytest.raises(scans.ScanFileError, match="holds no DICOM files"):
+        scans.read_volume(tmp_path)
+
+
+def test_a_file_among_slices_that_is_none(tmp_path):
+    save_series(tmp_path, [0, 1])
+    (tmp_path / "broken.dcm").write_bytes(b"nothing")
+    with pytest.raises(scans.ScanFileError, match=r"broken\.dcm cannot be read as a DICOM file"):
+        scans.read_volume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "syntax", "packages"),
+    [
+        ("MR_small_jpeg_ls_lossless.dcm", JPEGLSLossless, "pyjpegls"),
+        ("693_J2KI.dcm", JPEG2000, "pylibjpeg pylibjpeg-openjpeg"),
+    ],
+)
+def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages):
+    decoder = get_decoder(syntax)
+    missing = {**decoder._unavailable, **dict.fromkeys(decoder._available, ("another package",))}
+    monkeypatch.setattr(decoder, "_available", {})
+    monkeypatch.setattr(decoder, "_unavailable", missing)
+    data = pydicom.dcmread(bundled(name))
+    data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
+    path = save(data, tmp_path / "a.dcm")
+    message = rf"a\.dcm is compressed as JPEG.* needs a codec, pip install {packages}:"
+    with pytest.raises(scans.ScanFileError, match=message):
+        scans.read_volume(path)
+
+
+def test_twelve_bits_of_jpeg_need_more_than_pillow(tmp_path):
+    data = pydicom.dcmread(bundled("JPEG-lossy.dcm"))
+    if get_decoder(data.file_meta.TransferSyntaxUID).available_plugins != ("pillow",):
+        pytest.skip("another decoder than Pillow is installed")
+    template = ct_slice()
+    for name in ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient"):
+        data[name] = template[name]
+    data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
+    del data.NumberOfFrames
+    path = save(data, tmp_path / "a.dcm")
+    message = r"a\.dcm is compressed as JPEG Extended.*pip install pylibjpeg pylibjpeg-libjpeg"
+    with pytest.raises(scans.ScanFileError, match=message):
+        scans.read_volume(path)
+
+
+def test_a_written_series_is_read_back(tmp_path):
+    save_series(tmp_path / "source", [0, 2.5, 5])
+    source = scans.read_volume(tmp_path / "source")
+    values = 300 * torch.randn(3, 1, 4, 3)
+    written = scans.write_volume(source.with_values(values), tmp_path / "new" / "series")
+    assert [file.name for file in written] == ["0001.dcm", "0002.dcm", "0003.dcm"]
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["series"]
+    again = scans.read_volume(tmp_path / "new" / "series")
+    assert (again.values - values[:, 0]).abs().max() <= finest_slope(values) / 2 * (1 + 1e-6)
+    assert again.spacing == source.spacing
+    assert again.positions == source.positions
+    assert again.orientation == source.orientation
+    assert again.thickness == source.thickness
+    for file, values in zip(written, again.values, strict=True):
+        assert np.array_equal(by_pydicom(file).astype(np.float32), values.numpy())
+
+
+def test_whole_numbers_are_written_exactly(tmp_path):
+    values = torch.tensor([[[-32767.0, 32767.0], [-1024.0, 0.0]]])
+    (file,) = scans.write_volume(scans.Volume.stacked(values, (1, 1)), tmp_path / "a.dcm")
+    assert torch.equal(scans.read_volume(file).values.double(), values)
+    assert pydicom.dcmread(file).RescaleSlope == 1
+
+
+@pytest.mark.parametrize("largest", [0.3, 1.5, 2047.4, 2048.1, 4000.5, 32767.5, 1e6])
+def test_the_slope_is_the_finest_power_of_two_that_fits(largest):
+    slope = finest_slope(torch.tensor([-largest, 0.1]))
+    assert math.log2(slope).is_integer()
+    assert largest / slope <= 32767
+    assert slope == 2**-10 or largest / (slope / 2) > 32767
+
+
+def test_what_is_written_says_what_it_was_made_from(tmp_path):
+    first = scans.read_volume(bundled("CT_small.dcm"))
+    (file,) = scans.write_volume(first, tmp_path / "a.dcm", description="Total variation")
+    source, data = pydicom.dcmread(bundled("CT_small.dcm")), pydicom.dcmread(file)
+    assert list(data.ImageType)[:2] == ["DERIVED", "SECONDARY"]
+    for name in ("SOPInstanceUID", "SeriesInstanceUID"):
+        assert data[name].value != source[name].value
+        assert data[name].value.is_valid
+    for name in ("PatientName", "PatientID", "PatientBirthDate", "StudyInstanceUID", "StudyDate"):
+        assert data[name].value == source[name].value
+    assert data.FrameOfReferenceUID == source.FrameOfReferenceUID
+    assert data.SourceImageSequence[0].ReferencedSOPInstanceUID == source.SOPInstanceUID
+    scanner, software = data.ContributingEquipmentSequence
+    assert scanner.Manufacturer == source.Manufacturer
+    assert software.Manufacturer == data.Manufacturer == "convexlift"
+    assert data.DerivationDescription == "Total variation"
+    assert data.file_meta.MediaStorageSOPInstanceUID == data.SOPInstanceUID
+    made_here = {
+        *("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "Modality", "ImageType"),
+        "SpecificCharacterSet",
+        *("SeriesNumber", "InstanceNumber", "SeriesDescription", "DerivationDescription"),
+        *("InstanceCreationDate", "InstanceCreationTime", "ContentDate", "ContentTime"),
+        *("Manufacturer", "SoftwareVersions", "SourceImageSequence"),
+        *("ContributingEquipmentSequence", "StudyInstanceUID", "FrameOfReferenceUID"),
+        *("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient", "SliceThickness"),
+        *("SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns", "BitsAllocated"),
+        *("BitsStored", "HighBit", "PixelRepresentation", "RescaleIntercept", "RescaleSlope"),
+        *("RescaleType", "PixelData"),
+    }
+    # Nothing else: neither private elements nor what was true of the scanner's own pixels.
+    assert {element.keyword for element in data} <= made_here | set(MANDATORY) | set(COPIED)
+
+
+@pytest.mark.parametrize(
+    ("charset", "name"), [("ISO_IR 100", "M\u00fcller^Zo\u00eb"), ("ISO_IR 144", "\u0416\u0423")]
+)
+def test_names_in_other_alphabets(tmp_path, charset, name):
+    data = ct_slice(SpecificCharacterSet=charset, PatientName=name, StudyDescription=name)
+    volume = scans.read_volume(save(data, tmp_path / "a.dcm"))
+    (file,) = scans.write_volume(volume, tmp_path / "b.dcm", description="\u03bb = 0.1")
+    again = pydicom.dcmread(file)
+    assert str(again.PatientName) == again.StudyDescription == name
+    assert again.SeriesDescription == "\u03bb = 0.1"
+
+
+def test_no_patient_is_made_up(tmp_path):
+    volume = scans.Volume.stacked(torch.zeros(2, 3, 4), (1, 1), 2.0)
+    written = scans.write_volume(volume, tmp_path / "series")
+    headers = [pydicom.dcmread(file) for file in written]
+    for data in headers:
+        for name in MANDATORY:
+            assert data[name].is_empty, name
+        assert "SourceImageSequence" not in data
+        assert not [element for element in data if element.tag.group == 0x10 and element.value]
+    for name, count in (("SOPInstanceUID", 2), ("SeriesInstanceUID", 1), ("StudyInstanceUID", 1)):
+        assert len({data[name].value for data in headers}) == count
+
+
+def test_long_decimals_fit_into_dicom(tmp_path):
+    volume = scans.Volume(
+        torch.zeros(1, 2, 2), (0.1 + 0.2, 1 / 3), ((-1e-7 / 3, 123456 / 7, -(2.0**0.5)),)
+    )
+    (file,) = scans.write_volume(volume, tmp_path / "a.dcm")
+    again = scans.read_volume(file)
+    assert np.allclose(again.spacing, volume.spacing, rtol=1e-12)
+    assert np.allclose(again.positions, volume.positions, rtol=1e-9, atol=1e-9)
+
+
+def test_names_and_folders_that_cannot_be_written(tmp_path):
+    volume = scans.Volume.stacked(torch.zeros(2, 3, 4), (1, 1))
+    with pytest.raises(scans.ScanFileError, match=r"a\.dcm takes one slice, not 2; write to a fol"):
+        scans.write_volume(volume, tmp_path / "a.dcm")
+    with pytest.raises(scans.ScanFileError, match=r"a\.nii is no name for a volume"):
+        scans.write_volume(volume, tmp_path / "a.nii")
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        scans.write_volume(volume, tmp_path / "a", description="x" * 65)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other.dcm").touch()
+    with pytest.raises(scans.ScanFileError, match="full: already there"):
+        scans.write_volume(volume, tmp_path / "full")
+    assert [file.name for file in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize("name", ["series", "a.dcm"])
+def test_nothing_is_half_written(tmp_path, monkeypatch, name):
+    volume = scans.Volume.stacked(torch.zeros(1 + (name == "series"), 3, 4), (1, 1))
+    saved = pydicom.Dataset.save_as
+    calls = []
+
+    def full_disk(self, target, **options):
+        calls.append(target)
+        saved(self, target, **options)
+        if len(calls) == len(volume.values):
+            raise OSError("no space left")
+
+    monkeypatch.setattr(pydicom.Dataset, "save_as", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        scans.write_volume(volume, tmp_path / name)
+    assert len(calls) == len(volume.values)
+    assert not list(tmp_path.iterdir())
+
+
+def test_headers_stay_with_the_slices():
+    volume = scans.read_volume(bundled("CT_small.dcm"))
+    assert "CompressedSamples" not in repr(volume)  # the patient's name
+    with pytest.raises(ValueError, match="1 headers for 2 slices"):
+        replace(volume, values=torch.zeros(2, 3, 3), positions=2 * volume.positions)
+
+
+def test_pydicom_is_asked_for_by_name(tmp_path, monkeypatch):
+    shutil.copy(bundled("CT_small.dcm"), tmp_path / "a.dcm")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(ImportError, match=r'DICOM files need pydicom: pip install "convexlift\[ct'):
+        scans.read_volume(tmp_path / "a.dcm")
+    volume = scans.Volume.stacked(torch.zeros(1, 2, 2), (1, 1))
+    with pytest.raises(ImportError, match=r'pip install "convexlift\[ct\]"'):
+        scans.write_volume(volume, tmp_path / "b.dcm")
