@@ -23,7 +23,7 @@ from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet, Validation, follow
 from convexlift.training.initial import absorb_weight_
 from convexlift.training.presets import PRESETS
-from convexlift.training.recipes import Recipe
+from convexlift.training.recipes import BilevelRecipe, Recipe
 
 FACES = "CC BY-NC-SA 4.0 (FFHQ); non-commercial research only"
 TERMS = {
@@ -41,7 +41,7 @@ CHOICES = {
     "faces": "Best mean PSNR on images held out from the training set.",
     "photo": (
         "Inpainting (30 % missing, 3 % noise): learned with the filters in the first stage, fixed "
-        "in the second. Gaussian noise of 0.1: 1 in the first stage, learned in the second. Salt "
+        "from then on. Gaussian noise of 0.1: 1 in the first stage, learned in the others. Salt "
         "and pepper (25 %), for which it was not trained: a guess from earlier trainings. Other "
         "noise levels need other weights. Colour goes channel by channel."
     ),
@@ -50,12 +50,17 @@ ABOUT = {
     "faces-denoising": "Salt-and-pepper denoising of aligned 256 x 256 faces; adversarial.",
     "faces-inpainting-adversarial": "Inpainting of aligned 256 x 256 faces; adversarial, smooth.",
     "faces-inpainting-bilevel": "Inpainting of aligned 256 x 256 faces; bilevel, smooth.",
-    "photo-any-size-first": "The start of photo-any-size.",
+    "photo-any-size-first": "The first stage of photo-any-size.",
+    "photo-any-size-second": "The second stage of photo-any-size.",
     "photo-any-size": "Denoising and inpainting of photographs of any size; bilevel.",
 }
 STARTS = {
     "faces-inpainting-bilevel": "faces-inpainting-adversarial",
-    "photo-any-size": "photo-any-size-first",
+    "photo-any-size-second": "photo-any-size-first",
+    "photo-any-size": "photo-any-size-second",
+}
+FIRST = {  # how many images of each folder were used, where not all were
+    "photo-any-size": {"faces/train": 340, "natural/train": 200},
 }
 
 
@@ -78,14 +83,11 @@ def make(name: str, arguments: argparse.Namespace) -> None:
     recipe = PRESETS[name]
     if arguments.steps:
         recipe = replace(recipe, options=replace(recipe.options, steps=arguments.steps))
-    folders = [arguments.data / "faces/train"]
-    if name.startswith("photo"):
-        folders.append(arguments.data / "natural/train")
-    images = ImageSet.from_folders(folders)
+    images = training_images(name, arguments.data)
     network, first = None, STARTS.get(name)
-    if first is not None:  # the weight is absorbed: R starts as weight times the first R
+    if first is not None:
         network = cl.load(arguments.output / first)
-        absorb_weight_(network, network.card.weight)
+        absorb(network, recipe)
     start = time.perf_counter()
     outcome = follow(
         recipe,
@@ -99,7 +101,8 @@ def make(name: str, arguments: argparse.Namespace) -> None:
     photo = name.startswith("photo")
     weights = {task: float(f"{weight:.3g}") for task, weight in outcome.weights.items()}
     if photo:  # salt and pepper: not trained for, but good at
-        weights["salt-and-pepper"] = 7.5 * weights["gaussian-denoising"]
+        weights["salt-and-pepper"] = float(f"{7.5 * weights['gaussian-denoising']:.3g}")
+        weights = dict(sorted(weights.items()))  # the card's own task is Gaussian noise throughout
     else:
         weights = choose_weights(outcome.trained.network, weights, recipe, images)
     path = cl.save(outcome.trained.network, arguments.output / name, half=True)
@@ -114,8 +117,7 @@ def make(name: str, arguments: argparse.Namespace) -> None:
         weight=weights[task],
         weights=weights,
         weight_choice=CHOICES["photo" if photo else "faces"],
-        data=TERMS["faces"] + ("; " + TERMS["natural"] if photo else "")
-        + f"; {len(images)} images, {recipe.held_out} of them held out",
+        data=describe_data(images, recipe, photo, network.card.data if network else ""),
         license=FACES + ("; BSDS500: non-commercial research and education" if photo else ""),
         recipe={"preset": name, "settings": repr(recipe), "start": first or "recipe"},
         command=f"python benchmarks/train_shipped.py --data DIR --output DIR {name}",
@@ -128,6 +130,38 @@ def make(name: str, arguments: argparse.Namespace) -> None:
         citation="FFHQ: Karras et al. 2019" + ("; BSDS500: Arbelaez et al. 2011" if photo else ""),
     )  # fmt: skip
     cl.save(outcome.trained.network, arguments.output / name, card, half=True)
+
+
+def training_images(name: str, data: Path) -> ImageSet:
+    """The faces and, for photographs of any size, natural images."""
+    folders = ["faces/train", "natural/train"] if name.startswith("photo") else ["faces/train"]
+    limits = FIRST.get(name, {})
+    sets = [ImageSet.from_folder(data / each, limit=limits.get(each)) for each in folders]
+    named = zip(folders, sets, strict=True)
+    return ImageSet(
+        tuple(f"{folder}/{file}" for folder, part in named for file in part.names),
+        tuple(plane for part in sets for plane in part.planes),
+    )
+
+
+def absorb(network: cl.InputConvexNetwork, recipe: Recipe) -> None:
+    """R becomes (weight found / weight of the recipe) R: learning goes on where the start ended.
+
+    For the stages of photo-any-size the quotient is 1, since a stage has the weight of inpainting
+    that the one before it ended with.
+    """
+    assert isinstance(recipe, BilevelRecipe)
+    task, weight = recipe.tasks[0]
+    absorb_weight_(network, network.card.weights[task.name] / weight)
+
+
+def describe_data(images: ImageSet, recipe: Recipe, photo: bool, before: str) -> str:
+    """What it was trained on; for the stages of photo-any-size, after what came before."""
+    seen = f"{len(images)} images, {recipe.held_out} of them held out"
+    if not photo:
+        return f"{TERMS['faces']}; {seen}"
+    seen += f", one crop of {recipe.crop} x {recipe.crop} of each"
+    return f"{before}; then {seen}" if before else f"{TERMS['faces']}; {TERMS['natural']}; {seen}"
 
 
 def describe_machine(device: str) -> str:

@@ -11,7 +11,7 @@ import torch
 import convexlift as cl
 from convexlift.images import load_example, load_image, psnr
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
-from convexlift.training import ImageSet, Validation
+from convexlift.training import ImageSet, Validation, presets
 
 PROMISED = {
     "faces-denoising": "salt-and-pepper",
@@ -86,6 +86,13 @@ def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(task):
 
     best = max(quality(cl.TotalVariation(), weight) for weight in TV_WEIGHTS[task])
     assert quality(network, network.card.weights[task]) > best + 0.1
+
+
+@pytest.mark.parametrize("stage", [presets.PHOTO_ANY_SIZE_SECOND, presets.PHOTO_ANY_SIZE])
+def test_stages_of_any_size_start_where_the_one_before_ended(stage):
+    """A start absorbs weight found / weight of the recipe: 1, since inpainting's is kept."""
+    task, weight = stage.tasks[0]
+    assert cl.models.card("photo-any-size").weights[task.name] / weight == 1
 
 
 def test_colour_goes_channel_by_channel():
