@@ -1,15 +1,18 @@
 """Time of ray transforms on a CPU: tables, weights on the way, and ASTRA, taking turns.
 
-    OMP_NUM_THREADS=1 python benchmarks/ray_transforms.py --size 512 --angles 200 --bins 400
+    OMP_NUM_THREADS=1 python benchmarks/ray_transforms.py --cpu --size 512 --angles 200 --bins 400
 
 Prints, for each way, the seconds to build, the megabytes that it keeps, the median milliseconds of
 a product and of an adjoint, and the distance of sinograms from double precision. ASTRA's CPU code
 computes weights at each product, in one thread.
+
+Where there is a GPU, and without ``--cpu``, its kernels are timed (``gpu_ray_transforms.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import statistics
 import time
@@ -67,17 +70,29 @@ def astra_pair(beam: cl.ParallelBeam, x: torch.Tensor, y: torch.Tensor) -> Pair:
 
 
 def main() -> None:
-    """Build all, then take turns."""
+    """The scanner, and the device."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--angles", type=int, default=200)
     parser.add_argument("--bins", type=int, default=400)
     parser.add_argument("--golden", action="store_true", help="angles without symmetries")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="on a CPU, even if there is a GPU")
+    parser.add_argument("--tiles", action="store_true", help="compare tilings of the GPU's kernels")
     options = parser.parse_args()
     golden = np.mod(np.arange(options.angles) * (math.sqrt(5) - 1) / 2, 1) * math.pi
     angles = list(golden) if options.golden else options.angles
     beam = cl.ParallelBeam(options.size, angles, options.bins, 256.0)
+    if torch.cuda.is_available() and not options.cpu:
+        import gpu_ray_transforms
+
+        gpu_ray_transforms.main(beam, options)
+    else:
+        on_cpu(beam, options)
+
+
+def on_cpu(beam: cl.ParallelBeam, options: argparse.Namespace) -> None:
+    """Build all, then take turns."""
     device = torch.device("cpu")
     x = shepp_logan(options.size)[:, 0].to(torch.float32)
     exact = Joseph(beam.lines(), beam.grid, device).project(x.double())
@@ -93,7 +108,10 @@ def main() -> None:
     weights = Joseph(beam.lines(), beam.grid, device)
     print(f"weights on the way: {time.perf_counter() - began:.2f} s to build")
     ways["weights on the way"] = (lambda: weights.project(x), lambda: weights.backproject(y))
-    ways["ASTRA"] = astra_pair(beam, x, y)
+    if importlib.util.find_spec("astra") is None:
+        print("ASTRA is not here: pip install astra-toolbox")
+    else:
+        ways["ASTRA"] = astra_pair(beam, x, y)
 
     times: dict[str, list[list[float]]] = {name: [[], []] for name in ways}
     for _ in range(options.turns):

@@ -15,17 +15,21 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from convexlift.kernels import iteration
+from convexlift.kernels import iteration, rays
 
-INTEGERS = {"height", "width"}
-INTEGER_POINTERS = {"clock", "copies_of_rows", "copies_of_columns"}
+INTEGERS = {"height", "width", "rays", "angles", "bins", "batch", "run_count"}
+INTEGER_POINTERS = {
+    "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs"
+}
+DOUBLE_POINTERS = {"start", "slope", "turn"}
 NUMBERS = {"scale", "pull", "lower", "upper", "low", "high", "left", "ramp_width", "offset"}
 
 
-def compiled(kernel, warps, **constants):
+def compiled(kernel, warps, kind="fp32", **constants):
     kinds = {
         name: "constexpr" if name in constants else "*i32" if name in INTEGER_POINTERS
-        else "i32" if name in INTEGERS else "fp32" if name in NUMBERS else "*fp32"
+        else "i32" if name in INTEGERS else "fp32" if name in NUMBERS
+        else "*fp64" if name in DOUBLE_POINTERS else "*" + kind
         for name in kernel.arg_names
     }
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -46,6 +50,12 @@ for pooled, rows in ((False, 8), (True, 16)):
         CHANNELS=32, CHUNK=32, ROOM=32, TAPS=32, TILE_HEIGHT=rows, TILE_WIDTH=16,
         SPILL=256 if rows == 8 else 512, **common,
     )
+for kind, group in (("fp32", 4), ("fp64", 2), ("fp32", 1)):
+    parts = 4 if group == 1 else 1
+    compiled(rays.project, 4 * parts, kind, GROUP=group, RAYS=128, PARTS=parts, UNROLL=2)
+    tile = dict(GROUP=group, TILE_HEIGHT=8, TILE_WIDTH=32)
+    compiled(rays.backproject_parallel, 4, kind, MOST=2, UNROLL=2, **tile)
+    compiled(rays.backproject_runs, 4, kind, HALVINGS=9, **tile)
 """
 
 
@@ -59,5 +69,5 @@ def test_kernels_compile(capability):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
-    assert len(shared) == 5
+    assert len(shared) == 14
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare

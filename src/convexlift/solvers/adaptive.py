@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.fused import FusedIterations
-from convexlift.solvers.kernel_steps import kernel_errors
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
 from convexlift.solvers.restarts import (

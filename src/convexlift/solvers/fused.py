@@ -9,23 +9,20 @@ machines without Triton, take the plain path for everything.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from contextlib import AbstractContextManager
 from functools import partial
-from subprocess import SubprocessError
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.solvers.graphs import Replayed
 from convexlift.solvers.kernel_steps import (
     ROWS,
     Buffers,
     FirstLayer,
-    KernelsUnavailable,
     Pixels,
     kernels,
 )
@@ -166,11 +163,8 @@ class FusedIterations:
         ):
             for name, part in held.items():
                 part.copy_(given[name])
-        with _current(self._device):
-            try:  # the first launch of all: Triton builds its launcher with a C compiler
-                self._machine.layer(buffers, step=False, observed=False)
-            except (RuntimeError, SubprocessError, OSError) as error:
-                raise KernelsUnavailable(str(error)) from error
+        with current(self._device), first_launch():
+            self._machine.layer(buffers, step=False, observed=False)
         self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
 
     def _made(self, u: Blocks, v: Blocks) -> Machine:
@@ -195,7 +189,7 @@ class FusedIterations:
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
         others = [] if self._rest is None else self._rest.steps(tau, sigma)
         columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
-        with _current(self._device):
+        with current(self._device):
             self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
 
     def moved(self) -> tuple[Blocks, Blocks]:
@@ -246,11 +240,6 @@ class FusedIterations:
     def _held(self) -> Buffers:
         assert self._machine is not None, "begin comes first"
         return self._machine.buffers
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, whatever the tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _clone(parts: Blocks) -> Blocks:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from convexlift.functionals.anchored import Anchored
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
+from convexlift.kernels.availability import kernel_module
 from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.tensors import Blocks
@@ -41,29 +41,9 @@ TF32_BITS = -(2**13)
 """A mask of what matrix units read of a number in single precision."""
 
 
-@cache
 def kernels() -> Any:
     """The module of kernels, or None without Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    try:
-        from convexlift.kernels import iteration
-    except ImportError:  # a Triton that does not work here
-        return None
-    return iteration
-
-
-class KernelsUnavailable(Exception):
-    """Nothing can be launched here: there is no C compiler, say."""
-
-
-def kernel_errors() -> tuple[type[Exception], ...]:
-    """What is raised where kernels cannot be compiled or do not fit a GPU."""
-    if kernels() is None:
-        return ()
-    from triton.errors import TritonError
-
-    return (TritonError, KernelsUnavailable)
+    return kernel_module("iteration")
 
 
 class Buffers:

@@ -27,8 +27,8 @@ class RayTransform(LinearOperator):
     """(A x)_{a, b} = integral of x along ray b of angle a, by Joseph's method.
 
     Images (B, 1, H, W) become sinograms (B, 1, angles, bins). The adjoint is the exact transpose;
-    both can be differentiated as often as you like. On a GPU, sums of adjoints come in any order,
-    so their last digits may vary from call to call.
+    both can be differentiated as often as you like. On a GPU without Triton, sums of adjoints come
+    in any order, so their last digits may vary from call to call.
 
     Attributes:
         grid: the pixels, in units of length.

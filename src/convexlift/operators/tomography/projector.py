@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.tomography.joseph import Joseph
+from convexlift.operators.tomography.on_gpu import RayKernels
 from convexlift.operators.tomography.rays import Grid, Lines
 from convexlift.operators.tomography.tables import tables
 
@@ -28,10 +29,13 @@ class Projector(Protocol):
 
 
 def projector(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> Projector:
-    """Small enough tables on a CPU, where torch has MKL's sparse products; else ``Joseph``."""
+    """Small enough tables on a CPU, where torch has MKL's sparse products; kernels on a GPU.
+
+    Else ``Joseph``.
+    """
     sparse = device.type == "cpu" and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
     if sparse and dtype in (torch.float32, torch.float64):
         found = tables(lines, grid, dtype, TABLE_BYTES)
         if found is not None:
             return found
-    return Joseph(lines, grid, device)
+    return RayKernels.of(lines, grid, device, dtype) or Joseph(lines, grid, device)

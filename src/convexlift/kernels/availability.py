@@ -1,0 +1,53 @@
+"""Whether kernels can be built and launched here, and on which device."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from subprocess import SubprocessError
+from typing import Any
+
+import torch
+
+
+@cache
+def kernel_module(name: str) -> Any:
+    """The module of this name in ``convexlift.kernels``, or None without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        return importlib.import_module(f"convexlift.kernels.{name}")
+    except ImportError:  # a Triton that does not work here
+        return None
+
+
+class KernelsUnavailable(Exception):
+    """Nothing can be launched here: there is no C compiler, say."""
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What is raised where kernels cannot be compiled or do not fit a GPU."""
+    if importlib.util.find_spec("triton") is None:
+        return ()
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return (KernelsUnavailable,)
+    return (TritonError, KernelsUnavailable)
+
+
+@contextlib.contextmanager
+def first_launch() -> Iterator[None]:
+    """The first launch of all: Triton builds its launcher, with a C compiler if there is one."""
+    try:
+        yield
+    except (RuntimeError, SubprocessError, OSError) as error:
+        raise KernelsUnavailable(str(error)) from error
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
