@@ -74,7 +74,9 @@ def make(name: str, images: ImageSet, arguments: argparse.Namespace) -> None:
     recipe = PRESETS[name]
     if arguments.steps:
         every = max(1, arguments.steps // 3)
-        options = replace(recipe.options, steps=arguments.steps, validate_every=every)
+        options = replace(
+            recipe.options, steps=arguments.steps, validate_every=every, warm_up=min(20, every)
+        )
         recipe = replace(recipe, options=options)
     held_out, training = validation_slices(images)
     task, _ = recipe.tasks[0]

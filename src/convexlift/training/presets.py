@@ -186,7 +186,6 @@ CT_ABDOMEN_CHEST_FIRST = BilevelRecipe(
     batch_size=16,
     crop=64,
     validation_crop=256,
-    decibels=True,
     options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=800, validate_every=400),
 )
 
