@@ -16,6 +16,7 @@ from convexlift.functionals.fidelity import L1 as L1
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.fidelity import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.fidelity import SquaredL2 as SquaredL2
+from convexlift.functionals.weighted import WeightedL2 as WeightedL2
 from convexlift.models.cards import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save

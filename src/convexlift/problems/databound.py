@@ -73,7 +73,8 @@ def can_hold_everywhere(problem: VariationalProblem) -> bool:
     if diagonal is None:
         return not box.is_everything and problem.network.bounded_below
     everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
-    return bool((diagonal != 0).all()) and (everywhere_finite or problem.network.bounded_below)
+    seen = problem.fidelity.measured & (diagonal != 0)
+    return bool(seen.all()) and (everywhere_finite or problem.network.bounded_below)
 
 
 def bound_data(
@@ -198,7 +199,7 @@ def _general_bounds(
     wrong = sign * g < 0
     if not bool(wrong.any()):
         return
-    ones = sign * torch.ones_like(v)
+    ones = sign * problem.fidelity.measured.to(v)  # f* is finite at 0 only where nothing counts
     push = A.adjoint(ones)  # moving v by delta in this direction moves g by delta A* 1
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
