@@ -62,6 +62,10 @@ from convexlift.solvers.steps import AdaptiveSteps as AdaptiveSteps
 from convexlift.solvers.steps import PaperSteps as PaperSteps
 from convexlift.solvers.stopping import StopWhen as StopWhen
 from convexlift.solvers.subgradient import Subgradient as Subgradient
+from convexlift.transmission import Counts as Counts
+from convexlift.transmission import LineIntegrals as LineIntegrals
+from convexlift.transmission import expected_intensity as expected_intensity
+from convexlift.transmission import line_integrals as line_integrals
 
 __version__ = "0.1.0"
 
