@@ -74,6 +74,9 @@ def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
     y = problem.fidelity.y.flatten().numpy()
     if isinstance(problem.fidelity, cl.SquaredL2):
         data = cp.sum_squares(w - y) / 2
+    elif isinstance(problem.fidelity, cl.WeightedL2):
+        omega = problem.fidelity.weights.expand_as(problem.fidelity.y).flatten().numpy()
+        data = omega @ cp.square(w - y) / 2
     elif isinstance(problem.fidelity, cl.L1):
         data = problem.fidelity.scale * cp.norm1(w - y)
     elif isinstance(problem.fidelity, cl.KullbackLeibler):

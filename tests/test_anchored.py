@@ -15,6 +15,8 @@ TARGET = torch.tensor([[[[0.5, 0.2], [2.0, 9.0]]]], dtype=torch.float64)
 BASES = {
     "L1": lambda y: cl.L1(y, 0.7),
     "L2": lambda y: cl.SquaredL2(y),
+    "weighted L2": lambda y: cl.WeightedL2(y, 0.4),
+    "not measured": lambda y: cl.WeightedL2(y, 0.0),
     "KL": lambda y: cl.KullbackLeibler(y, 0.5),
     "anchored L1": lambda y: Anchored(cl.L1(y, 0.7), 1 - y, 0.2),
 }

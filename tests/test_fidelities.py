@@ -16,6 +16,7 @@ Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 FIDELITIES = {
     "L1": lambda: cl.L1(Y, 0.7),
     "L2": lambda: cl.SquaredL2(Y),
+    "weighted L2": lambda: cl.WeightedL2(Y, torch.tensor([[0.1, 1.0], [3.0, 0.5]])),
     "KL": lambda: cl.KullbackLeibler(Y, 0.5),
     "KL, background by pixel": lambda: cl.KullbackLeibler(Y, 0.1 + Y / 10),
 }
@@ -62,6 +63,9 @@ def _density_on(f: cl.Fidelity, i: int, grid: torch.Tensor) -> torch.Tensor:
     if isinstance(f, cl.KullbackLeibler):
         background = float(f.background.expand_as(f.y).flatten()[i])
         return cl.KullbackLeibler(y, background).density(grid[None, None, None]).flatten()
+    if isinstance(f, cl.WeightedL2):
+        weight = float(f.weights.expand_as(f.y).flatten()[i])
+        return cl.WeightedL2(y, weight).density(grid[None, None, None]).flatten()
     other = cl.L1(y, f.scale) if isinstance(f, cl.L1) else cl.SquaredL2(y)
     return other.density(grid[None, None, None]).flatten()
 
@@ -141,6 +145,23 @@ def test_box():
             r"the data are inf at index \(0, 0, 0, 0\)",
         ),
         (lambda: cl.L1(Y, 0.0), ValueError, "scale > 0, got scale=0.0"),
+        (lambda: cl.WeightedL2(Y, -1.0), ValueError, "finite weights >= 0, but they are -1; write"),
+        (
+            lambda: cl.WeightedL2(Y, torch.tensor([[1.0, math.nan], [0.0, 0.0]])),
+            ValueError,
+            r"weights >= 0, but they are nan at index \(0, 1\); write 0 for data that were not",
+        ),
+        (lambda: cl.WeightedL2(Y, math.inf), ValueError, "but they are inf"),
+        (
+            lambda: cl.WeightedL2(Y, torch.ones(3)),
+            ValueError,
+            r"weights of shape \(3,\) do not fit data of \(1, 1, 2, 2\)",
+        ),
+        (
+            lambda: cl.WeightedL2(Y, torch.ones(4, 1, 2, 2)),
+            ValueError,
+            r"weights of shape \(4, 1, 2, 2\) do not fit data of \(1, 1, 2, 2\)",
+        ),
         (
             lambda: cl.KullbackLeibler(-Y),
             ValueError,

@@ -93,11 +93,18 @@ def test_the_lagrangian_has_the_gradient_of_the_optimal_value(name):
     assert errors["energy"] > 5 * errors["lagrangian"]
 
 
+def weights() -> torch.Tensor:
+    """Some of them zero."""
+    return (3 * torch.rand(2, 1, SIZE, SIZE) - 1).clamp_min(0)
+
+
 PULLED = {
     "L2": lambda y: (cl.SquaredL2(y), cl.Identity()),
     "L2, mask": lambda y: (cl.SquaredL2(y), cl.Mask(torch.rand(SIZE, SIZE) > 0.4)),
     "L2, weights": lambda y: (cl.SquaredL2(y), Diagonal(torch.rand(2, 1, SIZE, SIZE) - 0.3)),
     "L2, scaled": lambda y: (cl.SquaredL2(y), 3 * cl.Identity()),
+    "L2, weighted": lambda y: (cl.WeightedL2(y, weights()), cl.Identity()),
+    "L2, weighted, mask": lambda y: (cl.WeightedL2(y, weights()), cl.Mask(weights() > 0.4)),
     "L1": lambda y: (cl.L1(y, 0.7), cl.Identity()),
     "KL": lambda y: (cl.KullbackLeibler(y, 0.2), cl.Identity()),
 }

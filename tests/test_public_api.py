@@ -25,7 +25,8 @@ def test_the_names_others_rely_on():
         *("InputConvexNetwork", "ConvexLayer", "VariationalProblem", "StopWhen", "Certificate"),
         *("solve", "certify", "lift", "check_operator", "check_activation", "check_functional"),
         *("PDHG", "PaperSteps", "Subgradient", "NMAPG", "LBFGS", "Solution", "Status"),
-        *("L1", "SquaredL2", "KullbackLeibler", "Identity", "Mask", "Blur"),
+        *("L1", "SquaredL2", "WeightedL2", "KullbackLeibler", "Identity", "Mask", "Blur"),
+        *("line_integrals", "LineIntegrals", "Counts", "expected_intensity"),
         *("ParallelBeam", "FanBeam", "fbp"),
         *("load", "save", "ModelCard", "GroupNorm", "TotalVariation"),
     }

@@ -17,6 +17,7 @@ from convexlift.functionals.fidelity import L1 as L1
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.fidelity import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.fidelity import SquaredL2 as SquaredL2
+from convexlift.functionals.weighted import WeightedL2 as WeightedL2
 from convexlift.models.cards import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
@@ -62,6 +63,10 @@ from convexlift.solvers.steps import AdaptiveSteps as AdaptiveSteps
 from convexlift.solvers.steps import PaperSteps as PaperSteps
 from convexlift.solvers.stopping import StopWhen as StopWhen
 from convexlift.solvers.subgradient import Subgradient as Subgradient
+from convexlift.transmission import Counts as Counts
+from convexlift.transmission import LineIntegrals as LineIntegrals
+from convexlift.transmission import expected_intensity as expected_intensity
+from convexlift.transmission import line_integrals as line_integrals
 
 __version__ = "0.1.0"
 

@@ -167,7 +167,7 @@ def check_functional(
     _require(error <= 1e-9 * (1 + float(f.density(w).sum())), f"value is not the sum: {error:.1e}")
 
     low, high = (max(end, -5.0) if end < 0 else min(end, 5.0) for end in f.conjugate_domain)
-    s = random.uniform(low, high, *shape) * 0.99
+    s = f.clip_to_conjugate_domain(random.uniform(low, high, *shape) * 0.99)
     loss, direct = f.fenchel_young(w, s), f.density(w) + f.conjugate(s) - s * w
     _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
     error = float((loss - direct).abs().max())

@@ -27,10 +27,12 @@ class Fidelity(TensorRecord, ABC):
         y: the measured data, (B, C, H, W) or (B, ...) as the operator gives it.
         smooth: whether ``gradient`` is continuous.
         conjugate_domain: the open interval of slopes v on which f* is finite.
+        weights: how much a datum counts; 0 where f = 0.
     """
 
     smooth: bool
     conjugate_domain: tuple[float, float]
+    weights: Tensor | float = 1.0
 
     def __init__(self, y: Tensor) -> None:
         name = type(self).__name__
@@ -51,6 +53,11 @@ class Fidelity(TensorRecord, ABC):
                 "mark missing pixels with cl.Mask and fill them with any number"
             )
         self.y = y
+
+    @property
+    def measured(self) -> Tensor:
+        """Which data count at all; a mask of the shape of y."""
+        return self.weights * torch.ones_like(self.y) > 0
 
     @abstractmethod
     def density(self, w: Tensor) -> Tensor:

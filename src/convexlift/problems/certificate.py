@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.fidelity import SquaredL2
+from convexlift.functionals.weighted import WeightedL2
 from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
 from convexlift.problems.minorant import Minorant
 from convexlift.problems.one_pass import OnePass
@@ -59,7 +60,8 @@ class Certificate:
         radius: of the local guarantees among them.
         map: (B, 1, H, W), where the absolute gap sits; it sums to objective - lower_bound.
         distance_bound: ||x - x*|| is at most this, where the data term is strongly convex
-            (squared L2 with every pixel seen) and the guarantee global; +inf elsewhere.
+            (squared L2, weighted or not, with every pixel seen) and the guarantee global; +inf
+            elsewhere.
     """
 
     objective: Tensor
@@ -309,10 +311,10 @@ def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:
     """The modulus of D(A .) where it is known to be positive, else zero."""
-    diagonal = problem.operator.diagonal
-    if not isinstance(problem.fidelity, SquaredL2) or diagonal is None:
+    fidelity, diagonal = problem.fidelity, problem.operator.diagonal
+    if not isinstance(fidelity, SquaredL2 | WeightedL2) or diagonal is None:
         return torch.zeros((), dtype=torch.float64)
-    return diagonal.square().min().to(torch.float64)
+    return (fidelity.weights * diagonal.square()).min().to(torch.float64)
 
 
 def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:

@@ -73,7 +73,8 @@ def can_hold_everywhere(problem: VariationalProblem) -> bool:
     if diagonal is None:
         return not box.is_everything and problem.network.bounded_below
     everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
-    return bool((diagonal != 0).all()) and (everywhere_finite or problem.network.bounded_below)
+    seen = problem.fidelity.measured & (diagonal != 0)
+    return bool(seen.all()) and (everywhere_finite or problem.network.bounded_below)
 
 
 def bound_data(
@@ -187,8 +188,7 @@ def _general_bounds(
     A, box = problem.operator, problem.bounds
     one = at.objective.new_ones(c.shape[0])
     v = problem.fidelity.clip_to_conjugate_domain(v)
-    back = A.adjoint(v)
-    g = back + c
+    g = A.adjoint(v) + c
     yield _with_dual(problem, at, v, g, one, slack, radius)
     one_sided = math.isinf(box.lower) != math.isinf(box.upper)
     if not one_sided:
@@ -199,20 +199,18 @@ def _general_bounds(
     wrong = sign * g < 0
     if not bool(wrong.any()):
         return
-    ones = sign * torch.ones_like(v)
+    ones = sign * problem.fidelity.measured.to(v)  # f* is finite at 0 only where nothing counts
     push = sign * problem.sensitivity  # moving v by delta in this direction moves g by delta A* 1
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
     if bool(torch.isfinite(delta).any()):
         # A few roundings above what is needed, else the largest entry misses its zero.
-        step = expand_per_image(delta * (1 + 1e-5), v) * ones
-        step = torch.where(torch.isfinite(step), step, 0.0)
-        shifted = v + step
+        delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
+        shifted = v + expand_per_image(delta, v) * ones
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
         if torch.equal(inside, shifted):  # no need of another A*, which may be all the work
-            length = expand_per_image(step.flatten(1)[:, 0] * sign, push)
-            gradient = back + length * push + c
+            gradient = g + expand_per_image(delta, push) * push
         else:
             gradient = A.adjoint(inside) + c
         yield _with_dual(problem, at, inside, gradient, one, slack, radius)

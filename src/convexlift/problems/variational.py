@@ -66,8 +66,9 @@ class VariationalProblem(TensorRecord):
     def __post_init__(self) -> None:
         if not isinstance(self.fidelity, Fidelity):
             raise TypeError(
-                "fidelity must be cl.L1(y), cl.SquaredL2(y), cl.KullbackLeibler(y, background) "
-                f"or another Fidelity, got {type(self.fidelity).__name__}"
+                "fidelity must be cl.L1(y), cl.SquaredL2(y), cl.WeightedL2(y, weights), "
+                "cl.KullbackLeibler(y, background) or another Fidelity, "
+                f"got {type(self.fidelity).__name__}"
             )
         if not isinstance(self.operator, LinearOperator):
             raise TypeError(
@@ -111,9 +112,10 @@ class VariationalProblem(TensorRecord):
 
     @cached_property
     def sensitivity(self) -> Tensor:
-        """A* 1, what all data together see of each pixel."""
+        """A* 1, what all measured data together see of each pixel."""
+        y = self.fidelity.y
         with torch.no_grad():
-            return self.operator.adjoint(torch.ones_like(self.fidelity.y))
+            return self.operator.adjoint(self.fidelity.measured.to(y).expand_as(y))
 
     @property
     def smooth(self) -> bool:
@@ -171,22 +173,24 @@ class VariationalProblem(TensorRecord):
         For a diagonal A: the data, with unseen pixels filled from seen ones around them; its
         medians, which an L1 fidelity, made for outliers, may prefer. Otherwise A* y, divided by
         A* A 1, which makes a constant image of constant data; for a ray transform also its
-        filtered back projection. Zero, if nothing else is allowed.
+        filtered back projection. Data that were not measured are left out where they can be.
+        Zero, if nothing else is allowed.
         """
         y = self.fidelity.y
+        measured = self.fidelity.measured
         free = torch.full_like(y, math.inf)
         best = self.fidelity.minimiser(torch.zeros_like(y), -free, free)
         diagonal = self.operator.diagonal
         if diagonal is not None:
             d = diagonal.to(y).expand_as(y)
-            seen = d != 0
-            measured = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
-            guesses = [fill_from_neighbours(measured, seen.to(y))]
+            seen = measured & (d != 0)
+            known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
+            guesses = [fill_from_neighbours(known, seen.to(y))]
             if isinstance(self.fidelity, L1):
                 guesses.append(median_of_neighbours(guesses[0]))
         else:
-            back = self.operator.adjoint(best)
-            scale = self.operator.adjoint(self.operator(torch.ones_like(back)))
+            back = self.operator.adjoint(measured * best)
+            scale = self.operator.adjoint(measured * self.operator(torch.ones_like(back)))
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
             if invertible(self.operator):

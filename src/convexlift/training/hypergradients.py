@@ -26,6 +26,7 @@ from torch import Tensor
 
 from convexlift.functionals.anchored import Anchored
 from convexlift.functionals.fidelity import L1, SquaredL2
+from convexlift.functionals.weighted import WeightedL2
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Identity
@@ -284,16 +285,16 @@ def _layers(network: InputConvexNetwork) -> list[ConvexLayer]:
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
     """min_x D(A x, y) + b/2 ||x - truth||^2 + weight R(x), up to a constant.
 
-    For D = 1/2 ||m x - y||^2 the two squares make one, with the weights sqrt(m^2 + b).
+    For D = 1/2 sum omega (m x - y)^2 the two squares make one, behind diag(sqrt(omega m^2 + b)).
     """
     diagonal = problem.operator.diagonal
     y = problem.fidelity.y
     if diagonal is not None:
         _require_same_shape(y, truth)
-    if type(problem.fidelity) is SquaredL2 and diagonal is not None:
-        m = diagonal.to(y).expand_as(y)
-        d = torch.sqrt(m**2 + b)
-        data = SquaredL2((m * y + b * truth) / d)
+    if type(problem.fidelity) in (SquaredL2, WeightedL2) and diagonal is not None:
+        m, omega = diagonal.to(y).expand_as(y), problem.fidelity.weights
+        d = torch.sqrt(omega * m**2 + b)
+        data = SquaredL2((omega * m * y + b * truth) / d)
         return replace(problem, fidelity=data, operator=Diagonal(d))
     if isinstance(problem.operator, Identity):
         return replace(problem, fidelity=Anchored(problem.fidelity, truth, b))
