@@ -38,11 +38,11 @@ STARTS = {
     "ct-abdomen-chest-deep": "ct-abdomen-chest",
 }
 DATA = (
-    "388 slices of 7 patients, chest and abdomen, from the TCIA collections LIDC-IDRI, NLST, "
+    "338 slices of 6 patients, chest and abdomen, from the TCIA collections LIDC-IDRI, "
     "ACRIN-NSCLC-FDG-PET, RIDER Pilot, ACRIN-FLT-Breast, Lung-Fused-CT-Pathology and C4KC-KiTS, "
-    "512 x 512, 8 bits, value (HU + 1024) / 2524; the 50 slices of patient " + VALIDATION_PATIENT
-    + " were held out for validation"
-)  # fmt: skip
+    "512 x 512, 8 bits, value (HU + 1024) / 2524; validated on 8 slices of another patient (NLST), "
+    "tested on 20 of a third (TCGA-LUAD)"
+)
 TERMS = (
     "TCIA collections under CC BY 3.0 and 4.0: cite the collections and Clark et al. 2013, and "
     "make no attempt at re-identification"

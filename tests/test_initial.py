@@ -104,26 +104,26 @@ def test_units_differ_so_that_they_can_learn(name):
         assert float(torch.cdist(rows, rows).fill_diagonal_(1).min()) > 0
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.05])
 @pytest.mark.parametrize("depth", [2, 4])
-def test_a_deepened_network_is_the_same_up_to_a_constant(depth):
-    shallow = ridge(smoothing=0.05, **COMMON)
-    deeper = deepened(shallow, depth)
+def test_a_deepened_network_is_the_same(depth, smoothing):
+    shallow = ridge(smoothing=smoothing, **COMMON)
+    torch.nn.init.uniform_(shallow.output, 0.5, 1.5)
+    deeper = deepened(shallow, depth, inner_channels=3)
     x = pictures()
-    flat = torch.full_like(x[:1], 0.5)
-    for net in (shallow, deeper):
-        subtract_means_(net)
-    torch.testing.assert_close(deeper(x) - deeper(flat), shallow(x) - shallow(flat))
+    torch.testing.assert_close(deeper(x), shallow(x))
     assert len(deeper.layers) == depth
-    varied = deepened(shallow, depth, variety=0.05)
-    torch.testing.assert_close(
-        varied(x) - varied(flat), shallow(x) - shallow(flat), rtol=0.3, atol=0
-    )
+    varied = deepened(shallow, depth, variety=0.05)  # 16 groups of 8 channels
+    torch.testing.assert_close(varied(x), shallow(x), rtol=0.05, atol=0)
+    assert not torch.allclose(varied(x), shallow(x))
     varied.check_convexity()
 
 
 def test_only_a_shallow_ridge_is_deepened():
-    with pytest.raises(ValueError, match="a ridge network of one layer, with Huber functions"):
-        deepened(ridge(smoothing=0.0, **COMMON), 2)
+    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+        deepened(baseline(SIZE, hidden=4, **POOLED), 2)
+    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+        deepened(ridge(depth=2, **COMMON), 3)
     with pytest.raises(ValueError, match="depth >= 1, got depth=0"):
         ridge(depth=0)
 

@@ -104,6 +104,7 @@ def ridge(
     smoothing: float = 0.01,
     padding: Boundary = "reflect",
     depth: int = 1,
+    inner_channels: int = 16,
     inner_kernel: int = 3,
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <w, h(V_0 x)>, h the Huber function: one convex layer, any image size.
@@ -115,22 +116,24 @@ def ridge(
 
     Args:
         in_channels: channels of the image.
-        channels: number of filters, in each layer.
-        kernel: the size of those on the image.
-        smoothing: where h turns from a parabola into |a|, and nu of the ReLUs; 0 for |a| and ReLU.
+        channels: number of filters on the image.
+        kernel: their size.
+        smoothing: where h turns from a parabola into |a|; 0 for |a| itself.
         padding: of the convolutions.
         depth: how many layers.
-        inner_kernel: the size of the filters of further layers.
+        inner_channels: number of filters of each further layer.
+        inner_kernel: their size.
     """
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
     profile = Abs() if smoothing == 0.0 else Huber(smoothing)
-    unit = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
+    inputs = channels
     for _ in range(depth - 1):
-        mix = Convolution(channels, channels, inner_kernel, padding=padding, nonnegative=True)
-        layers.append(ConvexLayer(unit, channels=channels, previous=mix))
+        mix = Convolution(inputs, inner_channels, inner_kernel, padding=padding, nonnegative=True)
+        layers.append(ConvexLayer(ReLU(), channels=inner_channels, previous=mix))
+        inputs = inner_channels
     return InputConvexNetwork(layers, in_channels=in_channels)
 
 

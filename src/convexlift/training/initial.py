@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from convexlift.networks.activations import Abs
 from convexlift.networks.architectures import ridge
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
@@ -90,14 +91,11 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
     network.output.fill_(scale)
 
 
-def _pass_on_(linear_map: LinearMap, channels: int, variety: float = _VARIETY) -> float:
+def _pass_on_(linear_map: LinearMap, channels: int) -> float:
     """Make a map sum what it is given, unit by unit; returns what it does to a sum over pixels."""
     if isinstance(linear_map, Convolution):
-        weight = linear_map.weight
-        weight.mul_(variety / weight.mean().clamp_min(1e-12) / weight[0].numel())
-        for c in range(min(weight.shape[:2])):
-            weight[c, c, weight.shape[2] // 2, weight.shape[3] // 2] += 1
-        return 1 + variety
+        _sum_groups_(linear_map, None, _VARIETY)
+        return 1 + _VARIETY
     if isinstance(linear_map, Chain) and len(linear_map.maps) == 2:
         pool, dense = linear_map.maps
         if isinstance(pool, AveragePool) and isinstance(dense, Dense):
@@ -121,46 +119,68 @@ def _read_blocks_(dense: Dense, channels: int) -> float:
 
 @torch.no_grad()
 def deepened(
-    network: InputConvexNetwork, depth: int, *, inner_kernel: int = 3, variety: float = 0.0
+    network: InputConvexNetwork,
+    depth: int,
+    *,
+    inner_channels: int = 16,
+    inner_kernel: int = 3,
+    variety: float = 0.0,
 ) -> InputConvexNetwork:
-    """A deeper ``ridge`` network with the same R, up to a constant: each new layer passes on.
+    """A deeper ``ridge`` network with the same R: a sum of groups of the responses z, passed on.
 
-    W = I and b = nu: a smoothed ReLU of z + nu is z + nu/2 for all z >= 0.
+    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 as they are.
 
     Args:
         network: a ``ridge`` of one layer.
         depth: of the new one.
+        inner_channels: how many groups.
         inner_kernel: the size of the filters of further layers.
-        variety: random weights that are added to W, as a fraction of the identity's sum, and
-            taken back from the output: equal units would learn equal things.
+        variety: random weights that are added, as a fraction of the sum of the others, and taken
+            back from the output: new layers do nothing at first, and would learn little.
     """
-    (first,) = network.layers
+    first = network.layers[0]
     assert isinstance(first, ConvexLayer)
-    if not isinstance(first.skip, Convolution) or not isinstance(first.activation, Huber):
-        raise ValueError("deepened needs a ridge network of one layer, with Huber functions")
+    if (
+        len(network.layers) > 1
+        or not isinstance(first.skip, Convolution)
+        or not isinstance(first.activation, Abs | Huber)
+    ):
+        raise ValueError("deepened needs a network made by networks.ridge, of one layer")
     weight = first.skip.weight
-    nu = first.activation.delta
     deeper = ridge(
         in_channels=weight.shape[1],
         channels=weight.shape[0],
         kernel=weight.shape[-1],
-        smoothing=nu,
+        smoothing=0.0 if isinstance(first.activation, Abs) else first.activation.delta,
         padding=first.skip.padding,
         depth=depth,
+        inner_channels=inner_channels,
         inner_kernel=inner_kernel,
     ).to(weight)
     start, *others = deeper.layers
     assert isinstance(start, ConvexLayer)
     assert isinstance(start.skip, Convolution)
     start.skip.weight.copy_(weight)
-    for layer in others:
+    mean = network.output.mean()
+    for i, layer in enumerate(others):
         assert isinstance(layer, ConvexLayer)
         assert isinstance(layer.previous, Convolution)
         assert layer.bias is not None
-        _pass_on_(layer.previous, weight.shape[0], variety)
-        layer.bias.fill_(nu)
-    deeper.output.copy_(network.output / (1 + variety) ** (depth - 1))
+        _sum_groups_(layer.previous, network.output / mean if i == 0 else None, variety)
+        layer.bias.zero_()
+    deeper.output.fill_(float(mean) / (1 + variety) ** (depth - 1))
     return deeper
+
+
+def _sum_groups_(mix: Convolution, factors: Tensor | None, variety: float) -> None:
+    """Output j sums the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
+    weight = mix.weight
+    outputs, inputs, height, width = weight.shape
+    factors = weight.new_ones(inputs) if factors is None else factors
+    group = torch.arange(inputs, device=weight.device) % outputs
+    # Random weights to an input from all outputs and places: together, a fraction of its factor.
+    weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
+    weight[group, torch.arange(inputs), height // 2, width // 2] += factors
 
 
 @torch.no_grad()

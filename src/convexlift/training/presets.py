@@ -199,7 +199,7 @@ CT_ABDOMEN_CHEST = BilevelRecipe(
     fixed=True,
     decibels=True,
     validation_stop=StopWhen(gap=2e-3, max_iterations=300),
-    options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=240, learning_rate=2e-2, validate_every=60),
+    options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=200, learning_rate=2e-2, validate_every=66),
 )
 
 CT_ABDOMEN_CHEST_DEEP = replace(  # starts from the one before, deepened
