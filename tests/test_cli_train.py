@@ -217,7 +217,7 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["adversarial", "pictures", "--preset", "best"], "no adversarial preset 'best'. Choose"),
         (["adversarial", "pictures", "--preset", "photo-any-size"], "`convexlift train bilevel`"),
         (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),
-        (["adversarial", "pictures", "--preset", "paper-ct"], "give --damaged FOLDER"),
+        (["adversarial", "pictures", "--preset", "paper-ct"], "got (1, 16, 16)"),
         (["adversarial", "pictures", "--damaged", "few"], "6 clean and 1 damaged images"),
         (["adversarial", "pictures", "--crop", "12"], "must be a multiple of the pooling size"),
         (["adversarial", "pictures", *SP, "--mask", "mask.png"], "--mask is for inpainting"),

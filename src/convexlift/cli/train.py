@@ -156,8 +156,6 @@ def adversarial(
             recipe = replace(recipe, penalty=penalty)
         if damaged is not None:
             recipe = replace(recipe, task=None, flips=False)
-        elif recipe.task is None:
-            raise UserError(f"The preset {preset} needs damaged images: give --damaged FOLDER.")
         run_job(recipe, job)
 
 
