@@ -192,7 +192,7 @@ class Blocks(Mapping[str, Tensor]):
 
     def where(self, mask: Tensor, other: Blocks) -> Blocks:
         """This vector for the images with ``mask`` (B,), the other for the rest."""
-        return Blocks(
+        return type(self)(
             {n: torch.where(expand_per_image(mask.to(p.device), p), p, other[n])
              for n, p in self.items()}
         )  # fmt: skip

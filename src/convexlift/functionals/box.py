@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -51,3 +52,8 @@ class Box:
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of the box."""
         return x if self.is_everything else x.clamp(self.lower, self.upper)
+
+    def pressure(self, x: Tensor, force: Tensor) -> Tensor:
+        """The part of a force that pushes pixels of x against the bounds they are on."""
+        low, high = (x <= self.lower) & (force < 0), (x >= self.upper) & (force > 0)
+        return torch.where(low | high, force, 0.0)

@@ -95,6 +95,19 @@ class DualFidelityTerm(DualTerm):
 
 
 @dataclass(frozen=True, eq=False)
+class DualBoxTerm(DualTerm):
+    """f(x) = 0 in the box, +inf outside, dualised: for metrics in which pixels hang together."""
+
+    box: Box
+
+    def conjugate_prox(
+        self, v: tuple[Tensor, ...], sigma: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """v - sigma P(v / sigma), by Moreau."""
+        return (v[0] - sigma[0] * self.box.project(v[0] / sigma[0]),)
+
+
+@dataclass(frozen=True, eq=False)
 class EpigraphTerm(DualTerm):
     """f_i(a, z) = 0 if h(a + b) <= z, +inf otherwise; its dual pair is (v_{i,1}, v_{i,2}).
 

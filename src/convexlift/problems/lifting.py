@@ -21,6 +21,7 @@ from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
     DiagonalFidelityTerm,
+    DualBoxTerm,
     DualFidelityTerm,
     DualTerm,
     EpigraphTerm,
@@ -32,6 +33,7 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.one_pass import OnePass
 from convexlift.problems.pooling import pooled_layers
 from convexlift.problems.saddle import (
+    BOX_DUAL,
     DATA_DUAL,
     BlockOperator,
     SaddlePointProblem,
@@ -44,7 +46,11 @@ from convexlift.tensors import Blocks, Shape
 
 
 def lift(
-    problem: VariationalProblem, *, dualise_fidelity: bool | None = None, pooled: bool = True
+    problem: VariationalProblem,
+    *,
+    dualise_fidelity: bool | None = None,
+    pooled: bool = True,
+    dualise_box: bool = False,
 ) -> SaddlePointProblem:
     """The saddle-point problem with the same minimisers x.
 
@@ -55,6 +61,8 @@ def lift(
             is diagonal, and for the squared L2 norm without a box where A is a circular blur.
         pooled: whether layers before a pooling are bounded in the mean, where that is enough;
             without it, every layer unit by unit, as in the paper.
+        dualise_box: whether the box around a dualised fidelity becomes another f(I x), so that x
+            itself is free.
     """
     network, operator = problem.network, problem.operator
     closed_form = _fidelity_term(problem)
@@ -69,7 +77,11 @@ def lift(
     if dualise_fidelity:
         rows[DATA_DUAL] = {"x": operator}  # K_0 = (A 0 ... 0)
         f.append(((DATA_DUAL,), DualFidelityTerm(problem.fidelity)))
-        g["x"] = BoxTerm(problem.bounds)
+        if not dualise_box:
+            g["x"] = BoxTerm(problem.bounds)
+        elif not problem.bounds.is_everything:
+            rows[BOX_DUAL] = {"x": Identity()}
+            f.append(((BOX_DUAL,), DualBoxTerm(problem.bounds)))
     elif closed_form is not None:
         g["x"] = closed_form
     else:
@@ -157,4 +169,8 @@ def lifted_start(
         v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
             gradient if known is None else known
         )
+    if BOX_DUAL in saddle.K.rows:  # what the other rows ask for and the box forbids
+        v[BOX_DUAL] = torch.zeros_like(x)
+        force = saddle.K.adjoint(Blocks(v))["x"]
+        v[BOX_DUAL] = problem.bounds.pressure(x, -force)
     return Blocks(u), Blocks({name: v[name] for name in saddle.K.rows})

@@ -25,6 +25,8 @@ def dual_names(layer: int, layers: int) -> tuple[str, ...]:
 
 DATA_DUAL = "v0"
 """The dual block of a dualised fidelity."""
+BOX_DUAL = "vx"
+"""That of a dualised box."""
 
 
 def made_feasible(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
+from convexlift.problems.saddle import BOX_DUAL, SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.fused import FusedIterations
 from convexlift.solvers.method import Solver, State
@@ -27,7 +27,7 @@ from convexlift.solvers.restarts import (
     rebalance,
     residual,
 )
-from convexlift.solvers.steps import Coupling
+from convexlift.solvers.steps import Coupling, quotients
 from convexlift.solvers.strips import Sweep
 from convexlift.tensors import Blocks, choose_images
 
@@ -51,12 +51,18 @@ class RestartedPDHG(Solver[RestartState]):
     w <- a T(w) + b w + e anchor, with the coefficients of ``RestartRules``.
     """
 
-    def __init__(self, problem: VariationalProblem, saddle: SaddlePointProblem) -> None:
+    def __init__(
+        self,
+        problem: VariationalProblem,
+        saddle: SaddlePointProblem,
+        coupling: Coupling | None = None,
+    ) -> None:
         self.problem, self.saddle = problem, saddle
-        self.coupling = Coupling(saddle)
+        self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
+        self.coupling = Coupling(saddle) if coupling is None else coupling
         self.rules = RestartRules(problem)
-        self.sweep = Sweep.of(saddle)
-        self.fused = FusedIterations.of(saddle)
+        self.sweep = Sweep.of(saddle) if coupling is None else None
+        self.fused = FusedIterations.of(saddle) if coupling is None else None
         self.block = 1 if self.sweep is None and self.fused is None else 10
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
@@ -66,7 +72,7 @@ class RestartedPDHG(Solver[RestartState]):
             {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
              for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
         )  # fmt: skip
-        target = self.coupling.balanced_sigma(moves, v.norms())
+        target = self.coupling.balanced_sigma(self.coupling.reach(moves), v.norms())
         sigma = {}
         for name, value in target.items():
             usable = torch.isfinite(value) & (value > 0)
@@ -84,7 +90,7 @@ class RestartedPDHG(Solver[RestartState]):
         return RestartState(
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
-            pace=Pace.at_start(len(u["x"])),
+            pace=Pace.at_start(len(u["x"])), box=self.box,
         )  # fmt: skip
 
     def step(self, state: RestartState) -> RestartState:
@@ -101,7 +107,10 @@ class RestartedPDHG(Solver[RestartState]):
         )
         r = None
         if self.rules.tested(state.pace).any():
-            r = residual((u - w_u).squares(), (v - w_v).squares(), state.tau, state.sigma).cpu()
+            r = residual(
+                self.coupling.squared_lengths(u - w_u, state.tau),
+                quotients((v - w_v).squares(), state.sigma),
+            ).cpu()
         return self._counted(following, r)
 
     def advance(self, state: RestartState, iterations: int) -> RestartState:
@@ -140,7 +149,10 @@ class RestartedPDHG(Solver[RestartState]):
             )
             r = None
             if tested:
-                r = residual((u - w_u).squares(), Blocks({name: moved}), tau, sigma)
+                r = residual(
+                    self.coupling.squared_lengths(u - w_u, tau),
+                    quotients(Blocks({name: moved}), sigma),
+                )
             state = self._counted(following, r)
         return replace(state, w_v=Blocks({name: w}))
 
@@ -157,11 +169,15 @@ class RestartedPDHG(Solver[RestartState]):
             fused.iterate(tau, sigma, self.rules.mix(pace, count))
             r = None
             if self.rules.tested(pace, count)[-1].any():
-                r = residual(*fused.moved(), tau, sigma)
+                du, dv = fused.moved()
+                r = residual(quotients(du, tau), quotients(dv, sigma))
             restarted, pace = pace.due, self.rules.counted(pace, r, count)
             if bool(restarted.any()):
-                whole, recent = fused.ways(state.origin_u, state.origin_v)
-                late = lateness(self.problem, pace.total)
+                whole, recent = (
+                    (self.coupling.reach(du), dv)
+                    for du, dv in fused.ways(state.origin_u, state.origin_v)
+                )
+                late = lateness(self.problem, self.coupling, pace.total)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
@@ -191,9 +207,9 @@ class RestartedPDHG(Solver[RestartState]):
         target = rebalance(
             self.coupling,
             state.sigma,
-            (u.distances(state.origin_u), v.distances(state.origin_v)),
-            (u.distances(state.anchor_u), v.distances(state.anchor_v)),
-            lateness(self.problem, pace.total).to(state.x.device),
+            (self.coupling.way(u, state.origin_u), v.distances(state.origin_v)),
+            (self.coupling.way(u, state.anchor_u), v.distances(state.anchor_v)),
+            lateness(self.problem, self.coupling, pace.total).to(state.x.device),
         )
         sigma = target.where(images, state.sigma)
         return replace(

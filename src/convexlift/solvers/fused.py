@@ -228,7 +228,7 @@ class FusedIterations:
                     part.copy_(torch.where(here, new[name], part))
         self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
 
-    def result(self) -> dict[str, Blocks]:
+    def result(self) -> dict[str, Any]:
         """T(w), w and the anchor after the last iteration, by their names in a state."""
         b = self._held
         return {

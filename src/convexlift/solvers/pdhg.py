@@ -9,6 +9,7 @@ from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.adaptive import RestartedPDHG
+from convexlift.solvers.fourier import FourierCoupling
 from convexlift.solvers.method import Method, Solver
 from convexlift.solvers.primal_dual import FixedStepPDHG
 from convexlift.solvers.saturated import SaturatedPDHG
@@ -39,4 +40,7 @@ class PDHG(Method):
         return SaturatedPDHG(problem, head, without, lambda: self._adaptive(problem))
 
     def _adaptive(self, problem: VariationalProblem) -> RestartedPDHG:
+        if FourierCoupling.applies(problem):
+            saddle = lift(problem, dualise_box=True)
+            return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
         return RestartedPDHG(problem, lift(problem, dualise_fidelity=self.dualise_fidelity))

@@ -7,10 +7,11 @@ v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar),    i = 0, ..., L
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from convexlift.functionals.box import Box
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
@@ -34,17 +35,21 @@ def pdhg_update(
 
 @dataclass(frozen=True, eq=False)
 class PDHGState:
-    """u = (x, z_1, ...), v, and the step sizes of each block and image."""
+    """u = (x, z_1, ...), v, and the step sizes of each block and image.
+
+    ``box`` is that of the images where it is dualised, so that u_x need not be inside.
+    """
 
     u: Blocks
     v: Blocks
     tau: Blocks
     sigma: Blocks
+    box: Box | None = field(default=None, kw_only=True)
 
     @property
     def x(self) -> Tensor:
         """The images among the primal blocks."""
-        return self.u["x"]
+        return self.u["x"] if self.box is None else self.box.project(self.u["x"])
 
     @property
     def duals(self) -> Blocks:

@@ -153,11 +153,9 @@ class RestartRules:
         return time_to_rebalance(total) | (total == self.relaxed)
 
 
-def residual(du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
-    """||(du, dv)|| in the metric of the steps, from the squares of the blocks' norms; (B,)."""
-    parts = [value / tau[name] for name, value in du.items()]
-    parts += [value / sigma[name] for name, value in dv.items()]
-    return torch.stack(parts).sum(0).sqrt()
+def residual(du: Blocks, dv: Blocks) -> Tensor:
+    """||(du, dv)|| from the blocks' ||du_j||^2 / tau_j and ||dv_i||^2 / sigma_i; (B,)."""
+    return torch.stack([*du.values(), *dv.values()]).sum(0).sqrt()
 
 
 def relaxed_iterations(problem: VariationalProblem) -> float:
@@ -189,12 +187,13 @@ def time_to_rebalance(total: Any) -> Any:
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 
 
-def lateness(problem: VariationalProblem, total: Tensor) -> Tensor:
+def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
     """How much the recent way counts for the steps, (B,): ``late`` of ``rebalance``.
 
-    Only the recent way counts where R has kinks and the fidelity has none (measured).
+    Only the recent way counts where R has kinks and the fidelity has none (measured), and where
+    the steps of a problem ask for it.
     """
-    if problem.fidelity.smooth and not problem.smooth:
+    if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
         return torch.ones_like(total, dtype=torch.float64)
     begin, end = WHOLE_WAY
     return (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
@@ -207,7 +206,7 @@ def rebalance(
     recent: tuple[Blocks, Blocks],
     late: Tensor,
 ) -> Blocks:
-    """log sigma halfway to the balanced one for displacements of lengths (||du||, ||dv||).
+    """log sigma halfway to the balanced one for the displacements du (``reach``) and dv.
 
     First those of the whole way, later those since the last restart. The bound on the error
     holds for the distance between start and solution, which is what the whole way becomes.
@@ -222,11 +221,11 @@ def rebalance(
     Args:
         coupling: of the problem.
         sigma: the steps so far.
-        whole: (||du||, ||dv||) since the start.
-        recent: (||du||, ||dv||) since the last restart.
+        whole: how far rows of K moved at most, and ||dv||, since the start.
+        recent: the same since the last restart.
         late: from 0, only the whole way counts, to 1, only the recent one; (B,).
     """
-    far, near = (coupling.balanced_sigma(du, dv) for du, dv in (whole, recent))
+    far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}
     for name, old in sigma.items():
         # 0/0: nothing moved, nothing learned.

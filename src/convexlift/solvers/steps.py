@@ -25,7 +25,14 @@ SAFETY = 0.999
 
 
 class Coupling:
-    """n_i ||K_ij||^2 for every block of K: all that step sizes need to know of a problem."""
+    """n_i ||K_ij||^2 for every block of K: all that step sizes need to know of a problem.
+
+    Attributes:
+        recent: whether steps are balanced for the recent way from the first on, rather than for
+            the whole way at first (measured).
+    """
+
+    recent = False
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
         squared = saddle.K.squared_norms()
@@ -41,19 +48,36 @@ class Coupling:
                 totals[name] = totals.get(name, torch.zeros_like(sigma[v])) + weight * sigma[v]
         return Blocks({name: SAFETY / total for name, total in totals.items()})
 
-    def balanced_sigma(self, u_sizes: Blocks, v_sizes: Blocks) -> Blocks:
-        """sigma_i = ||dv_i|| / sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2).
+    def reach(self, u_sizes: Blocks) -> Blocks:
+        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i: how far it moves at most."""
+        return Blocks(
+            {
+                v: torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
+                for v, row in self.weights.items()
+            }
+        )
+
+    def way(self, u: Blocks, other: Blocks) -> Blocks:
+        """The reach of u - other."""
+        return self.reach(u.distances(other))
+
+    def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
+        """||du_j||^2 / tau_j for every block j."""
+        return quotients(du.squares(), tau)
+
+    @staticmethod
+    def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
+        """sigma_i = ||dv_i|| / reach_i.
 
         It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
         distance that PDHG has to travel. Not finite or zero where a size is.
         """
-        return Blocks(
-            {
-                v: v_sizes[v]
-                / torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
-                for v, row in self.weights.items()
-            }
-        )
+        return quotients(v_sizes, reach)
+
+
+def quotients(sizes: Blocks, steps: Blocks) -> Blocks:
+    """Numbers (B,) divided by others, block by block."""
+    return Blocks({name: value / steps[name] for name, value in sizes.items()})
 
 
 @dataclass(frozen=True)

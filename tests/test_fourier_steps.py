@@ -1,0 +1,178 @@
+"""Steps that differ with the frequency: valid, right, and worth it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift import phantoms
+from convexlift.operators.spectral import SpectralFilter, energies
+from convexlift.problems.lifting import lifted_start
+from convexlift.problems.saddle import BOX_DUAL
+from convexlift.solvers.adaptive import RestartedPDHG
+from convexlift.solvers.fourier import FourierCoupling, FourierSteps, majorant
+from convexlift.tasks import SparseViewCT
+from convexlift.tensors import Blocks
+
+SIZE = 24
+SCANNERS = {
+    "parallel": 20.0 * cl.ParallelBeam(SIZE, 18, 36, float(SIZE)),
+    "limited": cl.ParallelBeam((SIZE, 20), 9, 30, (24.0, 20.0)),
+    "fan": 5.0 * cl.FanBeam(
+        SIZE, 30, 40, extent=float(SIZE), source_distance=60.0, detector_distance=30.0
+    ),
+}  # fmt: skip
+
+
+def networks() -> dict[str, cl.InputConvexNetwork]:
+    torch.manual_seed(0)
+    return {
+        "tv": cl.TotalVariation(),
+        "ridge": cl.networks.ridge(channels=4, kernel=5),
+        "deep ridge": cl.networks.ridge(channels=4, kernel=3, depth=3, inner_channels=3),
+        "zeros around": cl.networks.ridge(channels=3, kernel=3, padding="zero"),
+    }
+
+
+def problem(name: str = "tv", batch: int = 1, box=(0.0, None), weight: float = 3.0):
+    clean = phantoms.shepp_logan(SIZE).clamp_min(0).expand(batch, -1, -1, -1)
+    task = SparseViewCT(scanner=SCANNERS["parallel"], box=box)
+    generators = [torch.Generator().manual_seed(i) for i in range(batch)]
+    return task.measure(clean, generators).problem(networks()[name], weight)
+
+
+def both(stated):
+    """With steps of frequencies, and with one step for all of them."""
+    saddle = cl.lift(stated, dualise_box=True)
+    coupling = FourierCoupling(saddle, stated.fidelity.y)
+    return RestartedPDHG(stated, saddle, coupling), RestartedPDHG(stated, cl.lift(stated))
+
+
+# The metric
+
+
+@pytest.mark.parametrize("name", SCANNERS)
+def test_rays_are_majorised(name):
+    K = SCANNERS[name]
+    _covers(K, K.input_shape)
+
+
+@pytest.mark.parametrize("padding", ["zero", "reflect", "circular", "replicate"])
+@pytest.mark.parametrize("size", [(8, 8), (31, 64), (70, 50)])
+def test_convolutions_are_majorised_at_any_size(padding, size):
+    layer = cl.networks.ridge(channels=5, kernel=7, padding=padding).layers[0]
+    _covers(layer.skip.operator((1, *size)), (1, *size))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 20)])
+def test_differences_are_majorised(size):
+    _covers(cl.networks.ForwardDifferences().operator((1, *size)), (1, *size))
+
+
+def _covers(K, shape):
+    """<x, H x> >= ||K x||^2 for the x that power iteration finds worst."""
+    _, height, width = shape
+    spectrum = majorant(K, height, width, torch.zeros(()))
+    assert (spectrum > 0).all()
+    half = SpectralFilter(spectrum.rsqrt(), width)
+    x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(7))
+    for _ in range(400):
+        x = half(K.adjoint(K(half(x / x.norm()))))
+    assert x.norm() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("width", [7, 8])
+def test_energies_give_inner_products(width):
+    x = torch.randn(3, 1, 6, width)
+    spectrum = torch.rand(6, width // 2 + 1)
+    spectrum[[1, 2]] = spectrum[[5, 4]]  # of a real and even kernel
+    A = SpectralFilter(spectrum, width)
+    torch.testing.assert_close((spectrum * energies(x)).sum((1, 2, 3)), (x * A(x)).sum((1, 2, 3)))
+    cl.check_operator(A, (1, 6, width))
+
+
+def test_lengths_and_ways_are_those_of_the_metric():
+    stated = problem("deep ridge", batch=2)
+    solver, _ = both(stated)
+    u, v = lifted_start(stated, solver.saddle, stated.initial_image())
+    other = Blocks({name: part + torch.randn_like(part) for name, part in u.items()})
+    sigma = Blocks({name: torch.tensor([0.5, 2.0]) for name in v})
+    tau = solver.coupling.tau(sigma)
+    assert isinstance(tau, FourierSteps)
+    du = u - other
+    lengths = solver.coupling.squared_lengths(tau * du, tau)  # <T du, T^-1 T du>
+    for name, value in du.dot(tau * du).items():
+        torch.testing.assert_close(lengths[name], value)
+    way = solver.coupling.way(u, other)
+    for row, product in solver.saddle.K(du).norms().items():
+        assert (product <= way[row] * (1 + 1e-9)).all()
+
+
+# The solver
+
+
+def test_the_default_takes_them():
+    solver = cl.PDHG().solver(problem("ridge"))
+    assert isinstance(solver.coupling, FourierCoupling)
+    blurred = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), operator=cl.Blur.gaussian(1.0),
+        regularizer=networks()["ridge"], weight=1.0, box=(0, 1),
+    )  # fmt: skip
+    assert not isinstance(cl.PDHG().solver(blurred).coupling, FourierCoupling)
+
+
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [("tv", (0.0, None)), ("ridge", (0.0, 0.5)), ("ridge", None), ("deep ridge", (0.0, None))],
+)
+def test_the_same_optimum_as_with_one_step(name, box):
+    stated = problem(name, box=box)
+    fourier, plain = both(stated)
+    assert FourierCoupling.applies(stated)
+    assert (BOX_DUAL in fourier.saddle.K.rows) == (box is not None)
+    with torch.no_grad():
+        start = stated.initial_image()
+        ours = fourier.advance(fourier.start(start), 400).x
+        theirs = plain.advance(plain.start(start), 800).x
+    assert stated.bounds.contains(ours).all()
+    torch.testing.assert_close(stated.objective(ours), stated.objective(theirs), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", ["tv", "ridge"])
+def test_fewer_iterations_to_the_same_certificate(name):
+    stated = problem(name)
+    fourier, plain = both(stated)
+    needed = []
+    for solver in (fourier, plain):
+        with torch.no_grad():
+            state = solver.start(stated.initial_image())
+            gap = 1.0
+            while gap > 1e-3 and int(state.pace.total) < 2000:
+                state = solver.advance(state, 10)
+                gap = float(cl.certify(stated, state.x, state.duals).gap)
+        needed.append(int(state.pace.total))
+    assert needed[0] <= 0.8 * needed[1], needed
+
+
+def test_images_of_a_batch_do_not_mind_each_other():
+    together = cl.solve(problem(batch=3), stop=cl.StopWhen(gap=1e-3, max_iterations=2000))
+    assert all(status is cl.Status.CONVERGED for status in together.status)
+    third = problem(batch=3)
+    alone = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(third.fidelity.y[2:], 50.0), operator=third.operator,
+        regularizer=third.regularizer, weight=third.weight, box=(0.0, None),
+    )  # fmt: skip
+    single = cl.solve(alone, stop=cl.StopWhen(gap=1e-3, max_iterations=2000))
+    assert int(single.iterations[0]) == int(together.iterations[2])
+    torch.testing.assert_close(single.x, together.x[2:], rtol=1e-6, atol=1e-9)
+
+
+def test_a_solution_is_a_start():
+    stated = problem("ridge")
+    first = cl.solve(stated, stop=cl.StopWhen(gap=1e-3, max_iterations=2000))
+    again = cl.solve(stated, start=first.state, stop=cl.StopWhen(gap=1e-3))
+    assert int(again.iterations[0]) == 0
+    paper = cl.PDHG(steps=cl.PaperSteps((1.0, 1.0)))
+    other = cl.solve(stated, method=paper, stop=cl.StopWhen(gap=None, max_iterations=5))
+    assert torch.isfinite(cl.solve(stated, start=other.state).objective).all()
