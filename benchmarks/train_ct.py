@@ -22,7 +22,7 @@ import convexlift as cl
 from convexlift.images import psnr
 from convexlift.tasks import GaussianDenoising, SparseViewCT
 from convexlift.training import ImageSet, Validation, follow
-from convexlift.training.initial import absorb_weight_, deepened
+from convexlift.training.initial import absorb_weight_
 from convexlift.training.presets import PRESETS
 
 VALIDATION_PATIENT = "NLST-101287"
@@ -31,12 +31,8 @@ VALIDATED = 8
 ABOUT = {
     "ct-abdomen-chest-first": "The start of ct-abdomen-chest, for Gaussian noise.",
     "ct-abdomen-chest": "Sparse-view CT of chest and abdomen, 200 views, Poisson noise; bilevel.",
-    "ct-abdomen-chest-deep": "The same with three layers.",
 }
-STARTS = {
-    "ct-abdomen-chest": "ct-abdomen-chest-first",
-    "ct-abdomen-chest-deep": "ct-abdomen-chest",
-}
+STARTS = {"ct-abdomen-chest": "ct-abdomen-chest-first"}
 DATA = (
     "338 slices of 6 patients, chest and abdomen, from the TCIA collections LIDC-IDRI, "
     "ACRIN-NSCLC-FDG-PET, RIDER Pilot, ACRIN-FLT-Breast, Lung-Fused-CT-Pathology and C4KC-KiTS, "
@@ -144,13 +140,11 @@ def first_network(
     held_out: ImageSet,
     device: str,
 ) -> cl.InputConvexNetwork | None:
-    """What the stage before it made: with the best weight for CT, or deepened."""
+    """What the stage before it made, with the best weight for CT."""
     if name not in STARTS:
         return None
     path = arguments.start or arguments.output / STARTS[name]
     network = cl.load(path, device=device)
-    if name.endswith("-deep"):
-        return deepened(network, 3, variety=0.02)
     stop = cl.StopWhen(gap=2e-3, max_iterations=300)
     best = Validation(task, held_out, weight=5.0, search=True, stop=stop)(network)
     print(path, "on validation", float(best.psnr.mean()), best.weight, flush=True)

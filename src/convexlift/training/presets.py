@@ -202,12 +202,6 @@ CT_ABDOMEN_CHEST = BilevelRecipe(
     options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=200, learning_rate=2e-2, validate_every=66),
 )
 
-CT_ABDOMEN_CHEST_DEEP = replace(  # starts from the one before, deepened
-    CT_ABDOMEN_CHEST,
-    network=replace(CT_ABDOMEN_CHEST.network, depth=3, filters=None),
-    options=replace(CT_ABDOMEN_CHEST.options, steps=120, learning_rate=1e-2),
-)
-
 PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
     "paper-salt-and-pepper": PAPER_SALT_AND_PEPPER,
     "paper-inpainting": PAPER_INPAINTING,
@@ -222,6 +216,5 @@ PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
     "photo-any-size": PHOTO_ANY_SIZE,
     "ct-abdomen-chest-first": CT_ABDOMEN_CHEST_FIRST,
     "ct-abdomen-chest": CT_ABDOMEN_CHEST,
-    "ct-abdomen-chest-deep": CT_ABDOMEN_CHEST_DEEP,
 }
 """By name, as the command line knows them."""
