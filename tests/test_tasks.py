@@ -250,6 +250,8 @@ def test_the_scanner_is_moved_only_once():
 def test_every_image_needs_a_generator(task):
     with pytest.raises(ValueError, match="2 images need as many generators, got 3"):
         task.measure(images(2), generators(0, 1, 2))
+    with pytest.raises(TypeError, match=r"\[generator\] for a single one"):
+        task.measure(images(1), torch.Generator())
 
 
 @pytest.mark.parametrize(

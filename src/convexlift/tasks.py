@@ -222,6 +222,10 @@ def _each(
     generators: Sequence[torch.Generator],
     degrade: Callable[[Tensor, torch.Generator], Tensor],
 ) -> Tensor:
+    if isinstance(generators, torch.Generator):
+        raise TypeError(
+            "give one generator for each image, as a list: [generator] for a single one"
+        )
     if len(generators) != clean.shape[0]:
         raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")
     return torch.cat([degrade(clean[i : i + 1], g) for i, g in enumerate(generators)])
