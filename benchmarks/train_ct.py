@@ -40,8 +40,8 @@ DATA = (
     "tested on 20 of a third (TCGA-LUAD)"
 )
 TERMS = (
-    "TCIA collections under CC BY 3.0 and 4.0: cite the collections and Clark et al. 2013, and "
-    "make no attempt at re-identification"
+    "CC BY 3.0 and 4.0 (TCIA); cite the collections and Clark et al. 2013, and make no attempt at "
+    "re-identification"
 )
 CITATION = (
     "Clark et al., The Cancer Imaging Archive, J. Digit. Imaging 26, 2013; the collections named"
