@@ -65,6 +65,33 @@ def test_convolutions_are_majorised_at_any_size(padding, size):
     _covers(layer.skip.operator((1, *size)), (1, *size))
 
 
+@pytest.mark.parametrize("padding", ["zero", "reflect", "replicate"])
+def test_convolutions_with_zeros_in_their_spectra_are_majorised(padding):
+    """Two rows of opposite signs, far apart; random filters of mean zero."""
+    bars = cl.networks.ridge(channels=1, kernel=11, padding=padding).layers[0].skip
+    with torch.no_grad():
+        bars.weight.zero_()
+        bars.weight[..., 0, :], bars.weight[..., -1, :] = 1.0, -1.0
+    random = cl.networks.ridge(channels=8, kernel=7, padding=padding).layers[0].skip
+    with torch.no_grad():
+        random.weight -= random.weight.mean((-2, -1), keepdim=True)
+    for skip, size in ((bars, (60, 60)), (bars, (57, 61)), (random, (32, 32))):
+        _covers(skip.operator((1, *size)), (1, *size))
+
+
+@pytest.mark.parametrize("kernel", ["large", "zero"])
+def test_other_convolutions_are_left_to_one_step(kernel):
+    net = cl.networks.ridge(channels=1, kernel=13 if kernel == "large" else 3)
+    if kernel == "zero":
+        torch.nn.init.zeros_(net.layers[0].skip.weight)
+    clean = phantoms.shepp_logan(SIZE).clamp_min(0)
+    measured = SparseViewCT(scanner=SCANNERS["parallel"]).measure(clean, [torch.Generator()])
+    stated = measured.problem(net, 1.0)
+    assert not FourierCoupling.applies(stated)
+    solution = cl.solve(stated, stop=cl.StopWhen(gap=None, max_iterations=30))
+    assert torch.isfinite(solution.x).all()
+
+
 @pytest.mark.parametrize("size", [(8, 8), (9, 20)])
 def test_differences_are_majorised(size):
     _covers(cl.networks.ForwardDifferences().operator((1, *size)), (1, *size))
@@ -176,3 +203,31 @@ def test_a_solution_is_a_start():
     paper = cl.PDHG(steps=cl.PaperSteps((1.0, 1.0)))
     other = cl.solve(stated, method=paper, stop=cl.StopWhen(gap=None, max_iterations=5))
     assert torch.isfinite(cl.solve(stated, start=other.state).objective).all()
+
+
+def test_a_solution_of_another_scanner_is_a_start():
+    first = cl.solve(problem("ridge"), stop=cl.StopWhen(gap=1e-2))
+    task = SparseViewCT(scanner=20.0 * cl.ParallelBeam(SIZE, 12, 30, float(SIZE)))
+    clean = phantoms.shepp_logan(SIZE).clamp_min(0)
+    stated = task.measure(clean, [torch.Generator().manual_seed(1)]).problem(
+        networks()["ridge"], 3.0
+    )
+    again = cl.solve(stated, start=first.state, stop=cl.StopWhen(gap=1e-2))
+    assert again.status[0] is cl.Status.CONVERGED
+    assert torch.isfinite(cl.certify(stated, again.x, first.duals).gap).all()
+
+
+def test_what_cannot_be_dualised_is_still_refused():
+    with pytest.raises(ValueError, match="no closed-form prox"):
+        cl.PDHG(dualise_fidelity=False).solver(problem("ridge"))
+
+
+def test_a_scanner_with_a_minus_is_certified_too():
+    clean = phantoms.shepp_logan(SIZE).clamp_min(0)
+    A = -1.0 * cl.ParallelBeam(SIZE, 18, 36, float(SIZE))
+    stated = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(A(clean)), operator=A, regularizer=cl.TotalVariation(),
+        weight=1.0, box=(0.0, None),
+    )  # fmt: skip
+    solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-2, max_iterations=3000))
+    assert solution.guarantee[0] is cl.Guarantee.GLOBAL

@@ -124,6 +124,12 @@ def test_only_a_shallow_ridge_is_deepened():
         deepened(baseline(SIZE, hidden=4, **POOLED), 2)
     with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
         deepened(ridge(depth=2, **COMMON), 3)
+    with pytest.raises(ValueError, match="depth >= 2, got depth=1"):
+        deepened(ridge(**COMMON), 1)
+    nothing = ridge(**COMMON)
+    torch.nn.init.zeros_(nothing.output)
+    with pytest.raises(ValueError, match="here R = 0"):
+        deepened(nothing, 2)
     with pytest.raises(ValueError, match="depth >= 1, got depth=0"):
         ridge(depth=0)
 

@@ -273,6 +273,7 @@ def test_every_image_needs_a_generator(task):
             "the mask is 12 x 10, but the images are 8 x 8",
         ),
         (lambda: SparseViewCT(background=0.0), r"SparseViewCT needs background > 0, got 0\.0"),
+        (lambda: SparseViewCT(scanner=cl.Identity()), "a FanBeam of a full turn, .* got Identity"),
         (lambda: SparseViewCT(filter="box"), "filter must be one of .* got 'box'"),
         (
             lambda: SparseViewCT(scanner=SCANNER).measure(images(1, 8, 8), generators(0)),

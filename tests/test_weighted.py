@@ -268,3 +268,19 @@ def test_derivatives_of_the_objective_are_those_of_autograd(build):
     torch.testing.assert_close(gradient(problem, x), slope)
     (curved,) = torch.autograd.grad((slope * v).sum(), x)
     torch.testing.assert_close(hessian(problem, x)(v), curved)
+
+
+def test_fill_values_of_what_was_not_measured_do_not_matter():
+    y = torch.zeros(2, 1, 2, 2, dtype=torch.float32)
+    y[0, 0, 0, 0] = torch.finfo(torch.float32).max
+    weights = torch.ones_like(y)
+    weights[0, 0, 0, 0] = 0
+    fidelity = cl.WeightedL2(y, weights)
+    assert torch.equal(fidelity.value(torch.zeros_like(y)), torch.zeros(2, dtype=torch.float64))
+    problem = cl.VariationalProblem(
+        fidelity=fidelity, regularizer=cl.TotalVariation().float(), weight=0.1, box=(-1, 1)
+    )
+    proof = cl.certify(problem, torch.full_like(y, 0.1))
+    assert torch.isfinite(proof.gap).all()
+    assert torch.isinf(proof.distance_bound[0])  # a pixel of this image only was not measured
+    assert torch.isfinite(proof.distance_bound[1])

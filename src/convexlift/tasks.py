@@ -10,8 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.operators.tomography.filtered import FILTERS, Filter, fbp
+from convexlift.operators.tomography.filtered import FILTERS, Filter, fbp, invertible
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import TensorRecord
@@ -178,6 +178,11 @@ class SparseViewCT(Task):
     def __post_init__(self) -> None:
         if not 0 < self.background < math.inf:
             raise ValueError(f"SparseViewCT needs background > 0, got {self.background}")
+        if not invertible(self.scanner):
+            raise ValueError(
+                "SparseViewCT needs a ParallelBeam, a FanBeam of a full turn, or a multiple of "
+                f"one, got {self.scanner!r}"
+            )
         if self.filter not in FILTERS:
             raise ValueError(f"filter must be one of {FILTERS}, got {self.filter!r}")
 
@@ -195,10 +200,15 @@ class SparseViewCT(Task):
         return Measurement(KullbackLeibler(y, self.background), A, self.box, picture)
 
 
-@lru_cache(maxsize=8)
+_MOVED: WeakKeyDictionary[LinearOperator, dict[object, LinearOperator]] = WeakKeyDictionary()
+
+
 def _at(scanner: LinearOperator, device: torch.device, dtype: torch.dtype) -> LinearOperator:
     """The scanner elsewhere, always the same one: its weights and norm are computed once."""
-    return scanner.to(device=device, dtype=dtype)
+    places = _MOVED.setdefault(scanner, {})
+    if (device, dtype) not in places:
+        places[device, dtype] = scanner.to(device=device, dtype=dtype)
+    return places[device, dtype]
 
 
 TASKS: dict[str, type[Task]] = {

@@ -42,6 +42,8 @@ class WeightedL2(Fidelity):
                 f"weights of shape {tuple(omega.shape)} do not fit data of {tuple(y.shape)}"
             )
         self.weights = omega
+        # Even fill values near the largest float, whose squares are infinite, must not matter.
+        self.y = torch.where(omega > 0, y, 0.0)
 
     def density(self, w: Tensor) -> Tensor:
         """omega (w - y)^2 / 2."""

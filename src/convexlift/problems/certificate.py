@@ -229,7 +229,7 @@ def _data_duals(
         .nan_to_num(0.0, 0.0, 0.0)
         .to(evaluation.prediction)
     )
-    if known is not None:
+    if known is not None and known.shape == problem.fidelity.y.shape:  # not of another scanner
         yield known
 
 
@@ -310,11 +310,13 @@ def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
 
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:
-    """The modulus of D(A .) where it is known to be positive, else zero."""
+    """The modulus of D(A .) for each image, where it is known to be positive, else zero."""
     fidelity, diagonal = problem.fidelity, problem.operator.diagonal
     if not isinstance(fidelity, SquaredL2 | WeightedL2) or diagonal is None:
         return torch.zeros((), dtype=torch.float64)
-    return (fidelity.weights * diagonal.square()).min().to(torch.float64)
+    y = fidelity.y
+    moduli = (fidelity.weights * diagonal.square()).to(y).expand_as(y)
+    return moduli.flatten(1).amin(1).to(torch.float64)
 
 
 def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:

@@ -199,8 +199,11 @@ def _general_bounds(
     wrong = sign * g < 0
     if not bool(wrong.any()):
         return
-    ones = sign * problem.fidelity.measured.to(v)  # f* is finite at 0 only where nothing counts
-    push = sign * problem.sensitivity  # moving v by delta in this direction moves g by delta A* 1
+    # Moving v by delta in this direction moves g by delta A* 1, towards where it is bounded. (Data
+    # that were not measured stay: f* is finite at 0 only there.)
+    direction = sign if float(problem.sensitivity.sum()) >= 0 else -sign
+    ones = direction * problem.fidelity.measured.to(v)
+    push = direction * problem.sensitivity
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
@@ -216,7 +219,7 @@ def _general_bounds(
         yield _with_dual(problem, at, inside, gradient, one, slack, radius)
     if slack.constant is None:
         return
-    end = problem.fidelity.conjugate_domain[1 if sign > 0 else 0]
+    end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
     scale = abs(end) if math.isfinite(end) else 1.0
     for fraction in (0.001, 0.01, 0.1, 0.5):
         level = fraction * scale

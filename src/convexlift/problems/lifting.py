@@ -166,6 +166,8 @@ def lifted_start(
     if DATA_DUAL in saddle.K.rows:
         gradient = problem.fidelity.gradient(problem.operator(x))
         known = None if duals is None else duals.get(DATA_DUAL)
+        if known is not None and known.shape != gradient.shape:  # of another scanner
+            known = None
         v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
             gradient if known is None else known
         )

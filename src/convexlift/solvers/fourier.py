@@ -12,7 +12,7 @@ proximal map in such a metric is not one of each pixel alone, so that the box is
 
 from __future__ import annotations
 
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,13 +26,16 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.steps import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
-POWER_STEPS = 40
+POWER_STEPS = 80
+RAY_STEPS = 40
 MARGIN = 1.05
 """Spectra are flat once they are filtered, and power iteration slow: what it misses, at most."""
-FLOOR = 1e-2
+FLOOR = 5e-2
 """Where filters see nothing, H is this fraction of its maximum."""
 PATCH = 48
 """Boundaries, which H must cover too, are as bad for small images as for large ones."""
+LARGEST_KERNEL = 11
+"""Boundaries reach as far as kernels do, and H knows of none: large ones are left to one step."""
 
 
 class FourierSteps(Blocks):
@@ -81,7 +84,7 @@ class FourierCoupling(Coupling):
         on_image = [layer.operators[0] for layer in problem.network.layers if 0 in layer.operators]
         return invertible(problem.operator) and all(
             isinstance(K, DifferenceOperator)
-            or (isinstance(K, ConvolutionOperator) and K.stride == 1)
+            or (isinstance(K, ConvolutionOperator) and _is_local(K))
             for K in on_image
         )
 
@@ -130,7 +133,8 @@ def majorant(K: LinearOperator, height: int, width: int, like: Tensor) -> Tensor
     if isinstance(K, ConvolutionOperator):
         size = min(PATCH, height), min(PATCH, width)
         patch = ConvolutionOperator(K.weight, (1, *size), K.stride, K.boundary)
-        return _scale(patch, _response(K, *size)) * _response(K, height, width)
+        scale = _scale(patch, _response(K, *size), POWER_STEPS)
+        return scale * _response(K, height, width)
     if isinstance(K, DifferenceOperator):  # on the torus there are more of them, hence H >= K* K
         rows, columns = _symbol(height, like)[:, None], _symbol(width, like)[: width // 2 + 1]
         return rows + columns + FLOOR * 8
@@ -143,14 +147,27 @@ def _symbol(size: int, like: Tensor) -> Tensor:
     return 2 - 2 * torch.cos(2 * torch.pi * w)
 
 
-@lru_cache(maxsize=8)  # many products with A, and the same for all data of a scanner
+_SCALES: WeakKeyDictionary[LinearOperator, float] = WeakKeyDictionary()
+"""Of scanners: many products with A, and the same for all data of one."""
+
+
 def _of_rays(
     K: LinearOperator, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """1/|w|, up to the lowest frequency of the image."""
     lowest = 0.5 / max(height, width)
     spectrum = 1 / (frequencies(height, width, dtype, device) + lowest)
-    return _scale(K, spectrum) * spectrum
+    if K not in _SCALES:
+        _SCALES[K] = _scale(K, spectrum, RAY_STEPS)
+    return _SCALES[K] * spectrum
+
+
+def _is_local(K: ConvolutionOperator) -> bool:
+    """Whether H of this convolution can be trusted: see ``LARGEST_KERNEL``."""
+    assert K.input_shape is not None
+    side = max(K.weight.shape[-2:])
+    small = side <= min(LARGEST_KERNEL, *K.input_shape[-2:])
+    return K.stride == 1 and small and bool(K.weight.any())
 
 
 def _response(K: ConvolutionOperator, height: int, width: int) -> Tensor:
@@ -159,12 +176,12 @@ def _response(K: ConvolutionOperator, height: int, width: int) -> Tensor:
     return squares + FLOOR * squares.max()
 
 
-def _scale(K: LinearOperator, spectrum: Tensor) -> float:
+def _scale(K: LinearOperator, spectrum: Tensor, steps: int) -> float:
     """The least number c with K* K <= c H for the H of the spectrum, or a little more."""
     shape = K.input_shape
     assert shape is not None
     whitened = K @ SpectralFilter(spectrum.rsqrt(), shape[-1])
-    return (MARGIN * power_iteration(whitened, shape, POWER_STEPS)) ** 2
+    return (MARGIN * power_iteration(whitened, shape, steps)) ** 2
 
 
 def _per_frequency(sigma: Tensor) -> Tensor:

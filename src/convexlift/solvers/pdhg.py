@@ -40,7 +40,7 @@ class PDHG(Method):
         return SaturatedPDHG(problem, head, without, lambda: self._adaptive(problem))
 
     def _adaptive(self, problem: VariationalProblem) -> RestartedPDHG:
-        if FourierCoupling.applies(problem):
+        if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             saddle = lift(problem, dualise_box=True)
             return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
         return RestartedPDHG(problem, lift(problem, dualise_fidelity=self.dualise_fidelity))

@@ -138,14 +138,20 @@ def deepened(
         variety: random weights that are added, as a fraction of the sum of the others, and taken
             back from the output: new layers do nothing at first, and would learn little.
     """
+    if depth < 2:
+        raise ValueError(f"deepened makes networks of depth >= 2, got depth={depth}")
     first = network.layers[0]
     assert isinstance(first, ConvexLayer)
     if (
         len(network.layers) > 1
         or not isinstance(first.skip, Convolution)
+        or first.skip.stride != 1
+        or first.bias is not None
         or not isinstance(first.activation, Abs | Huber)
     ):
         raise ValueError("deepened needs a network made by networks.ridge, of one layer")
+    if not bool(network.output.any()):
+        raise ValueError("deepened needs a network with a positive output weight; here R = 0")
     weight = first.skip.weight
     deeper = ridge(
         in_channels=weight.shape[1],
