@@ -112,3 +112,13 @@ def test_every_name_is_documented():
     assert cl.scans is scans
     for name in scans.__all__:
         assert name == "WINDOWS" or getattr(scans, name).__doc__
+
+
+def test_the_unit_of_regularizers_in_attenuation():
+    water = 0.02
+    step = scans.hounsfield_to_attenuation(
+        scans.unit_to_hounsfield(torch.tensor([0.0, 1.0])), water
+    )
+    assert scans.unit_attenuation(water) == pytest.approx(float(step[1] - step[0]))
+    with pytest.raises(ValueError, match="water is an attenuation"):
+        scans.unit_attenuation(-1.0)

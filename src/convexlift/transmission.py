@@ -30,7 +30,7 @@ from convexlift.functionals.weighted import WeightedL2
 from convexlift.tensors import TensorRecord, first_non_finite, fits
 
 Field = float | Tensor
-"""A number, (bins,), exposures (n, bins) of which the mean counts, or one for each reading."""
+"""A number, (bins,), exposures (n, bins) or (rows, n, bins), of which the mean counts, or all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,8 @@ def line_integrals(
     Args:
         intensity: I, (angles, bins) or (B, 1, angles, bins), integers or floats.
         flat: readings without object: a number, one for each bin, (bins,), several exposures,
-            (n, bins), which are averaged, or one for each reading, (B or 1, 1, angles, bins).
+            (n, bins), which are averaged, such exposures of each detector row of a batch,
+            (B, n, bins), or one for each reading, (B or 1, 1, angles, bins).
         dark: readings without beam, in the same shapes.
         gain: units of the readings for one photon.
         dark_variance: of the readings without beam, where they are no counts but an offset with
@@ -190,11 +191,13 @@ def _field(name: str, field: Field, readings: Tensor) -> Tensor:
     _require_finite(name, values)
     if values.ndim == 2:
         values = values.mean(0)
+    elif values.ndim == 3 and values.shape[0] == readings.shape[0]:
+        values = values.mean(1)[:, None, None]
     if values.ndim not in (0, 1, 4) or not fits(values.shape, readings.shape):
         raise ValueError(
             f"{name} of shape {tuple(torch.as_tensor(field).shape)} does not fit readings of "
-            f"{tuple(readings.shape)}; it is a number, (bins,), exposures (n, bins), which are "
-            "averaged, or one for each reading, (batch, 1, angles, bins)"
+            f"{tuple(readings.shape)}; it is a number, (bins,), exposures (n, bins) or (batch, n, "
+            "bins), which are averaged, or one for each reading, (batch, 1, angles, bins)"
         )
     return values
 

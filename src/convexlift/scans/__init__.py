@@ -6,6 +6,7 @@ The extra ``convexlift[ct]`` brings the packages that read and write them.
 from convexlift.scans.attenuation import attenuation_to_hounsfield as attenuation_to_hounsfield
 from convexlift.scans.attenuation import hounsfield_to_attenuation as hounsfield_to_attenuation
 from convexlift.scans.attenuation import hounsfield_to_unit as hounsfield_to_unit
+from convexlift.scans.attenuation import unit_attenuation as unit_attenuation
 from convexlift.scans.attenuation import unit_to_hounsfield as unit_to_hounsfield
 from convexlift.scans.dicom_reading import read_dicom as read_dicom
 from convexlift.scans.dicom_writing import write_dicom as write_dicom
@@ -43,6 +44,7 @@ __all__ = [
     "read_sinogram",
     "read_stack",
     "read_volume",
+    "unit_attenuation",
     "unit_to_hounsfield",
     "write_dicom",
     "write_png",
