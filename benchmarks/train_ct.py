@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from train_shipped import NOT_FOR, describe_machine
+from train_shipped import NOT_FOR, arguments_of_training, describe_machine
 
 import convexlift as cl
 from convexlift.images import psnr
@@ -50,12 +50,7 @@ CITATION = (
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+", choices=sorted(ABOUT))
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--steps", type=int)
+    parser = arguments_of_training(str(__doc__), sorted(ABOUT))
     parser.add_argument("--start", type=Path, help="a model to start from")
     parser.add_argument("--untested", action="store_true", help="leave the test slices alone")
     arguments = parser.parse_args()

@@ -66,15 +66,20 @@ FIRST = {  # how many images of each folder were used, where not all were
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+", choices=sorted(ABOUT))
+    arguments = arguments_of_training(str(__doc__), sorted(ABOUT)).parse_args()
+    for name in arguments.names:
+        make(name, arguments)
+
+
+def arguments_of_training(description: str, names: list[str]) -> argparse.ArgumentParser:
+    """What every script that trains shipped regularizers is told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("names", nargs="+", choices=names)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--commit", default="")
     parser.add_argument("--steps", type=int)
-    arguments = parser.parse_args()
-    for name in arguments.names:
-        make(name, arguments)
+    return parser
 
 
 def make(name: str, arguments: argparse.Namespace) -> None:

@@ -97,23 +97,16 @@ class FourierCoupling(Coupling):
 
     def way(self, u: Blocks, other: Blocks) -> Blocks:
         """sqrt(sum_j <du_j, n_i H_ij du_j>) for every row i."""
-        energy = energies(u["x"] - other["x"])
-        rest = Blocks({name: part for name, part in u.items() if name != "x"}).distances(other)
-        return Blocks(
-            {
-                v: torch.stack(
-                    [
-                        sum_per_image(self.spectra[v] * energy).to(energy.dtype)
-                        if name == "x"
-                        else weight * rest[name] ** 2
-                        for name, weight in row.items()
-                    ]
-                )
-                .sum(0)
-                .sqrt()
-                for v, row in self.weights.items()
-            }
-        )
+        moved = energies(u["x"] - other["x"])
+        others = Blocks({name: part for name, part in u.items() if name != "x"})
+        sizes = dict(others.distances(other))
+        reach = {}
+        for v, row in self.weights.items():
+            squares = [weight * sizes[name] ** 2 for name, weight in row.items() if name != "x"]
+            if v in self.spectra:
+                squares.append(sum_per_image(self.spectra[v] * moved).to(moved.dtype))
+            reach[v] = torch.stack(squares).sum(0).sqrt()
+        return Blocks(reach)
 
     def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
         """<du_j, T_j^-1 du_j> for every block j."""
