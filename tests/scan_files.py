@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pydicom
+from pydicom.data import get_testdata_file
 from pydicom.dataset import FileMetaDataset
+from pydicom.pixels import apply_rescale
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 SERIES = "2.25.1"
@@ -59,3 +61,14 @@ def save_series(folder: Path, heights, names=None, **changes) -> list[np.ndarray
     for k, (z, array) in enumerate(zip(heights, arrays, strict=True)):
         save(ct_slice(array, z, **changes), folder / (names[k] if names else f"{k}.dcm"))
     return arrays
+
+
+def bundled(name: str) -> Path:
+    """A file that comes with pydicom."""
+    return Path(get_testdata_file(name, download=False))
+
+
+def by_pydicom(path: Path) -> np.ndarray:
+    """HU as pydicom has them."""
+    data = pydicom.dcmread(path)
+    return np.asarray(apply_rescale(data.pixel_array, data))
