@@ -282,6 +282,29 @@ class Huber(SmoothActivation):
             y.abs() <= self.delta + eta, y / (1 + eta / self.delta), y - eta * y.sign()
         )
 
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the rays in closed form; between them from the root of a^3 + p a = q, a >= 0.
+
+        p = 2 (delta^2/r - delta z), q = 2 delta^2 y/r and r = sigma_z/sigma_a. From min(q/p, q^1/3)
+        for p > 0, and with s = sqrt(-p) from s + min(q/(2 s^2), q^1/3) else, which are upper bounds
+        of the root at most half too large, Newton's method comes down to it: five steps do.
+        """
+        delta, y = self.delta, y.abs()
+        right = (y - delta / 2 - z) / (1 / sigma_a + 1 / sigma_z)
+        on_ray = sigma_a * (y - delta) >= right
+        stretch = 2 * delta**2 * sigma_a / sigma_z
+        p, q = stretch - 2 * delta * z, stretch * y
+        tiny = _tiny(y)
+        s = (-p).clamp_min(0).sqrt()
+        slope = torch.where(p > 0, p, -2 * p).clamp_min(tiny)
+        a = s + torch.minimum(q / slope, q ** (1 / 3))
+        for _ in range(5):
+            square = a * a
+            a = (2 * a * square + q) / (3 * square + p).clamp_min(tiny)
+        between = sigma_z * (a * a / (2 * delta) - z)
+        t = torch.where(on_ray, right, between)
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
+
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
         """(m - delta s)^2 / (2 delta) + (1 - s) (a - m)_+ + (1 + s) (a - m)_-, all nonnegative.
 
