@@ -211,7 +211,7 @@ CT_ABDOMEN_CHEST_DEEP = replace(
     stop=StopWhen(gap=1e-3, max_iterations=50, check_every=25),
     hypergradient=Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
     validation_stop=StopWhen(gap=1e-3, max_iterations=80, check_every=40),
-    options=replace(CT_ABDOMEN_CHEST.options, steps=150, learning_rate=1e-2, validate_every=50),
+    options=replace(CT_ABDOMEN_CHEST.options, steps=150, validate_every=50),
 )
 
 PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
