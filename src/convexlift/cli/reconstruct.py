@@ -190,13 +190,15 @@ def ct(
     ] = None,
     photons: Annotated[
         float | None,
-        typer.Option(help="In a free ray; the noise of transmissions and line integrals."),
+        typer.Option(
+            help="In a free ray, for transmissions and line integrals; estimated unless given."
+        ),
     ] = None,
     background: Annotated[
         float | None, typer.Option(help="r of emission counts y ~ Poisson(A x + r).")
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Noise of line integrals; estimated unless known.")
+        float | None, typer.Option(help="Noise of line integrals, if the same in all rays.")
     ] = None,
     size: Annotated[
         int | None, typer.Option(help="Pixels of a side; as many as bins unless given.")

@@ -114,6 +114,22 @@ def second_difference_level(images: Tensor, usable: Tensor) -> float | None:
     return float(chosen.median()) / _NORMAL_MEDIAN
 
 
+def photons_of(integrals: Tensor) -> float | None:
+    """N in a ray that meets nothing, from line integrals p (B, 1, angles, bins); None if unknown.
+
+    N exp(-p) photons arrive, and p has the variance exp(p) / N (see ``line_integrals``): second
+    differences of p, times exp(-p / 2), have the deviation 1 / sqrt(N). The exponent is a mean over
+    3 x 3 rays, whose noise is smaller.
+    """
+    smooth = F.avg_pool2d(integrals, 3, 1, 1, count_include_pad=False).clamp_min(0)
+    kernel = _KERNEL.to(integrals)[None, None]
+    if min(integrals.shape[-2:]) < 3:
+        return None
+    scaled = F.conv2d(integrals, kernel).abs() * torch.exp(-smooth[..., 1:-1, 1:-1] / 2)
+    level = float(scaled.median()) / _NORMAL_MEDIAN
+    return level**-2 if scaled.numel() >= _LEAST_WINDOWS and level > 0 else None
+
+
 def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
     """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains."""
     extreme = (images <= 0) | (images >= 1)

@@ -19,7 +19,7 @@ from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
 from convexlift.picture_files import read_npy
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Engine
-from convexlift.reconstruction.noise import Noise, second_difference_level
+from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.sources import DICOM, InputError, Source, write_slices
 from convexlift.reconstruction.statements import Integrals, Photons, Statement
 from convexlift.scans.attenuation import (
@@ -55,9 +55,10 @@ class Scans:
         quantity: what the numbers are, in place of what the file says.
         flat: readings without object: a number, or an NPY file; else those of the file.
         dark: readings without beam, likewise.
-        photons: in a ray that meets nothing, for transmissions and line integrals without counts.
+        photons: in a ray that meets nothing, for transmissions and line integrals without counts;
+            estimated unless given.
         background: r of emission counts y ~ Poisson(A x + r).
-        sigma: of line integrals, if all have the same.
+        sigma: of line integrals, if all have the same noise, whatever they meet.
         size: of the image in pixels; as many as there are bins unless given.
         extent: of the image in the file's unit; the field of view unless given.
         water: attenuation of water in 1/mm, for HU.
@@ -147,7 +148,7 @@ class Scans:
         size = self.size or bins
         extent = self.extent or _field_of_view(scan)
         rays = scan.operator(size, extent)
-        statement, unit, noise = self._statement(scan, rays, in_mm)
+        statement, unit, noise, note = self._statement(scan, rays, in_mm)
         weight = engine.choose_weight(statement, "ct", None)
         pixel = extent / size
 
@@ -168,7 +169,7 @@ class Scans:
         }
         return Case(
             source, "ct", statement, weight, noise, write=write, about=about, joinable=False,
-            notes=(weight.note,) if weight.note else (),
+            notes=tuple(each for each in (note, weight.note) if each),
         )  # fmt: skip
 
     def _read(self, path: Path) -> Sinogram:
@@ -178,8 +179,8 @@ class Scans:
 
     def _statement(
         self, scan: Sinogram, rays: LinearOperator, in_mm: bool
-    ) -> tuple[Statement, float, Noise | None]:
-        """The statement, and what 1 of its images attenuates."""
+    ) -> tuple[Statement, float, Noise | None, str]:
+        """The statement, what 1 of its images attenuates, and what is assumed of the noise."""
         quantity = self.quantity or scan.quantity
         data = scan.data.float()
         flat, dark = (
@@ -189,7 +190,7 @@ class Scans:
                 (self._field("dark"), scan.dark),
             )
         )
-        noise = None
+        noise, note = None, ""
         if quantity == "counts" and flat is None:
             if self.background is None:
                 raise InputError(
@@ -198,28 +199,27 @@ class Scans:
                 )
             unit = 1.0 if not in_mm else unit_attenuation(self.water)
             emission = Photons(y=data.round(), operator=unit * rays, background=self.background)
-            return emission, unit, None
+            return emission, unit, None, ""
         if quantity == "counts":
             assert flat is not None
             taken = line_integrals(data, flat, 0.0 if dark is None else dark)
             values, omega = taken.values, taken.weights
         else:
             values = data if quantity == "line integrals" else -torch.log(data.clamp_min(1e-6))
-            if self.photons is not None:
-                # The number of photons that arrive: see ``line_integrals``.
-                omega = self.photons * torch.exp(-values.clamp_min(0))
+            if self.sigma is not None:
+                noise = Noise("gaussian", self.sigma, estimated=False)
+                omega = torch.full_like(values, self.sigma**-2)
             else:
-                level, estimated = self.sigma, self.sigma is None
-                if level is None:
-                    level = second_difference_level(values, torch.ones_like(values))
-                    if not level:
-                        raise InputError(
-                            "the noise of these data cannot be estimated; give --sigma"
-                        )
-                noise = Noise("gaussian", level, estimated)
-                omega = torch.full_like(values, level**-2)
+                photons = self.photons or photons_of(values)
+                if photons is None:
+                    raise InputError(
+                        "the noise of these data cannot be estimated; give --photons or --sigma"
+                    )
+                omega = photons * torch.exp(-values.clamp_min(0))  # those that arrive
+                how = "given" if self.photons else "estimated"
+                note = f"{photons:.3g} photons in a free ray ({how})"
         unit = unit_attenuation(self.water) if in_mm else _scale(rays, values)
-        return Integrals(y=values, operator=unit * rays, omega=omega), unit, noise
+        return Integrals(y=values, operator=unit * rays, omega=omega), unit, noise, note
 
     def _field(self, name: str) -> Tensor | None:
         text: str | None = getattr(self, name)
