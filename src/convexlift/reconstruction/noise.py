@@ -93,12 +93,17 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
 def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
-    # Clipped values have lost their noise.
-    inside = usable * ((images > 0) & (images < 1))
-    level = second_difference_level(images, inside)
-    if level is None:
-        level = second_difference_level(images, usable)
-    return max(LEAST_SIGMA, level or 0.0)
+    level = second_difference_level(images, usable) or 0.0
+    known = images[usable > 0]
+    if bool(((known >= 0) & (known <= 1)).all()):
+        # Clipped values have lost their noise. Places are chosen by the mean around them: chosen
+        # by the values themselves, they would have less noise than others.
+        around = F.avg_pool2d(images * usable, 7, 1, 3, divisor_override=1)
+        around = around / F.avg_pool2d(usable, 7, 1, 3, divisor_override=1).clamp_min(1)
+        for _ in range(2):  # the first level is too small if much was clipped
+            inside = (around > 2 * level) & (around < 1 - 2 * level)
+            level = second_difference_level(images, usable * inside) or level
+    return max(LEAST_SIGMA, level)
 
 
 def second_difference_level(images: Tensor, usable: Tensor) -> float | None:
@@ -153,6 +158,10 @@ def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
 
 
 def _beyond(distance: Tensor, sigma: float) -> Tensor:
-    """How likely noise reaches an extreme at this distance, where that would be noticed."""
-    chance = torch.special.erfc(distance.double() / (math.sqrt(2) * max(sigma, 1e-6))) / 2
+    """How likely noise reaches an extreme at this distance, where that would be noticed.
+
+    Neighbours that are no extremes are farther from them than the truth, by up to sigma.
+    """
+    reach = (distance.double() - sigma).clamp_min(0) / max(sigma, 1e-6)
+    chance = torch.special.erfc(reach / math.sqrt(2)) / 2
     return torch.where(distance > STEP, chance, 0.0)
