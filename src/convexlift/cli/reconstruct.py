@@ -222,6 +222,9 @@ def ct(
     views: Annotated[int, typer.Option(help="Of a simulated scan.")] = 200,
     bins: Annotated[int, typer.Option(help="Of a simulated scan.")] = 400,
     seed: Annotated[int, typer.Option(help="Of simulated noise.")] = 0,
+    truth: Annotated[
+        Path | None, typer.Option(help="Slices in HU of the result's size; gives PSNR.")
+    ] = None,
     regularizer: Regularizer = CT,
     weight: Annotated[
         str | None,
@@ -255,12 +258,11 @@ def ct(
             None if quantity is None else quantity.value,
             flat, dark, photons, background, sigma, size, extent, water,
             None if angle_unit is None else angle_unit.value,
-            read_rows(rows), read_window(window), simulate, views, bins, seed,
+            read_rows(rows), read_window(window), simulate, views, bins, seed, truth,
         )  # fmt: skip
         suffixes = (*DICOM, ".tif", ".tiff", ".png", ".npy") if simulate else SINOGRAMS
         ending = None if simulate else ".tif"
-        about = {k: v for k, v in facts(scans).items() if k != "window"}
-        common.run("ct", inputs, suffixes, scans, about, ending)
+        common.run("ct", inputs, suffixes, scans, facts(scans), ending)
 
 
 class _Common:

@@ -12,6 +12,7 @@ import typer
 
 from convexlift.benchmark.methods import METHODS
 from convexlift.cli.app import Device, UserError
+from convexlift.models.files import names
 from convexlift.reconstruction.cases import Photographs, PictureTask
 from convexlift.reconstruction.engine import WeightChoice
 from convexlift.reconstruction.masks import MaskChoice
@@ -59,7 +60,11 @@ Output = Annotated[
     ),
 ]
 Regularizer = Annotated[
-    str, typer.Option(help="A name (convexlift models), the path of a saved one, or tv.")
+    str,
+    typer.Option(
+        help="A name (convexlift models), the path of a saved one, or tv.",
+        autocompletion=lambda: [*names(), "tv"],
+    ),
 ]
 WeightOption = Annotated[
     str,

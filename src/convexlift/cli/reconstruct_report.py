@@ -151,7 +151,7 @@ def line(case: Case, record: dict[str, Any]) -> str:
     parts = [f"{record['input']} -> {record['output']}:"]
     if case.noise is not None:
         parts.append(f"{case.noise};")
-    rule = {"card": "of the card, for this noise", "given": "given"}.get(
+    rule = {"card": "of the card, scaled to the noise", "given": "given"}.get(
         case.weight.rule, f"{case.weight.rule}, {len(case.weight.trials)} solves"
     )
     if case.task == "ct" and case.weight.rule == "card":

@@ -95,10 +95,11 @@ class Photographs:
     truth: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.level is not None:
-            Noise(self.kind or "gaussian", self.level, False)
-            if self.level == 0:
-                raise InputError("a noise level is positive; leave --sigma out to estimate it")
+        if self.level is not None and not 0 < self.level <= 1:
+            raise InputError(
+                f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
+                f"{self.level:g}"
+            )
         if self.truth is not None and not self.truth.exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
 

@@ -33,6 +33,8 @@ class MaskChoice:
     def __post_init__(self) -> None:
         if self.file is not None and not self.file.exists():
             raise InputError(f"there is no mask {self.file}; check the name")
+        if self.file is not None and self.file.is_file():
+            read_picture(self.file)  # says what is wrong with it
         if not 0 <= self.tolerance <= 255:
             raise InputError(f"the tolerance of a colour is 0 to 255, got {self.tolerance}")
 

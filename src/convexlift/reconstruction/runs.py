@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Engine, Solved
 from convexlift.reconstruction.records import record_of, write_extras
-from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.sources import InputError, Source, glance
 from convexlift.reconstruction.statements import Statement
 from convexlift.solvers.solution import Progress
 
@@ -77,6 +77,13 @@ def reconstruct(
         report: told about the progress.
     """
     run = _Run(engine, settings, report or Report(), Outcome())
+    good = []
+    for source in sources:  # before any work: what the first bytes of files say
+        if (wrong := glance(source.path)) is None:
+            good.append(source)
+        else:
+            run.fail(source, InputError(wrong))
+    sources = good
     with engine.interruption.watching() as interruption:
         for number, source in enumerate(sources):
             if interruption.asked:

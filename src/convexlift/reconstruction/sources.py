@@ -19,11 +19,18 @@ from convexlift.scans.dicom_reading import read_dicom
 from convexlift.scans.dicom_writing import write_dicom
 from convexlift.scans.files import HDF5
 from convexlift.scans.folders import files_in
+from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
 from convexlift.whole_pictures import Picture, Range, read_picture, writable, write_picture
 
 DICOM = (".dcm", ".dicom", ".ima")
+_MARKS = (
+    ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
+    ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
+    ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
+    ((".npy",), (b"\x93NUMPY",), "NPY"),
+)
 PICTURES = (*SUFFIXES, *DICOM)
 SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
 
@@ -73,7 +80,7 @@ def find_sources(
         place = Path(each)
         if place.is_dir():
             whole_folder = True
-            files = [p for p in files_in(place) if p.suffix.lower() in suffixes]
+            files = [p for p in files_in(place) if _wanted(p, suffixes)]
             if not files:
                 raise InputError(
                     f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
@@ -83,10 +90,11 @@ def find_sources(
             found.append((place, Path(place.name)))
         elif matches := sorted(Path(m) for m in glob.glob(each, recursive=True)):
             whole_folder = True
-            files = [m for m in matches if m.is_file() and m.suffix.lower() in suffixes]
+            files = [m for m in matches if m.is_file() and _wanted(m, suffixes)]
             found += [(file, Path(file.name)) for file in files]
         else:
             raise InputError(f"there is no file or folder {each}; check the name")
+    found = list({path.resolve(): (path, name) for path, name in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
     for path, _ in found:
@@ -107,6 +115,11 @@ def find_sources(
     return sources
 
 
+def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a file of a folder is an input, and no part of another one."""
+    return path.suffix.lower() in suffixes and Path(path.stem).suffix not in (".flat", ".dark")
+
+
 def _require_distinct(sources: Sequence[Source]) -> None:
     seen: dict[Path, Path] = {}
     for source in sources:
@@ -120,8 +133,9 @@ def _require_distinct(sources: Sequence[Source]) -> None:
 
 
 def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = False) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``."""
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders."""
     inputs = {source.path.resolve() for source in sources}
+    inputs |= {p.resolve() for p in map(_geometry_file, sources) if p is not None}
     for source in sources:
         places = [source.target, source.record]
         places += [source.gap_map, source.gap_picture] if gap_map else []
@@ -132,6 +146,38 @@ def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = Fal
                 raise InputError(f"{place} exists; name another output, or add --force")
             if place.is_dir():
                 raise InputError(f"{place} is a folder; name another output")
+    for folder in {source.target.parent for source in sources}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be a folder ({error.strerror}); name another"
+            ) from None
+
+
+def _geometry_file(source: Source) -> Path | None:
+    """The JSON file that belongs to a sinogram, which a record must not replace."""
+    side = source.path.with_suffix(".json")
+    if side != source.record or not side.is_file():
+        return None
+    return side if FORMAT in side.read_text(encoding="utf-8", errors="replace") else None
+
+
+def glance(path: Path) -> str | None:
+    """What is wrong with a file, as far as its first bytes say; None if nothing is."""
+    try:
+        if not path.is_file():
+            return "there is no such file"
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        with path.open("rb") as file:
+            start = file.read(132)
+    except OSError as error:
+        return f"it cannot be opened ({error.strerror})"
+    for endings, marks, kind in _MARKS:
+        if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
+            return f"this is no {kind} file, whatever its name says"
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from convexlift.reconstruction.statements import Integrals, Photons, Statement
 from convexlift.scans.attenuation import (
     WATER,
     attenuation_to_hounsfield,
+    hounsfield_to_attenuation,
     hounsfield_to_unit,
     unit_attenuation,
     unit_to_hounsfield,
@@ -68,6 +69,7 @@ class Scans:
         simulate: inputs are slices, and a scan of them is simulated.
         views: of that scan; ``bins`` likewise.
         seed: of its noise.
+        truth: slices in HU to compare with, of the size of the result.
     """
 
     quantity: Quantity | None = None
@@ -86,6 +88,7 @@ class Scans:
     views: int = 200
     bins: int = 400
     seed: int = 0
+    truth: Path | None = None
 
     def __post_init__(self) -> None:
         positive = ("photons", "sigma", "size", "extent", "water", "views", "bins")
@@ -97,6 +100,8 @@ class Scans:
             raise InputError(f"--background is a number > 0, got {self.background:g}")
         for name in ("flat", "dark"):
             self._field(name)
+        if self.truth is not None and not self.truth.exists():
+            raise InputError(f"there is no truth {self.truth}; check the name")
 
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, state its problem, and choose a weight."""
@@ -151,6 +156,7 @@ class Scans:
         statement, unit, noise, note = self._statement(scan, rays, in_mm)
         weight = engine.choose_weight(statement, "ct", None)
         pixel = extent / size
+        truth = self._truth(len(statement.y), size, unit) if in_mm and self.truth else None
 
         def write(x: Tensor) -> None:
             if not in_mm:
@@ -168,9 +174,21 @@ class Scans:
             "unit": "HU" if in_mm else "per pixel of the detector",
         }
         return Case(
-            source, "ct", statement, weight, noise, write=write, about=about, joinable=False,
+            source, "ct", statement, weight, noise,
+            write=write, truth=truth, about=about, joinable=False,
             notes=tuple(each for each in (note, weight.note) if each),
         )  # fmt: skip
+
+    def _truth(self, slices: int, size: int, unit: float) -> Tensor:
+        """Attenuation in units of the images."""
+        assert self.truth is not None
+        hu = read_volume(self.truth).images
+        if tuple(hu.shape) != (slices, 1, size, size):
+            raise InputError(
+                f"the truth {self.truth} has {tuple(hu.shape)}, but {slices} slice(s) of "
+                f"{size} x {size} are reconstructed; see --size"
+            )
+        return (hounsfield_to_attenuation(hu, self.water) / unit).float()
 
     def _read(self, path: Path) -> Sinogram:
         rows = None if self.rows is None else slice(*self.rows)
@@ -289,9 +307,8 @@ def _field_of_view(scan: Sinogram) -> float:
 def _scale(rays: LinearOperator, values: Tensor) -> float:
     if not invertible(rays):
         return 1.0
-    bright = float(
-        torch.quantile(fbp(rays, values, "hann").flatten()[:: 1 + values.numel() // 10**6], BRIGHT)
-    )
+    pixels = fbp(rays, values, "hann").flatten()
+    bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
     return bright if bright > 0 else 1.0
 
 
@@ -302,4 +319,8 @@ def _require_one(source: Source, count: int) -> None:
 
 def facts(scans: Scans) -> dict[str, Any]:
     """The options that were given, for records."""
-    return {name: value for name, value in vars(scans).items() if value is not None and value != ""}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(scans).items()
+        if value is not None and name != "window"
+    }

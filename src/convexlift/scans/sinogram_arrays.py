@@ -70,7 +70,7 @@ def read_arrays(path: Path, rows: slice) -> Sinogram:
 
 
 def _read_array(file: Path) -> NDArray[Any]:
-    with reading(file, "an array"):
+    with reading(file, "TIFF" if file.suffix.lower() in TIFF else "NPY"):
         array = _numbers(file)
         if array.ndim == 2:
             array = array[None]
