@@ -504,3 +504,65 @@ def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
     assert everything["interrupted"]
     assert [Path(name).name for name in everything["not_done"]] == ["2.png"]
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    from convexlift.reconstruction import engine
+
+    solve, calls = engine.solve, []
+
+    def interrupted(*arguments, **options):
+        calls.append(options["stop"].max_iterations)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return solve(*arguments, **options)
+
+    monkeypatch.setattr(engine, "solve", interrupted)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--weight", "auto")
+    assert result.exit_code == 130, result.output
+    record = one_record(tmp_path, "x")
+    assert record["status"] == "INTERRUPTED"
+    assert "while the weight was searched" in record["notes"][0]
+    assert record["lower_bound"] <= record["objective"]
+    assert calls[-1] == 0  # the last one only evaluates
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    for i in range(2):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    write = sources.write_picture
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        write(*arguments)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "in", "-o", tmp_path / "out")
+    assert result.exit_code == 130
+    assert one_record(tmp_path / "out", "0")["status"] == "CONVERGED"
+    assert load_image(tmp_path / "out" / "0.png").shape == (1, 1, 16, 16)
+    assert not (tmp_path / "out" / "1.png").exists()
+
+
+def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources, "write_picture", full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "Traceback" not in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+    assert (
+        "Traceback"
+        in run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--debug").output
+    )

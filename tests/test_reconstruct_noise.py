@@ -228,3 +228,24 @@ def test_the_engine_falls_back_to_auto(crop):
     )
     fixed = Engine(network, torch.device("cpu"), weight=0.7)
     assert fixed.choose_weight(statement, "ct", None).value == 0.7
+
+
+def test_clipped_noise_does_not_mislead_the_rules(tv_engine):
+    # Half the image is black, where 8 bits keep half of the noise.
+    x = load_example("camera")[..., 60:124, 100:164].clone()
+    x[..., 32:] = 0
+    y = gaussian_noise(x, 0.15, generator(3)).clamp(0, 1)
+    statement = Gaussian(y=y, sigma=0.15)
+    counted = statement._counted()
+    assert float(counted[..., 40:].max()) == 0
+    residual = (counted * (x - y)).norm() / (0.15 * counted.sum().sqrt())
+    assert statement.discrepancy(x) == pytest.approx(float(residual))
+    assert statement.discrepancy(x) == pytest.approx(1, abs=0.1)
+    assert float((x - y).std()) < 0.85 * 0.15  # of all pixels
+
+
+def test_simulated_noise_of_common_seeds_is_not_that_of_the_split():
+    drawn = torch.randn(1000, generator=generator(Engine.seed))
+    for seed in (0, 1, 2, 42, 123, 1234):
+        other = torch.randn(1000, generator=generator(seed))
+        assert abs(float((drawn * other).mean())) < 0.2

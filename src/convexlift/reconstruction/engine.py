@@ -39,6 +39,10 @@ TRIAL_ITERATIONS = 20
 SEARCH = StopWhen(gap=3e-3, max_iterations=150)
 """How accurate images are while a weight is searched."""
 
+SEED = 7_305_118_642_907
+"""Of the random numbers that split data. Noise that somebody simulated with the same seed would be
+the same numbers, and the parts would not be independent: a number that nobody chooses."""
+
 _BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
 _IMAGES = 24  # of the size of images
 _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are done later
@@ -90,7 +94,9 @@ class Engine:
         weight: a number, or a rule.
         batch: images at once, or None for as many as fit.
         gap_map: whether maps of the gap are wanted.
+        seed: of the random numbers that split data.
         interruption: Ctrl-C.
+        search: when solves stop while a weight is searched.
     """
 
     network: InputConvexNetwork
@@ -100,7 +106,7 @@ class Engine:
     weight: WeightChoice = "card"
     batch: int | None = None
     gap_map: bool = False
-    seed: int = 0
+    seed: int = SEED
     interruption: Interruption = field(default_factory=Interruption)
     search: StopWhen = SEARCH
 

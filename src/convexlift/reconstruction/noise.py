@@ -10,9 +10,9 @@ median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and 
 "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
 estimates of very small levels are too large.
 
-Salt and pepper: extreme values that their neighbours do not have. A pixel that is hit is noticed if
-0 or 1 differs by more than ``STEP`` from the median of the neighbours that are no extremes; how
-often that is so is computed from these medians, and divided by.
+Salt and pepper: extreme values that no neighbour comes near. A pixel that is hit is noticed if all
+of its eight neighbours, but for other extremes, differ from it by more than ``STEP``; how often
+neighbours are like that is counted for black and for white, and divided by.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.filling import median_of_neighbours
-
 Kind = Literal["gaussian", "salt-and-pepper"]
 
 STEP = 0.2
 """Extremes this far from their neighbours are noticed."""
+
+LEAST_CHANCE = 0.05
+"""Of noticing a hit: what is rarer is not divided by."""
 
 LEAST_FRACTION = 0.004
 """Fewer noticed pixels than this (above what Gaussian noise explains) are no salt and pepper."""
@@ -94,16 +95,24 @@ def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
     level = second_difference_level(images, usable) or 0.0
-    known = images[usable > 0]
-    if bool(((known >= 0) & (known <= 1)).all()):
-        # Clipped values have lost their noise. Places are chosen by the mean around them: chosen
-        # by the values themselves, they would have less noise than others.
-        around = F.avg_pool2d(images * usable, 7, 1, 3, divisor_override=1)
-        around = around / F.avg_pool2d(usable, 7, 1, 3, divisor_override=1).clamp_min(1)
-        for _ in range(2):  # the first level is too small if much was clipped
-            inside = (around > 2 * level) & (around < 1 - 2 * level)
-            level = second_difference_level(images, usable * inside) or level
+    for _ in range(2):  # the first level is too small if much was clipped
+        level = second_difference_level(images, unclipped(images, usable, level)) or level
     return max(LEAST_SIGMA, level)
+
+
+def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
+    """1 where the noise is whole, that is, at least 2 sigma away from 0 and 1; 0 where not seen.
+
+    Values that were clipped to [0, 1] have lost some of their noise. Places are chosen by the mean
+    around them: chosen by the values themselves, they would have less noise than others. Images
+    with values beyond [0, 1] were not clipped.
+    """
+    known = images[seen > 0]
+    if not bool(((known >= 0) & (known <= 1)).all()):
+        return seen
+    around = F.avg_pool2d(images * seen, 7, 1, 3, divisor_override=1)
+    around = around / F.avg_pool2d(seen, 7, 1, 3, divisor_override=1).clamp_min(1)
+    return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
 
 
 def second_difference_level(images: Tensor, usable: Tensor) -> float | None:
@@ -138,30 +147,21 @@ def photons_of(integrals: Tensor) -> float | None:
 def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
     """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains."""
     extreme = (images <= 0) | (images >= 1)
-    others = torch.where((seen > 0) & ~extreme, images, torch.nan)
-    local = median_of_neighbours(others)
-    known = ~local.isnan() & (seen > 0)
-    # Surrounded by extremes: many hits, or a flat black or white region. Their mean tells.
-    blurred = F.avg_pool2d(images, 5, 1, 2, count_include_pad=False)
-    local = torch.where(local.isnan(), blurred, local).clamp(0, 1)
-    total = float((seen > 0).sum())
-    if total == 0 or not bool(known.any()):
+    usable = (seen > 0) & ~extreme
+    highest = F.max_pool2d(torch.where(usable, images, -1.0), 3, 1, 1)
+    lowest = -F.max_pool2d(torch.where(usable, -images, -2.0), 3, 1, 1)
+    known = (seen > 0) & (highest >= 0)  # with a neighbour to compare with
+    total = float(known.sum())
+    if total < _LEAST_WINDOWS:
         return 0.0, 0.0, 0.0
-    noticed = float((extreme & (seen > 0) & ((images - local).abs() > STEP)).sum()) / total
-    chance = ((local > STEP).double() + (1 - local > STEP).double()) / 2
-    fraction = noticed / max(0.25, float(chance[seen > 0].mean()))
-    sigma = second_difference_level(images, seen * ~extreme)
-    if sigma is None:  # hardly a window without extremes: no Gaussian noise does that
-        return noticed, fraction, 0.0
-    tails = _beyond(local, sigma) + _beyond(1 - local, sigma)
-    return noticed, fraction, float(tails[seen > 0].mean())
-
-
-def _beyond(distance: Tensor, sigma: float) -> Tensor:
-    """How likely noise reaches an extreme at this distance, where that would be noticed.
-
-    Neighbours that are no extremes are farther from them than the truth, by up to sigma.
-    """
-    reach = (distance.double() - sigma).clamp_min(0) / max(sigma, 1e-6)
-    chance = torch.special.erfc(reach / math.sqrt(2)) / 2
-    return torch.where(distance > STEP, chance, 0.0)
+    # Without such neighbours there is no Gaussian noise: hardly a window is left.
+    sigma = second_difference_level(images, seen * ~extreme) or 0.0
+    noticed = fraction = explained = 0.0
+    for distance, hit in ((lowest, images <= 0), (1 - highest, images >= 1)):
+        far = known & (distance > STEP)
+        share = float((hit & far).sum()) / total
+        noticed += share
+        fraction += share / max(LEAST_CHANCE, float(far.sum()) / total)
+        reach = distance[far].double() / max(sigma, 1e-6)
+        explained += float((torch.special.erfc(reach / math.sqrt(2)) / 2).sum()) / total
+    return noticed, fraction, explained

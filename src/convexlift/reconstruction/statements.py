@@ -33,6 +33,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.variational import VariationalProblem
+from convexlift.reconstruction.noise import unclipped
 from convexlift.tasks import Bounds, Measurement
 
 Score = Callable[[Tensor], float]
@@ -40,6 +41,9 @@ Score = Callable[[Tensor], float]
 
 EXTRA = 0.1
 """a: the noise of the first part is sqrt(1 + a) times that of the data."""
+
+LEAST_COUNTED = 0.05
+"""Of the pixels: with fewer unclipped ones, the clipped ones count as well."""
 
 KEPT_APART = 0.1
 """Of the counts, or of the pixels."""
@@ -123,18 +127,24 @@ class Gaussian(Statement):
     def split(self, generator: torch.Generator) -> tuple[Statement, Score]:
         """See the module."""
         noise = _seen(self.sigma * _normal(self.y, generator), self.mask)
-        other = self.y - noise / math.sqrt(EXTRA)
+        other, counted = self.y - noise / math.sqrt(EXTRA), self._counted()
 
         def score(x: Tensor) -> float:
-            return float((_seen(x, self.mask) - other).double().square().sum())
+            return float((counted * (x - other)).double().square().sum())
 
         return replace(self, y=self.y + math.sqrt(EXTRA) * noise), score
 
     def discrepancy(self, x: Tensor) -> float:
-        """||m x - y|| / (sigma sqrt(n)), with n pixels seen (Morozov 1966)."""
-        count = self.y.numel() if self.mask is None else float(self.mask.sum())
-        residual = (_seen(x, self.mask) - self.y).double()
-        return float(residual.norm()) / (self.sigma * math.sqrt(max(1.0, count)))
+        """||c (x - y)|| / (sigma sqrt(n)), where c picks n pixels, seen and not clipped."""
+        counted = self._counted()
+        residual = (counted * (x - self.y)).double()
+        return float(residual.norm()) / (self.sigma * math.sqrt(max(1.0, float(counted.sum()))))
+
+    def _counted(self) -> Tensor:
+        """1 where noise is as the model says; if that is nearly nowhere, where a pixel was seen."""
+        seen = torch.ones_like(self.y) if self.mask is None else self.mask
+        whole = unclipped(self.y, seen, self.sigma)
+        return whole if float(whole.sum()) > LEAST_COUNTED * float(seen.sum()) else seen
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,7 +7,7 @@
                  of the package, for sigma from 0.01 to 0.4, grow with the power 1.2. For salt and
                  pepper, fractions from 0.05 to 0.5, it is 0.25.
 ``auto``         the weight whose image predicts data that were kept apart best (``statements``);
-                 found by steps of a factor of 2 and a parabola in the logarithm.
+                 found by steps of a factor of 2, then of its root, and a parabola in the logarithm.
 ``discrepancy``  the weight whose residual is as large as the noise (Morozov 1966, "On the solution
                  of functional equations by the method of regularization"). A classical rule that
                  smooths too much: it stays 1 to 2 dB below the best weight on those pictures,
@@ -117,9 +117,9 @@ def predictive_weight(
 ) -> Weight:
     """The rule ``auto``: see the module."""
     kept, score = statement.split(generator)
-    trials: dict[int, float] = {}
+    trials: dict[float, float] = {}
 
-    def measured(k: int) -> float:
+    def measured(k: float) -> float:
         if k not in trials:
             trials[k] = score(solve(kept, start * 2.0**k))
         return trials[k]
@@ -130,10 +130,11 @@ def predictive_weight(
         len(trials) < LIMIT and abs(here) < farthest and measured(here + direction) < measured(here)
     ):
         here += direction
-    exponent = float(here)
     note = "" if abs(here) < farthest else "the best weight lies beyond those tried"
-    if here - 1 in trials and here + 1 in trials:
-        exponent += vertex(trials[here - 1], trials[here], trials[here + 1])
+    exponent = min((here - 0.5, here + 0.5, float(here)), key=measured)
+    if exponent - 0.5 in trials and exponent + 0.5 in trials:
+        sides = trials[exponent - 0.5], trials[exponent], trials[exponent + 0.5]
+        exponent += vertex(*sides) / 2
     ordered = tuple((start * 2.0**k, trials[k]) for k in sorted(trials))
     return Weight(start * 2.0**exponent, "auto", ordered, note)
 
