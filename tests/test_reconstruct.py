@@ -548,6 +548,38 @@ def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatc
     assert not (tmp_path / "out" / "1.png").exists()
 
 
+def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def signalled(*_):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 130
+    assert "only finished files are kept" in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+
+
+def test_slices_in_dicom_stay_dicom(tmp_path):
+    hu = -900 + 1000 * torch.from_numpy(noisy(size=24))[None]
+    hu[:, :5] = -1024.0  # padding
+    cl.scans.write_volume(cl.scans.Volume.stacked(hu, (2.0, 2.0)), tmp_path / "a.dcm")
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Gaussian noise" in result.output
+    written = cl.scans.read_volume(tmp_path / "out" / "a.dcm")
+    assert written.spacing == (2.0, 2.0)
+    assert 5 < float((written.values - hu).abs().mean()) < 100
+    assert float((written.values[:, :4] + 1024).abs().max()) < 20
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
+    assert result.exit_code == 1
+    assert "let it end in .dcm" in result.output
+
+
 def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
     from convexlift.reconstruction import sources
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -300,7 +301,7 @@ class _Common:
             read_weight(self.weight),
             read_batch(self.batch),
             self.gap_map,
-            search=CT_SEARCH if task == "ct" else SEARCH,
+            search=replace(CT_SEARCH if task == "ct" else SEARCH, seconds=self.time_limit),
         )  # fmt: skip
         settings = {
             "task": task, "regularizer": self.regularizer, "sha256": digest,
@@ -312,7 +313,10 @@ class _Common:
         with Narrator(to_stderr=self.json_file == "-", debug=self.debug, total=len(sources),
                       tolerance=self.tolerance) as narrator, warnings.catch_warnings():  # fmt: skip
             warnings.showwarning = narrator.warn
-            outcome = reconstruct(sources, preparation, engine, settings, narrator)
+            try:
+                outcome = reconstruct(sources, preparation, engine, settings, narrator)
+            except KeyboardInterrupt:
+                raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(outcome)
         self._finish(outcome, settings, sources)
 

@@ -119,7 +119,7 @@ class Photographs:
                 "float file"
             )
         truth = None if self.truth is None else self._truth(source, contents)
-        noise = self._noise(contents.images, seen)
+        noise = self._noise(contents, seen)
         y = contents.images if seen is None else contents.images * seen
         statement: Statement
         if noise.kind == "gaussian":
@@ -137,12 +137,13 @@ class Photographs:
             notes=contents.notes + ((weight.note,) if weight.note else ()),
         )  # fmt: skip
 
-    def _noise(self, images: Tensor, seen: Tensor | None) -> Noise:
+    def _noise(self, contents: Contents, seen: Tensor | None) -> Noise:
         if self.level is not None:
             return Noise(self.kind or "gaussian", self.level, estimated=False)
-        # Missing pixels with many impulses beside them are rare; say --noise if it is so.
-        kind = self.kind if self.kind is not None or self.task == "denoise" else "gaussian"
-        return estimate_noise(images, seen, kind)
+        # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
+        unlikely = self.task == "inpaint" or not isinstance(contents.original, Picture)
+        kind = "gaussian" if self.kind is None and unlikely else self.kind
+        return estimate_noise(contents.images, seen, kind)
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
         if noise.kind == "salt-and-pepper":
