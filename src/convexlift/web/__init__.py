@@ -1,0 +1,1 @@
+"""The web page of ``convexlift serve``: what is asked for, how it is run, and what is shown."""

@@ -1,0 +1,72 @@
+"""What visitors of the page may ask of the machine behind it, and errors in their words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MEGABYTE = 1 << 20
+LEAST_SIDE = 16
+"""Pixels of the shorter side of a picture: filters are 7 x 7."""
+
+
+class PageError(Exception):
+    """Something the visitor can mend: one sentence, and a hint in another."""
+
+    def __init__(self, sentence: str, hint: str) -> None:
+        super().__init__(f"{sentence} {hint}")
+        self.sentence, self.hint = sentence, hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds on uploads, runs and visitors.
+
+    Args:
+        upload_bytes: the largest file.
+        pixels: the largest picture, height times width; checked before a file is decoded.
+        seconds: the longest run. Runs end there with what they have, and its proof.
+        runs: how many may compute at the same time.
+        waiting: how many may wait for their turn.
+        sessions: how many visitors are remembered; the one idle for longest is forgotten first.
+        idle_seconds: a visitor who did nothing for so long is forgotten, with all files.
+    """
+
+    upload_bytes: int = 16 * MEGABYTE
+    pixels: int = 1024 * 1024
+    seconds: float = 120.0
+    runs: int = 2
+    waiting: int = 16
+    sessions: int = 100
+    idle_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in ("upload_bytes", "runs", "waiting", "sessions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.pixels < LEAST_SIDE**2:
+            raise ValueError(f"pixels must be at least {LEAST_SIDE**2}, got {self.pixels}")
+        for name in ("seconds", "idle_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+
+    def check_bytes(self, count: int, name: str) -> None:
+        """Refuse a file that is too long."""
+        if count > self.upload_bytes:
+            raise PageError(
+                f"{name} has {count / MEGABYTE:.1f} MB.",
+                f"At most {self.upload_bytes / MEGABYTE:g} MB are taken: make the picture smaller.",
+            )
+
+    def check_size(self, height: int, width: int, name: str) -> None:
+        """Refuse a picture with too many pixels, or with hardly any."""
+        if height * width > self.pixels:
+            raise PageError(
+                f"{name} has {width} x {height} pixels.",
+                f"At most {self.pixels:,} are taken: scale it down, or cut out a part.",
+            )
+        if min(height, width) < LEAST_SIDE:
+            raise PageError(
+                f"{name} has {width} x {height} pixels.",
+                f"Each side needs {LEAST_SIDE} at least.",
+            )

@@ -1,0 +1,82 @@
+"""Tensors as pictures on a page: grey or colour, and maps of errors and gaps in false colours."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from convexlift.picture_files import pillow
+
+Pixels = NDArray[np.uint8]
+
+PREVIEW = 512
+"""Pixels of the longer side of pictures that are shown while a run goes on."""
+
+_MAGMA = (
+    (0.0, (0, 0, 4)), (0.14, (29, 17, 71)), (0.29, (81, 18, 124)), (0.43, (131, 38, 129)),
+    (0.57, (183, 55, 121)), (0.71, (230, 81, 100)), (0.86, (252, 137, 97)), (1.0, (252, 253, 191)),
+)  # fmt: skip
+
+
+class NotShown(ValueError):
+    """The values are not finite: no picture is made of them."""
+
+
+def grey_or_colour(x: Tensor, low: float = 0.0, high: float = 1.0) -> Pixels:
+    """(1, 1, H, W) as (H, W), three planes as (H, W, 3); low and what is below is black."""
+    _require_finite(x)
+    levels = ((x.detach().cpu() - low) / (high - low)).clamp(0, 1)
+    pixels = (255 * levels).round().to(torch.uint8)[:, 0]
+    plane: Pixels = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    return plane
+
+
+def false_colours(values: Tensor, highest: float) -> Pixels:
+    """(H, W) between 0 and ``highest`` as (H, W, 3), dark to bright."""
+    _require_finite(values)
+    levels = (values.detach().cpu() / max(highest, 1e-30)).clamp(0, 1).numpy()
+    places = [place for place, _ in _MAGMA]
+    channels = [
+        np.interp(levels, places, [colour[i] for _, colour in _MAGMA]).round().astype(np.uint8)
+        for i in range(3)
+    ]
+    return np.stack(channels, axis=-1)
+
+
+def preview(x: Tensor) -> Tensor:
+    """Means over blocks, so that the longer side has ``PREVIEW`` pixels at most."""
+    block = math.ceil(max(x.shape[-2:]) / PREVIEW)
+    return x if block == 1 else avg_pool2d(x, block)
+
+
+def png(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:
+    """The file."""
+    file = io.BytesIO()
+    pillow().fromarray(pixels).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
+
+
+def data_url(pixels: Pixels) -> str:
+    """A picture that travels inside the page: no file is written for it."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
+
+
+def deep_png(x: Tensor) -> bytes:
+    """For keeping: 16 bits for grey, 8 for colours, which Pillow writes no deeper."""
+    if len(x) == 3:
+        return png(grey_or_colour(x))
+    _require_finite(x)
+    levels = (65535 * x.detach().cpu()[0, 0].clamp(0, 1).to(torch.float64)).round()
+    return png(levels.numpy().astype(np.uint16))
+
+
+def _require_finite(x: Tensor) -> None:
+    if not bool(torch.isfinite(x).all()):
+        raise NotShown("the values are not finite")
