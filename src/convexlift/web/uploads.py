@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
 from convexlift.picture_files import pillow
 from convexlift.scans.attenuation import hounsfield_to_unit
@@ -87,8 +86,8 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> Picture:
     return Picture(values, name)
 
 
-def read_slice(path: Path, size: int, limits: Limits) -> Picture:
-    """A CT slice from a DICOM file, on the scale of the regularizers, as size x size means."""
+def read_slice(path: Path, limits: Limits) -> Picture:
+    """The square in the middle of a CT slice, from a DICOM file, on the regularizers' scale."""
     name = shown_name(path)
     limits.check_bytes(path.stat().st_size, name)
     with path.open("rb") as file:
@@ -107,9 +106,7 @@ def read_slice(path: Path, size: int, limits: Limits) -> Picture:
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = volume.images[..., top : top + side, left : left + side]
-    return Picture(
-        adaptive_avg_pool2d(hounsfield_to_unit(square), size).clamp(0, BRIGHTEST), name
-    )
+    return Picture(hounsfield_to_unit(square).clamp(0, BRIGHTEST).contiguous(), name)
 
 
 def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:

@@ -1,0 +1,80 @@
+"""``convexlift serve``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from convexlift.cli.app import (
+    Debug,
+    Device,
+    UserError,
+    app,
+    choose_device,
+    console,
+    one_sentence_errors,
+)
+from convexlift.web.limits import MEGABYTE, Limits
+from convexlift.web.server import ServerOptions, require_gradio
+from convexlift.web.server import serve as run_server
+
+_DEFAULT = Limits()
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; the default is this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any that is free.")] = 7860,
+    open_browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show the page in a browser.")
+    ] = True,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A host name that a proxy on this machine passes on; repeat for more."),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option(help="The path under which a proxy shows the page, e.g. /convexlift.")
+    ] = "",
+    max_upload: Annotated[float, typer.Option(help="Largest upload, in MB.")] = (
+        _DEFAULT.upload_bytes / MEGABYTE
+    ),
+    max_pixels: Annotated[int, typer.Option(help="Largest picture, in pixels.")] = _DEFAULT.pixels,
+    max_seconds: Annotated[float, typer.Option(help="Longest run.")] = _DEFAULT.seconds,
+    runs: Annotated[int, typer.Option(help="Runs at the same time.")] = _DEFAULT.runs,
+    waiting: Annotated[int, typer.Option(help="Visitors that may wait.")] = _DEFAULT.waiting,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    debug: Debug = False,
+) -> None:
+    """The web page: reconstruct pictures in a browser, and watch the proof close in.
+
+    It is seen from this machine only, unless --host says otherwise. Ctrl-C ends it.
+    Exit status: 0 done, 1 failed, 2 bad input.
+    """
+    screen = console()
+    with one_sentence_errors(debug):
+        try:
+            options = ServerOptions(
+                host=host,
+                port=port,
+                names=tuple(name or ()),
+                root_path=root_path,
+                open_browser=open_browser,
+                limits=Limits(
+                    upload_bytes=round(max_upload * MEGABYTE),
+                    pixels=max_pixels,
+                    seconds=max_seconds,
+                    runs=runs,
+                    waiting=waiting,
+                ),
+                device=choose_device(device),
+            )
+            require_gradio()
+        except (ValueError, ImportError) as error:
+            raise UserError(f"{error}.") from None
+        run_server(
+            options,
+            lambda address: screen.print(f"convexlift is at {address} - Ctrl-C ends it", highlight=False),
+        )

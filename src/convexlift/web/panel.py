@@ -1,0 +1,184 @@
+"""The right half of a tab: a run as it goes on, and its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gradio as gr
+import torch
+
+from convexlift.web import views
+from convexlift.web.jobs import CTJob, Job
+from convexlift.web.limits import Limits, PageError
+from convexlift.web.results import record, write_files
+from convexlift.web.running import Outcome, Run, log
+from convexlift.web.sessions import Session, Sessions
+
+Updates = dict[Any, Any]
+
+
+class Visitors:
+    """Who asks, and what may be asked: shared by all tabs."""
+
+    def __init__(self, sessions: Sessions, limits: Limits, device: torch.device) -> None:
+        self.sessions, self.limits, self.device = sessions, limits, device
+
+    def session(self, request: gr.Request) -> Session:
+        """The visitor's own."""
+        key = getattr(request, "session_hash", None)
+        if not key:
+            raise page_error(PageError("This page needs a session.", "Reload it."))
+        return self.sessions.of(str(key))
+
+
+def page_error(error: PageError) -> gr.Error:
+    """A message in the corner of the page, and no traceback anywhere."""
+    return gr.Error(str(error), duration=12, print_exception=False, title="Please check")
+
+
+def unexpected(error: Exception) -> PageError:
+    """For visitors; the log gets the rest."""
+    log.error("a request failed", exc_info=error)
+    return PageError(
+        f"Something went wrong here ({type(error).__name__}).", "Try again, or reload the page."
+    )
+
+
+class Panel:
+    """Status, picture, plot, numbers, maps and downloads."""
+
+    def __init__(self, name: str, visitors: Visitors) -> None:
+        self.visitors, self.name = visitors, name
+        self.status = gr.HTML(views.banner(views.READY), elem_id=f"{name}-status")
+        with gr.Row():
+            with gr.Column(min_width=260):
+                self.picture = gr.HTML(elem_id=f"{name}-picture")
+                self.slider = gr.ImageSlider(
+                    visible=False,
+                    label="Before and after",
+                    elem_id=f"{name}-slider",
+                    interactive=False,
+                    buttons=["fullscreen"],
+                    type="filepath",
+                )
+            with gr.Column(min_width=260):
+                self.plot = gr.HTML(views.live_plot(()), elem_id=f"{name}-plot")
+        self.numbers = gr.HTML(visible=False, elem_id=f"{name}-numbers")
+        self.sinogram = gr.HTML(visible=False, elem_id=f"{name}-sinogram")
+        self.maps = gr.HTML(visible=False, elem_id=f"{name}-maps")
+        with gr.Row(visible=False) as self.downloads:
+            self.image = self._download("Image (PNG)", "image")
+            self.json = self._download("Numbers (JSON)", "json")
+            self.script = self._download("Script (Python)", "script")
+            self.everything = self._download("Everything (ZIP)", "zip")
+        self.start: Any = None
+        self.stop: Any = None
+
+    def buttons(self) -> None:
+        """Start and stop, wherever the tab wants them."""
+        with gr.Row():
+            self.start = gr.Button("Start", variant="primary", elem_id=f"{self.name}-start")
+            self.stop = gr.Button(
+                "Stop", variant="stop", interactive=False, elem_id=f"{self.name}-stop"
+            )
+
+    def connect(self, inputs: list[Any], make_job: Callable[..., Job]) -> None:
+        """Start and stop do what they say; ``make_job(session, *values)`` states what is asked."""
+
+        def begin(request: gr.Request, *values: Any) -> Iterator[Updates]:
+            session = self.visitors.session(request)
+            yield from self.stream(session, lambda: make_job(session, *values))
+
+        def end(request: gr.Request) -> None:
+            self.visitors.session(request).stop()
+
+        outputs = [
+            *(self.status, self.picture, self.slider, self.plot, self.numbers, self.sinogram),
+            *(self.maps, self.downloads, self.image, self.json, self.script, self.everything),
+            *(self.start, self.stop),
+        ]
+        limits = self.visitors.limits
+        started = self.start.click(
+            begin,
+            inputs,
+            outputs,
+            concurrency_id="runs",
+            concurrency_limit=limits.runs,
+            show_progress="minimal",
+            show_progress_on=self.status,
+            api_visibility="private",
+        )
+        started.then(
+            lambda: (gr.update(interactive=True), gr.update(interactive=False)),
+            None,
+            [self.start, self.stop],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        self.stop.click(end, None, None, queue=False, api_visibility="private")
+
+    def stream(self, session: Session, make_job: Callable[[], Job]) -> Iterator[Updates]:
+        """Everything from the press of the button to the last picture."""
+        try:
+            job = make_job()
+            run = session.start(Run(job, self.visitors.limits.seconds, self.visitors.device))
+            yield self._cleared()
+            yield from self._watch(run)
+            assert run.outcome is not None
+            yield self._result(session, run.outcome)
+        except (PageError, Exception) as error:
+            told = error if isinstance(error, PageError) else unexpected(error)
+            yield {self.status: views.banner(told.sentence, "bad", told.hint)}
+            raise page_error(told) from None
+
+    def _watch(self, run: Run) -> Iterator[Updates]:
+        drawn = 0.0
+        for snapshot in run.snapshots():
+            updates: Updates = {self.status: views.progress(snapshot.points, run.job.tolerance)}
+            picture = views.live_picture(snapshot, run.job)
+            if picture is not None:
+                updates[self.picture] = picture
+            if snapshot.points and time.monotonic() - drawn > 0.2:
+                updates[self.plot] = views.live_plot(snapshot.points)
+                drawn = time.monotonic()
+            if isinstance(run.job, CTJob) and snapshot.stated is not None and snapshot.x is None:
+                counts = snapshot.stated.measurement.fidelity.y
+                updates[self.sinogram] = gr.update(value=views.sinogram(counts), visible=True)
+            yield updates
+
+    def _cleared(self) -> Updates:
+        return {
+            self.status: views.banner("Running", "busy", "stating the problem"),
+            self.picture: gr.update(visible=True),
+            self.slider: gr.update(visible=False, value=None),
+            self.plot: views.live_plot(()),
+            self.numbers: gr.update(visible=False),
+            self.sinogram: gr.update(visible=False),
+            self.maps: gr.update(visible=False),
+            self.downloads: gr.update(visible=False),
+            self.start: gr.update(interactive=False),
+            self.stop: gr.update(interactive=True),
+        }
+
+    def _result(self, session: Session, outcome: Outcome) -> Updates:
+        facts = record(outcome)
+        files = write_files(outcome, facts, session.new_folder())
+        return {
+            self.status: views.verdict(outcome),
+            self.picture: gr.update(visible=False),
+            self.slider: gr.update(value=(str(files.before), str(files.after)), visible=True),
+            self.plot: views.live_plot(outcome.points),
+            self.numbers: gr.update(value=views.numbers(facts), visible=True),
+            self.maps: gr.update(value=views.maps(outcome), visible=True),
+            self.downloads: gr.update(visible=True),
+            self.image: gr.update(value=str(files.image)),
+            self.json: gr.update(value=str(files.numbers)),
+            self.script: gr.update(value=str(files.script)),
+            self.everything: gr.update(value=str(files.everything)),
+        }
+
+    def _download(self, label: str, kind: str) -> Any:
+        return gr.DownloadButton(label, size="sm", elem_id=f"{self.name}-{kind}", min_width=120)

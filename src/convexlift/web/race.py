@@ -1,0 +1,177 @@
+"""Methods one after the other on one problem, on the same clock.
+
+What is drawn is (objective - L) / |L|, where L is the best lower bound that anybody certified: an
+upper bound on how far a method is from the optimum, whatever the method knows itself. Methods that
+ignore the box are judged by their images, clipped to it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+
+import torch
+
+from convexlift.benchmark.methods import METHODS, Contender, describe
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Method
+from convexlift.solvers.solution import Progress
+from convexlift.solvers.solve import solve
+from convexlift.solvers.stopping import StopWhen
+from convexlift.web.jobs import Job
+from convexlift.web.limits import PageError
+from convexlift.web.plots import Line
+from convexlift.web.running import MOST_ITERATIONS, log
+
+NAMES = tuple(METHODS)
+TRIAL_ITERATIONS = 8
+"""Of each step size, before a race."""
+
+
+@dataclass
+class Lap:
+    """One method: seconds, best objective so far, and best bound so far, at each check."""
+
+    name: str
+    steps: str = ""
+    note: str = ""
+    iterations: int = 0
+    seconds: list[float] = field(default_factory=list)
+    objective: list[float] = field(default_factory=list)
+    lower_bound: float = -math.inf
+
+    def add(self, seconds: float, iteration: int, objective: float, lower_bound: float) -> None:
+        """One check."""
+        best = self.objective[-1] if self.objective else math.inf
+        self.seconds.append(seconds)
+        self.objective.append(min(best, objective) if not math.isnan(objective) else best)
+        self.iterations = iteration
+        if lower_bound > self.lower_bound:
+            self.lower_bound = lower_bound
+
+
+class Race:
+    """Methods on a job, in a thread of its own."""
+
+    def __init__(
+        self,
+        job: Job,
+        names: tuple[str, ...],
+        seconds: float,
+        device: torch.device | None = None,
+    ) -> None:
+        unknown = sorted(set(names) - set(NAMES))
+        if unknown or not names:
+            raise PageError("No method was chosen.", f"Choose among {', '.join(NAMES)}.")
+        self.job, self.seconds = job, seconds
+        self.device = device or torch.device("cpu")
+        self.laps = tuple(Lap(name) for name in NAMES if name in names)
+        self._stop = threading.Event()
+        self._news: SimpleQueue[str | BaseException | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="convexlift-race", daemon=True)
+
+    def start(self) -> Race:
+        """Begin; returns itself."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End at the next check."""
+        self._stop.set()
+
+    def news(self, pause: float = 0.25) -> Iterator[str]:
+        """What is being done, whenever something changed."""
+        try:
+            while True:
+                item = self._news.get()
+                try:
+                    while item is not None and not isinstance(item, BaseException):
+                        item = self._news.get_nowait()
+                except Empty:
+                    pass
+                if isinstance(item, PageError):
+                    raise item
+                if isinstance(item, BaseException):
+                    raise PageError(f"The race failed ({type(item).__name__}).", "Try another.")
+                if item is None:
+                    return
+                yield item
+                self._thread.join(pause)
+        finally:
+            self.stop()
+
+    @property
+    def bound(self) -> float:
+        """The best one of all."""
+        return max((lap.lower_bound for lap in self.laps), default=-math.inf)
+
+    def lines(self) -> list[Line]:
+        """Curves to draw."""
+        bound = self.bound
+        scale = abs(bound) or 1.0
+        return [
+            Line(lap.name, tuple(lap.seconds), tuple((f - bound) / scale for f in lap.objective))
+            for lap in self.laps
+        ]
+
+    def _work(self) -> None:
+        try:
+            problem = self.job.stated().problem.to(device=self.device)
+            for lap in self.laps:
+                if self._stop.is_set():
+                    lap.note = "not run"
+                    continue
+                self._news.put(f"{lap.name}: choosing step sizes")
+                self._lap(problem, METHODS[lap.name], lap)
+            self._news.put("done")
+            self._news.put(None)
+        except Exception as error:
+            if not isinstance(error, PageError):
+                log.exception("a race failed")
+            self._news.put(error)
+
+    def _lap(self, problem: VariationalProblem, contender: Contender, lap: Lap) -> None:
+        own = problem if contender.bounded else replace(problem, box=None)
+        try:
+            method = self._tuned(problem, own, contender.grid(problem, True))
+        except ValueError as error:  # it does not apply to such problems
+            lap.note = str(error)
+            return
+        lap.steps = describe(method)
+        ending = time.monotonic() + self.seconds
+
+        def watch(progress: Progress) -> bool:
+            objective, bound = progress.objective, progress.lower_bound
+            if not contender.bounded:
+                objective = problem.objective(problem.bounds.project(progress.x)).cpu()
+                bound = torch.full_like(bound, -math.inf)  # of another problem
+            lap.add(progress.seconds, progress.iteration, float(objective.sum()), float(bound.sum()))
+            self._news.put(f"{lap.name}: iteration {progress.iteration}")
+            return self._stop.is_set() or time.monotonic() > ending
+
+        stop = StopWhen(gap=1e-5, max_iterations=MOST_ITERATIONS, check_every=2)
+        solve(own, method=method, stop=stop, callback=watch)
+
+    def _tuned(
+        self, problem: VariationalProblem, own: VariationalProblem, grid: object
+    ) -> Method:
+        """The best of a few iterations each, for no longer than a lap takes."""
+        candidates: list[Method] = list(grid)  # type: ignore[call-overload]
+        if len(candidates) == 1:
+            return candidates[0]
+        ending = time.monotonic() + self.seconds
+        stop = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
+        scores: list[tuple[float, int]] = []
+        # From the middle of the grid outwards, in case there is no time for all.
+        order = sorted(range(len(candidates)), key=lambda i: abs(i - len(candidates) // 2))
+        for i in order:
+            x = solve(own, method=candidates[i], stop=stop).x
+            value = float(problem.objective(problem.bounds.project(x)).sum())
+            scores.append((value if math.isfinite(value) else math.inf, i))
+            if self._stop.is_set() or time.monotonic() > ending:
+                break
+        return candidates[min(scores)[1]]

@@ -1,0 +1,118 @@
+"""The tab where methods race on the problem that was solved last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from convexlift.web import views
+from convexlift.web.choices import FIRST_EXAMPLE, example_picture
+from convexlift.web.jobs import DenoisingJob, Job
+from convexlift.web.limits import PageError
+from convexlift.web.panel import Visitors, page_error, unexpected
+from convexlift.web.photo_tabs import QUIET
+from convexlift.web.plots import race_plot
+from convexlift.web.race import NAMES, Race
+from convexlift.web.sessions import Session
+
+EXPLANATION = """<p class="hint">The methods solve one problem, one after the other, on the same
+clock: the one you solved last in another tab. Each curve is the distance of the method's best
+objective from the best lower bound that any of them proved. <code>default</code>,
+<code>nmapg</code> and <code>lbfgs</code> have nothing to tune; the others get the best of several
+step sizes, tried for a few iterations before their clock starts.</p>"""
+
+
+class RaceTab:
+    """Methods side by side."""
+
+    def __init__(self, visitors: Visitors) -> None:
+        self.visitors = visitors
+        longest = max(2.0, visitors.limits.seconds / (2 * len(NAMES)))
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                gr.HTML(EXPLANATION)
+                self.problem = gr.HTML(elem_id="race-problem")
+                self.names = gr.CheckboxGroup(
+                    list(NAMES), value=list(NAMES), label="Methods", elem_id="race-names"
+                )
+                self.seconds = gr.Slider(
+                    1, longest, value=min(4, longest), step=1, label="Seconds for each",
+                    elem_id="race-seconds",
+                )  # fmt: skip
+                with gr.Row():
+                    self.start = gr.Button("Start", variant="primary", elem_id="race-start")
+                    self.stop = gr.Button(
+                        "Stop", variant="stop", interactive=False, elem_id="race-stop"
+                    )
+            with gr.Column(scale=5, min_width=320):
+                self.status = gr.HTML(views.banner("Press Start."), elem_id="race-status")
+                self.plot = gr.HTML(race_plot((), "seconds"), elem_id="race-plot")
+                self.table = gr.HTML(elem_id="race-table")
+
+    def connect(self, tab: Any) -> None:
+        """Events; opening the tab says what is raced on."""
+        tab.select(self._opened, None, self.problem, queue=False, **QUIET)
+        outputs = [self.status, self.plot, self.table, self.problem, self.start, self.stop]
+        self.start.click(
+            self._begin, [self.names, self.seconds], outputs, concurrency_id="runs",
+            concurrency_limit=self.visitors.limits.runs, show_progress="minimal",
+            show_progress_on=self.status, api_visibility="private",
+        ).then(
+            lambda: (gr.update(interactive=True), gr.update(interactive=False)), None,
+            [self.start, self.stop], queue=False, **QUIET,
+        )  # fmt: skip
+        self.stop.click(self._end, None, None, queue=False, api_visibility="private")
+
+    def _opened(self, request: gr.Request) -> str:
+        return _told(_job(self.visitors.session(request)))
+
+    def _end(self, request: gr.Request) -> None:
+        self.visitors.session(request).stop()
+
+    def _begin(
+        self, names: list[str], seconds: float, request: gr.Request
+    ) -> Iterator[dict[Any, Any]]:
+        session = self.visitors.session(request)
+        try:
+            job = _job(session)
+            race = Race(job, tuple(names), float(seconds), self.visitors.device)
+            session.begin(race.stop)
+            race.start()
+            yield {
+                self.status: views.banner("Racing", "busy"),
+                self.problem: _told(job),
+                self.start: gr.update(interactive=False),
+                self.stop: gr.update(interactive=True),
+            }
+            for news in race.news():
+                yield {self.status: views.banner("Racing", "busy", news), **self._drawn(race)}
+            yield {self.status: self._verdict(race), **self._drawn(race)}
+        except (PageError, Exception) as error:
+            told = error if isinstance(error, PageError) else unexpected(error)
+            yield {self.status: views.banner(told.sentence, "bad", told.hint)}
+            raise page_error(told) from None
+
+    def _drawn(self, race: Race) -> dict[Any, Any]:
+        return {
+            self.plot: race_plot(race.lines(), "seconds"),
+            self.table: views.standings(race),
+        }
+
+    def _verdict(self, race: Race) -> str:
+        ran = [lap for lap in race.laps if lap.objective]
+        if not ran:
+            return views.banner("No method applies to this problem.", "bad")
+        best = min(ran, key=lambda lap: lap.objective[-1])
+        return views.banner("Done.", "good", f"Lowest objective: {best.name}.")
+
+
+def _job(session: Session) -> Job:
+    if session.job is not None:
+        return session.job
+    return DenoisingJob(picture=example_picture(FIRST_EXAMPLE), regularizer="photo-any-size")
+
+
+def _told(job: Job) -> str:
+    return f'<p><b>Problem:</b> {views.description(job)}</p>'
