@@ -76,5 +76,7 @@ def serve(
             raise UserError(f"{error}.") from None
         run_server(
             options,
-            lambda address: screen.print(f"convexlift is at {address} - Ctrl-C ends it", highlight=False),
+            lambda address: screen.print(
+                f"convexlift is at {address} - Ctrl-C ends it", highlight=False
+            ),
         )

@@ -38,8 +38,9 @@ class CTTab:
                     elem_id="ct-choice",
                 )  # fmt: skip
                 self.file = gr.File(
-                    label=f"or a slice: DICOM up to {limits.upload_bytes / MEGABYTE:g} MB",
-                    file_types=list(SCANS), type="filepath", height=110, elem_id="ct-file",
+                    label=f"or a DICOM slice, up to {limits.upload_bytes / MEGABYTE:g} MB",
+                    file_types=list(SCANS), type="filepath", height=96, elem_id="ct-file",
+                    elem_classes="drop",
                 )  # fmt: skip
                 sizes = [size for size in CT_SIZES if size**2 <= limits.pixels] or [CT_SIZES[0]]
                 self.size = gr.Radio(

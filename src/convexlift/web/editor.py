@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,39 @@ from convexlift.web.limits import Limits, PageError
 from convexlift.web.uploads import read_layer
 
 
-class MaskEditor(gr.ImageEditor):  # type: ignore[misc]
+def mask_editor(limits: Limits, **options: Any) -> Any:
     """A picture to paint over. Its value is a list of opacities, (H, W) of uint8, for layers."""
+    return _editor_class(limits)(
+        sources=(),
+        transforms=(),
+        layers=False,
+        interactive=True,
+        brush=gr.Brush(
+            default_size=14, colors=["#d55e00"], default_color="#d55e00", color_mode="fixed"
+        ),
+        eraser=gr.Eraser(default_size=20),
+        buttons=["fullscreen"],
+        **options,
+    )
 
-    is_template = True  # it looks like its parent
 
-    def __init__(self, limits: Limits, **options: Any) -> None:
-        # Not an argument of the parent, which is asked for those to describe itself.
-        self._limits = limits
-        super().__init__(
-            sources=(),
-            transforms=(),
-            layers=False,
-            brush=gr.Brush(
-                default_size=14, colors=["#d55e00"], default_color="#d55e00", color_mode="fixed"
-            ),
-            eraser=gr.Eraser(default_size=20),
-            buttons=["fullscreen"],
-            **options,
-        )
+def _editor_class(limits: Limits) -> Any:
+    """Gradio's editor would decode whatever it is sent; this one reads layers, with limits."""
 
-    def preprocess(self, payload: Any) -> list[Any] | None:
-        """Gradio would decode whatever it is given; here the layers are, and nothing else."""
+    def preprocess(self: Any, payload: Any) -> list[Any] | None:
         if payload is None:
             return None
-        blobs = payload
-        if payload.id is not None:
-            blobs = self.blob_storage.pop(payload.id, None)
-        layers = [] if blobs is None else (blobs.layers or [])
+        sent = payload if payload.id is None else self.blob_storage.pop(payload.id, None)
+        layers = [] if sent is None else (sent.layers or [])
         try:
-            return [read_layer(_content(layer), self._limits) for layer in layers if layer]
+            return [read_layer(_content(layer), limits) for layer in layers if layer]
         except PageError as error:
             raise gr.Error(str(error), print_exception=False) from None
+
+    # Gradio makes new objects of the class for each visitor, so the limits are in the class; and
+    # its metaclass writes a stub file beside the source of each class, so it is passed by.
+    parts = {"is_template": True, "preprocess": preprocess, "__module__": __name__}
+    return ABCMeta.__new__(type(gr.ImageEditor), "MaskEditor", (gr.ImageEditor,), parts)
 
 
 def drawn_mask(layers: list[Any] | None, size: tuple[int, int]) -> Tensor:

@@ -24,18 +24,19 @@ ABOUT = """
 *R* is a convex neural network (or total variation) that knows what images look like.
 
 **What is proved.** The lower bound is a theorem about this problem: no image whatever has a smaller
-objective. A gap of 0.1 % says that yours is within 0.1 % of the best. It does not say that the image
-is true: that depends on the data, the model of the damage and the regularizer. *Not for diagnosis.*
+objective. A gap of 0.1 % says that yours is within 0.1 % of the best. It does not say that the
+image is true: that depends on the data, the model of the damage and the regularizer. *Not for
+diagnosis.*
 
-**The maps.** *Error* is the distance from the truth, where it is known. *Gap by pixel* shows where
-the certificate is not tight yet; it sums to objective minus lower bound.
+**The maps.** *Error* is the distance from the truth, where it is known. *Certified gap by pixel*
+shows where the certificate is not tight yet.
 
-**What happens to your files.** They are decoded in memory and deleted from disk at once. Results are
-kept for you alone, in a folder with a random name, and deleted when you close the page, or after
-{idle:.0f} minutes without use. Nothing is sent to any other server.
+**What happens to your files.** They are decoded in memory and deleted from disk at once. Results
+are kept for you alone, in a folder with a random name, and deleted when you close the page, or
+after {idle:.0f} minutes without use. Nothing is sent to any other server.
 
-**Limits.** {upload:g} MB and {pixels:,} pixels for a picture, {seconds:g} s for a run, {runs} runs at
-the same time. For more there is the command line, `convexlift reconstruct`, on your own machine.
+**Limits.** {upload:g} MB and {pixels:,} pixels for a picture, {seconds:g} s for a run, {runs} runs
+at the same time. For more there is the command line, `convexlift reconstruct`, on your own machine.
 
 **Regularizers** have cards: `convexlift models NAME`. Those trained on photographs are for
 non-commercial research. This is convexlift {version}.
@@ -51,7 +52,7 @@ def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
         delete_cache=(60, int(limits.idle_seconds)),
         fill_width=True,
     ) as blocks:
-        gr.HTML(HEADLINE)
+        gr.HTML(HEADLINE, padding=False)
         with gr.Tabs():
             with gr.Tab("Denoise", id="denoise"):
                 DenoiseTab(visitors)
@@ -77,7 +78,5 @@ def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
             sessions.close(str(request.session_hash))
 
         blocks.unload(left)
-    blocks.queue(
-        max_size=limits.waiting, default_concurrency_limit=4 * limits.runs, api_open=False
-    )
+    blocks.queue(max_size=limits.waiting, default_concurrency_limit=4 * limits.runs, api_open=False)
     return blocks

@@ -46,15 +46,27 @@ def unexpected(error: Exception) -> PageError:
     )
 
 
+def action_buttons(name: str) -> tuple[Any, Any]:
+    """Start and stop; they stay in sight when the page is scrolled."""
+    with gr.Row(elem_classes="actions"):
+        start = gr.Button(
+            "Start", variant="primary", scale=3, min_width=120, elem_id=f"{name}-start"
+        )
+        stop = gr.Button(
+            "Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id=f"{name}-stop"
+        )
+    return start, stop
+
+
 class Panel:
     """Status, picture, plot, numbers, maps and downloads."""
 
     def __init__(self, name: str, visitors: Visitors) -> None:
         self.visitors, self.name = visitors, name
-        self.status = gr.HTML(views.banner(views.READY), elem_id=f"{name}-status")
+        self.status = gr.HTML(views.banner(views.READY), padding=False, elem_id=f"{name}-status")
         with gr.Row():
             with gr.Column(min_width=260):
-                self.picture = gr.HTML(elem_id=f"{name}-picture")
+                self.picture = gr.HTML(padding=False, elem_id=f"{name}-picture")
                 self.slider = gr.ImageSlider(
                     visible=False,
                     label="Before and after",
@@ -64,10 +76,10 @@ class Panel:
                     type="filepath",
                 )
             with gr.Column(min_width=260):
-                self.plot = gr.HTML(views.live_plot(()), elem_id=f"{name}-plot")
-        self.numbers = gr.HTML(visible=False, elem_id=f"{name}-numbers")
-        self.sinogram = gr.HTML(visible=False, elem_id=f"{name}-sinogram")
-        self.maps = gr.HTML(visible=False, elem_id=f"{name}-maps")
+                self.plot = gr.HTML(views.live_plot(()), padding=False, elem_id=f"{name}-plot")
+        self.numbers = gr.HTML(visible=False, padding=False, elem_id=f"{name}-numbers")
+        self.sinogram = gr.HTML(visible=False, padding=False, elem_id=f"{name}-sinogram")
+        self.maps = gr.HTML(visible=False, padding=False, elem_id=f"{name}-maps")
         with gr.Row(visible=False) as self.downloads:
             self.image = self._download("Image (PNG)", "image")
             self.json = self._download("Numbers (JSON)", "json")
@@ -78,11 +90,7 @@ class Panel:
 
     def buttons(self) -> None:
         """Start and stop, wherever the tab wants them."""
-        with gr.Row():
-            self.start = gr.Button("Start", variant="primary", elem_id=f"{self.name}-start")
-            self.stop = gr.Button(
-                "Stop", variant="stop", interactive=False, elem_id=f"{self.name}-stop"
-            )
+        self.start, self.stop = action_buttons(self.name)
 
     def connect(self, inputs: list[Any], make_job: Callable[..., Job]) -> None:
         """Start and stop do what they say; ``make_job(session, *values)`` states what is asked."""
@@ -164,6 +172,8 @@ class Panel:
         }
 
     def _result(self, session: Session, outcome: Outcome) -> Updates:
+        if session.job is outcome.job:
+            session.bound = outcome.lower_bound
         facts = record(outcome)
         files = write_files(outcome, facts, session.new_folder())
         return {

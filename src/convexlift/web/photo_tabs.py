@@ -21,7 +21,7 @@ from convexlift.web.choices import (
     regularizer_choices,
     take_upload,
 )
-from convexlift.web.editor import MaskEditor, drawn_mask
+from convexlift.web.editor import drawn_mask, mask_editor
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.panel import Panel, Visitors, page_error
@@ -61,9 +61,9 @@ class PhotoTab:
                 elem_id=f"{self.name}-choice",
             )  # fmt: skip
             self.file = gr.File(
-                label=f"or your own: PNG, JPEG, TIFF, NPY up to {limits.upload_bytes / MEGABYTE:g} MB",
-                file_types=list(PICTURES), type="filepath", height=110,
-                elem_id=f"{self.name}-file",
+                label=f"or your own, up to {limits.upload_bytes / MEGABYTE:g} MB",
+                file_types=list(PICTURES), type="filepath", height=96,
+                elem_id=f"{self.name}-file", elem_classes="drop",
             )  # fmt: skip
             self._damage()
             self.regularizer, self.tolerance = accuracy_controls(self.first_task, (256, 256))
@@ -113,7 +113,7 @@ class DenoiseTab(PhotoTab):
 
     def _damage(self) -> None:
         self.mode = gr.Radio(
-            [("Add noise to it", SIMULATE), ("It is noisy already", REAL)],
+            [("Add noise", SIMULATE), ("Noisy already", REAL)],
             value=SIMULATE, label="Damage", elem_id="denoise-mode",
         )  # fmt: skip
         self.kind = gr.Radio(
@@ -123,7 +123,7 @@ class DenoiseTab(PhotoTab):
         low, high, value = LEVELS[GAUSSIAN]
         self.level = gr.Slider(
             low, high, value=value, step=0.01, label="Level",
-            info="standard deviation, where 1 is white", elem_id="denoise-level",
+            info="of 1, which is white", elem_id="denoise-level",
         )  # fmt: skip
 
     def _events(self) -> None:
@@ -161,7 +161,7 @@ class DenoiseTab(PhotoTab):
         if kind == FIND_OUT:
             return gr.update(visible=False), update
         low, high, value = LEVELS[kind]
-        info = "standard deviation, where 1 is white" if kind == GAUSSIAN else "part of the pixels"
+        info = "of 1, which is white" if kind == GAUSSIAN else "part of the pixels"
         return gr.update(minimum=low, maximum=high, value=value, info=info, visible=True), update
 
     def _chosen(self, choice: str, kind: str, request: gr.Request) -> tuple[Any, Any, Any]:
@@ -189,26 +189,27 @@ class InpaintTab(PhotoTab):
 
     def _damage(self) -> None:
         self.mode = gr.Radio(
-            [("Take pixels away", SIMULATE), ("It is damaged already", REAL)],
+            [("Remove pixels", SIMULATE), ("Damaged already", REAL)],
             value=SIMULATE, label="Damage", elem_id="inpaint-mode",
         )  # fmt: skip
         self.mask = gr.Radio(
-            [("Random pixels", RANDOM), ("Painted with the brush", BRUSH), ("From a file", FILE)],
+            [("Random", RANDOM), ("Brush", BRUSH), ("File", FILE)],
             value=RANDOM, label="Missing pixels", elem_id="inpaint-mask",
         )  # fmt: skip
         self.missing = gr.Slider(0.05, 0.95, value=0.3, step=0.05, label="Part that is missing")
-        self.editor = MaskEditor(
+        self.editor = mask_editor(
             self.visitors.limits, label="Paint over what is missing", visible=False,
             elem_id="inpaint-editor", height=420,
         )  # fmt: skip
         self.mask_file = gr.File(
             label="Mask: white is seen, black is missing", file_types=list(PICTURES),
-            type="filepath", height=110, visible=False, elem_id="inpaint-mask-file",
+            type="filepath", height=96, visible=False, elem_id="inpaint-mask-file",
+            elem_classes="drop",
         )  # fmt: skip
         self.mask_note = gr.HTML(visible=False)
         self.level = gr.Slider(
             0.0, 0.2, value=0.03, step=0.01, label="Noise on the others",
-            info="standard deviation, where 1 is white", elem_id="inpaint-level",
+            info="of 1, which is white", elem_id="inpaint-level",
         )  # fmt: skip
 
     def _events(self) -> None:
@@ -233,9 +234,9 @@ class InpaintTab(PhotoTab):
         )
 
     def _mode(self, mode: str) -> tuple[Any, Any]:
-        all_masks = [("Painted with the brush", BRUSH), ("From a file", FILE)]
+        all_masks = [("Brush", BRUSH), ("File", FILE)]
         if mode == SIMULATE:
-            choices = [("Random pixels", RANDOM), *all_masks]
+            choices = [("Random", RANDOM), *all_masks]
             return gr.update(choices=choices, value=RANDOM), gr.update(visible=True)
         return gr.update(choices=all_masks, value=BRUSH), gr.update(visible=False)
 
@@ -253,7 +254,7 @@ class InpaintTab(PhotoTab):
             return gr.update(visible=False, value=None)
         place = session.new_folder() / "canvas.png"
         place.write_bytes(png(grey_or_colour(picture.values)))
-        value = {"background": str(place), "layers": [], "composite": None}
+        value: dict[str, Any] = {"background": str(place), "layers": [], "composite": None}
         return gr.update(visible=True, value=value)
 
     def _chosen(self, choice: str, mask: str, request: gr.Request) -> tuple[Any, Any, Any, Any]:

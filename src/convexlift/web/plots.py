@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 68, 14, 34, 44
+SMALL, LARGE = (480, 330), (800, 400)
+"""Width and height, in units that are about pixels where the plot is shown."""
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 34, 44
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,22 @@ class Frame:
     right: float
     low: float
     high: float
+    size: tuple[int, int] = SMALL
     logarithmic: bool = False
 
     def x(self, value: float) -> float:
         """Across."""
         share = (value - self.left) / (self.right - self.left)
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
+        return LEFT + share * (self.size[0] - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         """Down."""
         a, b, v = self.low, self.high, value
         if self.logarithmic:
             a, b, v = math.log10(a), math.log10(b), math.log10(v)
-        share = (min(max(v, a), b) - a) / (b - a)
-        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
+        share = min(max((v - a) / (b - a), -4.0), 5.0)  # what is far outside is cut off there
+        base = self.size[1] - BOTTOM
+        return base - share * (base - TOP)
 
 
 def closing_plot(
@@ -61,19 +64,21 @@ def closing_plot(
     """Objective and certified lower bound against iterations, the gap between them shaded."""
     lines = [Line("objective", iterations, objective), Line("lower bound", iterations, bound)]
     drawn = [line.points(False) for line in lines]
-    # The first values would flatten all others; they leave the picture once there are more.
-    values = [y for points in drawn for _, y in (points[1:] if len(points) > 3 else points)]
+    # The first values would flatten all others; they leave the picture as more come.
+    values = [y for points in drawn for _, y in points[len(points) // 3 :]]
     if not values:
-        return _svg("Objective and lower bound", [_note("waiting for the first bound")])
+        return _svg("Objective and lower bound", SMALL, [_note("objective and lower bound", SMALL)])
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
     frame = Frame(0, max(*iterations, 1), low - margin, high + margin)
     area = ""
     if drawn[0] and drawn[1]:
         outline = [*drawn[0], *reversed(drawn[1])]
-        area = f'<polygon class="gap" points="{_places(outline, frame)}"/>'
+        area = '<polygon class="gap" clip-path="url(#inside-480)" '
+        area += f'points="{_places(outline, frame)}"/>'
     return _svg(
         "Objective and lower bound against iterations",
+        SMALL,
         [_axes(frame, "iterations"), area, *_curves(drawn, frame), _legend(lines)],
     )
 
@@ -83,13 +88,16 @@ def race_plot(lines: Sequence[Line], across: str) -> str:
     drawn = [line.points(True) for line in lines]
     everything = [point for points in drawn for point in points]
     if not everything:
-        return _svg("Distance from the best lower bound", [_note("nobody has started yet")])
+        return _svg(
+            "Distance from the best lower bound", LARGE, [_note("nobody has started", LARGE)]
+        )
     low = min(y for _, y in everything)
     high = max(y for _, y in everything)
     low, high = 10 ** math.floor(math.log10(low) - 0.05), 10 ** math.ceil(math.log10(high) + 0.05)
-    frame = Frame(0, max(max(x for x, _ in everything), 1e-3), low, high, logarithmic=True)
+    frame = Frame(0, max(max(x for x, _ in everything), 1e-3), low, high, LARGE, logarithmic=True)
     return _svg(
         f"Distance from the best lower bound against {across}",
+        LARGE,
         [_axes(frame, across), *_curves(drawn, frame), _legend(lines)],
     )
 
@@ -104,43 +112,50 @@ def nice_steps(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _axes(frame: Frame, across: str) -> str:
-    if frame.logarithmic:
-        first, last = round(math.log10(frame.low)), round(math.log10(frame.high))
-        levels = [10.0**k for k in range(first, last + 1, max(1, (last - first) // 6))]
-        names = [f"1e{round(math.log10(level))}" for level in levels]
-    else:
-        levels = nice_steps(frame.low, frame.high)
-        digits = max(0, math.ceil(-math.log10(levels[1] - levels[0]))) if len(levels) > 1 else 3
-        names = [f"{level:,.{digits}f}" for level in levels]
+    end, base = frame.size[0] - RIGHT, frame.size[1] - BOTTOM
     parts = []
-    for level, name in zip(levels, names, strict=True):
+    for level, name in _levels(frame):
         y = frame.y(level)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    for place in nice_steps(frame.left, frame.right, 6):
-        x = frame.x(place)
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}" '
+            f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>'
+        )
+    for place in nice_steps(frame.left, frame.right, 6):
+        parts.append(
+            f'<text class="tick" x="{frame.x(place):.1f}" y="{base + 17}" '
             f'text-anchor="middle">{place:g}</text>'
         )
-    base = HEIGHT - BOTTOM
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{end}" y1="{base}" y2="{base}"/>')
     parts.append(
-        f'<text class="tick" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{across}</text>'
+        f'<text class="tick" x="{(LEFT + end) / 2}" y="{frame.size[1] - 8}" '
+        f'text-anchor="middle">{across}</text>'
     )
     return "".join(parts)
+
+
+def _levels(frame: Frame) -> list[tuple[float, str]]:
+    """Places of the vertical axis, and what is written there."""
+    if frame.logarithmic:
+        first, last = round(math.log10(frame.low)), round(math.log10(frame.high))
+        powers = range(first, last + 1, max(1, (last - first) // 6))
+        return [(10.0**k, f"1e{k}") for k in powers]
+    levels = nice_steps(frame.low, frame.high)
+    step = levels[1] - levels[0] if len(levels) > 1 else abs(frame.high) or 1.0
+    unit, mark = (1000.0, "k") if max(map(abs, levels), default=0) >= 1e4 else (1.0, "")
+    digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
+    return [(level, f"{level / unit:.{digits}f}{mark}") for level in levels]
 
 
 def _curves(drawn: Sequence[Sequence[tuple[float, float]]], frame: Frame) -> list[str]:
     parts = []
     for i, points in enumerate(drawn):
         if points:
-            parts.append(f'<polyline class="line line-{i}" points="{_places(points, frame)}"/>')
-            x, y = points[-1]
             parts.append(
-                f'<circle class="dot line-{i}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5"/>'
+                f'<polyline class="line line-{i}" clip-path="url(#inside-{frame.size[0]})" '
+                f'points="{_places(points, frame)}"/>'
             )
+            x, y = frame.x(points[-1][0]), frame.y(points[-1][1])
+            parts.append(f'<circle class="dot line-{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
     return parts
 
 
@@ -149,22 +164,26 @@ def _places(points: Sequence[tuple[float, float]], frame: Frame) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    parts, x = [], float(LEFT)
+    parts, x = [], 8.0
     for i, line in enumerate(lines):
-        parts.append(f'<line class="line line-{i}" x1="{x}" x2="{x + 20}" y1="16" y2="16"/>')
-        parts.append(f'<text class="label" x="{x + 26}" y="20">{html.escape(line.name)}</text>')
-        x += 50 + 7.6 * len(line.name)
+        parts.append(f'<line class="line line-{i}" x1="{x}" x2="{x + 16}" y1="16" y2="16"/>')
+        parts.append(f'<text class="label" x="{x + 21}" y="20">{html.escape(line.name)}</text>')
+        x += 36 + 7.4 * len(line.name)
     return "".join(parts)
 
 
-def _note(text: str) -> str:
-    return f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">{text}</text>'
-
-
-def _svg(title: str, parts: Sequence[str]) -> str:
+def _note(text: str, size: tuple[int, int]) -> str:
     return (
-        f'<svg class="plot" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<text class="tick" x="{size[0] / 2}" y="{size[1] / 2}" text-anchor="middle">{text}</text>'
+    )
+
+
+def _svg(title: str, size: tuple[int, int], parts: Sequence[str]) -> str:
+    width, height = size
+    return (
+        f'<svg class="plot" role="img" viewBox="0 0 {width} {height}" '
         f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title>'
-        f'<clipPath id="inside"><rect x="{LEFT}" y="{TOP - 4}" width="{WIDTH - LEFT - RIGHT + 4}" '
-        f'height="{HEIGHT - TOP - BOTTOM + 8}"/></clipPath>{"".join(parts)}</svg>'
+        f'<clipPath id="inside-{width}"><rect x="{LEFT}" y="{TOP - 4}" '
+        f'width="{width - LEFT - RIGHT + 4}" height="{height - TOP - BOTTOM + 8}"/></clipPath>'
+        f"{''.join(parts)}</svg>"
     )

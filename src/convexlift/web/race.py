@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
@@ -19,15 +19,24 @@ import torch
 from convexlift.benchmark.methods import METHODS, Contender, describe
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
+from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve
+from convexlift.solvers.steps import PaperSteps
 from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.subgradient import Subgradient
 from convexlift.web.jobs import Job
 from convexlift.web.limits import PageError
 from convexlift.web.plots import Line
 from convexlift.web.running import MOST_ITERATIONS, log
 
 NAMES = tuple(METHODS)
+CT_FIRST, CT_LAST = 500.0, (100.0, 0.1)
+"""The paper's c in tomography: of the data, and of the first and the last layer."""
+CT_STEPS = {
+    "sm-c": (1e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+    "sm-d": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+}
 TRIAL_ITERATIONS = 8
 """Of each step size, before a race."""
 
@@ -55,7 +64,15 @@ class Lap:
 
 
 class Race:
-    """Methods on a job, in a thread of its own."""
+    """Methods on a job, in a thread of its own.
+
+    Args:
+        job: to solve.
+        names: of the methods.
+        seconds: for each, and as many at most to choose its step sizes.
+        device: where to compute.
+        known_bound: a lower bound from an earlier run of the same job.
+    """
 
     def __init__(
         self,
@@ -63,11 +80,12 @@ class Race:
         names: tuple[str, ...],
         seconds: float,
         device: torch.device | None = None,
+        known_bound: float = -math.inf,
     ) -> None:
         unknown = sorted(set(names) - set(NAMES))
         if unknown or not names:
             raise PageError("No method was chosen.", f"Choose among {', '.join(NAMES)}.")
-        self.job, self.seconds = job, seconds
+        self.job, self.seconds, self.known_bound = job, seconds, known_bound
         self.device = device or torch.device("cpu")
         self.laps = tuple(Lap(name) for name in NAMES if name in names)
         self._stop = threading.Event()
@@ -107,7 +125,7 @@ class Race:
     @property
     def bound(self) -> float:
         """The best one of all."""
-        return max((lap.lower_bound for lap in self.laps), default=-math.inf)
+        return max(self.known_bound, *(lap.lower_bound for lap in self.laps))
 
     def lines(self) -> list[Line]:
         """Curves to draw."""
@@ -137,7 +155,7 @@ class Race:
     def _lap(self, problem: VariationalProblem, contender: Contender, lap: Lap) -> None:
         own = problem if contender.bounded else replace(problem, box=None)
         try:
-            method = self._tuned(problem, own, contender.grid(problem, True))
+            method = self._tuned(problem, own, candidates(contender, problem))
         except ValueError as error:  # it does not apply to such problems
             lap.note = str(error)
             return
@@ -149,29 +167,47 @@ class Race:
             if not contender.bounded:
                 objective = problem.objective(problem.bounds.project(progress.x)).cpu()
                 bound = torch.full_like(bound, -math.inf)  # of another problem
-            lap.add(progress.seconds, progress.iteration, float(objective.sum()), float(bound.sum()))
+            lap.add(
+                progress.seconds, progress.iteration, float(objective.sum()), float(bound.sum())
+            )
             self._news.put(f"{lap.name}: iteration {progress.iteration}")
             return self._stop.is_set() or time.monotonic() > ending
 
-        stop = StopWhen(gap=1e-5, max_iterations=MOST_ITERATIONS, check_every=2)
+        check = self.job.check_every
+        stop = StopWhen(gap=1e-5, max_iterations=MOST_ITERATIONS, check_every=check)
         solve(own, method=method, stop=stop, callback=watch)
 
     def _tuned(
-        self, problem: VariationalProblem, own: VariationalProblem, grid: object
+        self, problem: VariationalProblem, own: VariationalProblem, grid: Sequence[Method]
     ) -> Method:
         """The best of a few iterations each, for no longer than a lap takes."""
-        candidates: list[Method] = list(grid)  # type: ignore[call-overload]
-        if len(candidates) == 1:
-            return candidates[0]
+        if len(grid) == 1:
+            return grid[0]
         ending = time.monotonic() + self.seconds
         stop = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
         scores: list[tuple[float, int]] = []
         # From the middle of the grid outwards, in case there is no time for all.
-        order = sorted(range(len(candidates)), key=lambda i: abs(i - len(candidates) // 2))
+        order = sorted(range(len(grid)), key=lambda i: abs(i - len(grid) // 2))
         for i in order:
-            x = solve(own, method=candidates[i], stop=stop).x
+            x = solve(own, method=grid[i], stop=stop).x
             value = float(problem.objective(problem.bounds.project(x)).sum())
             scores.append((value if math.isfinite(value) else math.inf, i))
             if self._stop.is_set() or time.monotonic() > ending:
                 break
-        return candidates[min(scores)[1]]
+        return grid[min(scores)[1]]
+
+
+def candidates(contender: Contender, problem: VariationalProblem) -> Sequence[Method]:
+    """Step sizes to choose from: those of benchmarks, and for scanners those around the paper's."""
+    if problem.operator.diagonal is not None or contender.name not in ("paper", *CT_STEPS):
+        return contender.grid(problem, True)
+    if contender.name != "paper":
+        return [Subgradient(s, contender.name == "sm-d") for s in CT_STEPS[contender.name]]
+    layers = len(problem.regularizer.layers)
+    first, last = CT_LAST
+    inner = [first * (last / first) ** (i / max(layers - 1, 1)) for i in range(layers)]
+    return [
+        PDHG(steps=PaperSteps((a * CT_FIRST, *(b * c for c in inner))))
+        for a in (0.1, 1.0, 10.0)
+        for b in (0.3, 3.0)
+    ]

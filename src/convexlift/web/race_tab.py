@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from convexlift.web import views
 from convexlift.web.choices import FIRST_EXAMPLE, example_picture
 from convexlift.web.jobs import DenoisingJob, Job
 from convexlift.web.limits import PageError
-from convexlift.web.panel import Visitors, page_error, unexpected
+from convexlift.web.panel import Visitors, action_buttons, page_error, unexpected
 from convexlift.web.photo_tabs import QUIET
 from convexlift.web.plots import race_plot
 from convexlift.web.race import NAMES, Race
@@ -19,7 +20,7 @@ from convexlift.web.sessions import Session
 
 EXPLANATION = """<p class="hint">The methods solve one problem, one after the other, on the same
 clock: the one you solved last in another tab. Each curve is the distance of the method's best
-objective from the best lower bound that any of them proved. <code>default</code>,
+objective from the best lower bound that any of them, or your run, proved. <code>default</code>,
 <code>nmapg</code> and <code>lbfgs</code> have nothing to tune; the others get the best of several
 step sizes, tried for a few iterations before their clock starts.</p>"""
 
@@ -32,8 +33,8 @@ class RaceTab:
         longest = max(2.0, visitors.limits.seconds / (2 * len(NAMES)))
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                gr.HTML(EXPLANATION)
-                self.problem = gr.HTML(elem_id="race-problem")
+                gr.HTML(EXPLANATION, padding=False)
+                self.problem = gr.HTML(padding=False, elem_id="race-problem")
                 self.names = gr.CheckboxGroup(
                     list(NAMES), value=list(NAMES), label="Methods", elem_id="race-names"
                 )
@@ -41,15 +42,13 @@ class RaceTab:
                     1, longest, value=min(4, longest), step=1, label="Seconds for each",
                     elem_id="race-seconds",
                 )  # fmt: skip
-                with gr.Row():
-                    self.start = gr.Button("Start", variant="primary", elem_id="race-start")
-                    self.stop = gr.Button(
-                        "Stop", variant="stop", interactive=False, elem_id="race-stop"
-                    )
+                self.start, self.stop = action_buttons("race")
             with gr.Column(scale=5, min_width=320):
-                self.status = gr.HTML(views.banner("Press Start."), elem_id="race-status")
-                self.plot = gr.HTML(race_plot((), "seconds"), elem_id="race-plot")
-                self.table = gr.HTML(elem_id="race-table")
+                self.status = gr.HTML(
+                    views.banner("Press Start."), padding=False, elem_id="race-status"
+                )
+                self.plot = gr.HTML(race_plot((), "seconds"), padding=False, elem_id="race-plot")
+                self.table = gr.HTML(padding=False, elem_id="race-table")
 
     def connect(self, tab: Any) -> None:
         """Events; opening the tab says what is raced on."""
@@ -77,7 +76,7 @@ class RaceTab:
         session = self.visitors.session(request)
         try:
             job = _job(session)
-            race = Race(job, tuple(names), float(seconds), self.visitors.device)
+            race = Race(job, tuple(names), float(seconds), self.visitors.device, session.bound)
             session.begin(race.stop)
             race.start()
             yield {
@@ -115,4 +114,4 @@ def _job(session: Session) -> Job:
 
 
 def _told(job: Job) -> str:
-    return f'<p><b>Problem:</b> {views.description(job)}</p>'
+    return f"<p><b>Problem:</b> {html.escape(views.description(job))}</p>"

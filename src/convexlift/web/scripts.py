@@ -79,11 +79,10 @@ def _imports(job: Job) -> list[str]:
 def _picture(job: Job) -> list[str]:
     variable = "clean" if job.simulated else "damaged"
     if not job.picture.example:
-        lines = [
+        return [
             "here = Path(__file__).parent  # with the arrays that came with this script",
             f'{variable} = torch.from_numpy(np.load(here / "{INPUT}"))',
         ]
-        return lines
     lines = ["here = Path(__file__).parent"] if needed_arrays(job) else []
     if isinstance(job, CTJob):
         return [*lines, f"{variable} = shepp_logan({job.picture.size[0]})"]

@@ -131,7 +131,7 @@ def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
             timeout_graceful_shutdown=2,
         )
 
-        class Server(uvicorn.Server):
+        class Server(uvicorn.Server):  # type: ignore[misc]
             """Says where it is, which it knows once it listens."""
 
             async def startup(self, sockets: Any = None) -> None:

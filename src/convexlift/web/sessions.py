@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import threading
@@ -22,6 +23,7 @@ class Session:
         self.folder = folder
         self.uploads: dict[str, Picture] = {}
         self.job: Job | None = None  # the last one that was started
+        self.bound = -math.inf  # what it proved, once it is done
         self._stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._results = 0
@@ -44,7 +46,7 @@ class Session:
 
     def start(self, run: Run) -> Run:
         """Begin a run, and remember its job."""
-        self.job = run.job
+        self.job, self.bound = run.job, -math.inf
         self.begin(run.stop)
         return run.start()
 

@@ -134,10 +134,8 @@ def _kind(path: Path, name: str, limits: Limits) -> str:
     limits.check_bytes(path.stat().st_size, name)
     with path.open("rb") as file:
         start = file.read(16)
-    for kind, openings in _MAGIC.items():
-        if start.startswith(openings):
-            break
-    else:
+    kind = next((k for k, openings in _MAGIC.items() if start.startswith(openings)), None)
+    if kind is None:
         raise PageError(
             f"{name} is no PNG, JPEG, TIFF or NPY file.", "Save the picture as one of these."
         )

@@ -41,9 +41,7 @@ def chosen(picture: Picture, window: tuple[float, float] = (0.0, 1.0)) -> str:
     height, width = picture.size
     colours = ", in colour" if len(picture.values) == 3 else ""
     caption = f"{picture.name}, {width} x {height}{colours}"
-    return figure(
-        data_url(grey_or_colour(preview(picture.values), *window)), caption, picture.size
-    )
+    return figure(data_url(grey_or_colour(preview(picture.values), *window)), caption, picture.size)
 
 
 def live_picture(snapshot: Snapshot, job: Job) -> str | None:
@@ -88,18 +86,21 @@ def verdict(outcome: Outcome) -> str:
     gap = outcome.gap
     if not math.isfinite(gap):
         return banner(f"{outcome.ending.value}.", "bad", "There is no bound yet: run it longer.")
-    proof = f"certified gap {gap:.1e}: no image has an objective {_percent(gap)} lower"
-    kind = "good" if outcome.ending is Ending.CERTIFIED else "partial"
-    if outcome.ending is Ending.FAILED:
-        kind = "bad"
-    return banner(f"{outcome.ending.value}.", kind, proof[0].upper() + proof[1:] + ".")
+    proved = f"Certified gap {gap:.1e}"
+    meaning = f"no image has an objective more than {_percent(gap)} below this one."
+    if outcome.ending is Ending.CERTIFIED:
+        return banner(f"{proved}.", "good", meaning.capitalize())
+    kind = "bad" if outcome.ending is Ending.FAILED else "partial"
+    return banner(f"{outcome.ending.value}.", kind, f"{proved}: {meaning}")
 
 
 def numbers(record: dict[str, Any]) -> str:
     """The few that matter; all are in the JSON file."""
     cells = []
     if record.get("psnr_after") is not None:
-        cells.append(("PSNR", f"{record['psnr_after']:.2f} dB", f"from {record['psnr_before']:.2f}"))
+        cells.append(
+            ("PSNR", f"{record['psnr_after']:.2f} dB", f"from {record['psnr_before']:.2f}")
+        )
     if record.get("ssim_after") is not None:
         cells.append(("SSIM", f"{record['ssim_after']:.3f}", f"from {record['ssim_before']:.3f}"))
     cells += [
@@ -126,7 +127,7 @@ def maps(outcome: Outcome) -> str:
     gap = outcome.gap_map.cpu().clamp_min(0)
     if bool(torch.isfinite(gap).all()):
         highest = max(_high(gap), 1e-30)
-        caption = f"Gap by pixel, sum {float(gap.sum()):.3g}, bright is {highest:.1e}"
+        caption = f"Certified gap by pixel, bright is {highest:.1e}"
         figures.append(figure(data_url(false_colours(_small(gap), highest)), caption, size))
     return f'<div class="maps">{"".join(figures)}</div>'
 
@@ -134,11 +135,12 @@ def maps(outcome: Outcome) -> str:
 def sinogram(counts: Tensor) -> str:
     """Counts by view (down) and bin (across)."""
     plane = counts[:1]
+    rows, columns = plane.shape[-2:]
     low, high = float(plane.min()), float(plane.max())
     pixels = grey_or_colour(plane, low, max(high, low + 1e-6))
-    caption = f"Sinogram: {plane.shape[-2]} views down, {plane.shape[-1]} bins across, "
+    caption = f"Sinogram: {rows} views down, {columns} bins across, "
     caption += f"{low:.0f} to {high:.0f} counts"
-    return f'<div class="wide">{figure(data_url(pixels), caption, tuple(plane.shape[-2:]))}</div>'
+    return f'<div class="wide">{figure(data_url(pixels), caption, (rows, columns))}</div>'
 
 
 def standings(race: Race) -> str:
@@ -193,9 +195,8 @@ def _percent(gap: float) -> str:
 
 def _high(values: Tensor) -> float:
     """Nearly the largest: single pixels are not to darken all others."""
-    return float(values.flatten().double().quantile(0.995)) if values.numel() < 1e6 else float(
-        values.max()
-    )
+    flat = values.flatten()
+    return float(flat.kthvalue(max(1, int(0.995 * len(flat)))).values)
 
 
 def _small(values: Tensor) -> Tensor:

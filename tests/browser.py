@@ -1,0 +1,138 @@
+"""Headless Chromium on the web page, as a visitor uses it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+
+@contextmanager
+def browser(downloads: Path, width: int = 1400, height: int = 1000):
+    """A driver that notes every request, and saves downloads to a folder."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--use-gl=angle",
+        "--use-angle=swiftshader",
+        "--enable-unsafe-swiftshader",
+        "--disable-background-networking",
+        f"--window-size={width},{height}",
+    ):
+        options.add_argument(argument)
+    options.add_experimental_option(
+        "prefs",
+        {"download.default_directory": str(downloads), "download.prompt_for_download": False},
+    )
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+class Visitor:
+    """Someone in front of the page."""
+
+    def __init__(self, driver, address: str) -> None:
+        self.driver, self.address = driver, address
+        self.open()
+
+    def open(self, query: str = "") -> None:
+        self.driver.get(self.address + query)
+        self.wait(lambda: self.find("#denoise-start"), "the page")
+
+    def find(self, selector: str):
+        found = self.driver.find_elements("css selector", selector)
+        return found[0] if found else None
+
+    def wait(self, condition, what: str, seconds: float = 40.0):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if result := self._tried(condition):
+                return result
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not come; the page says: {self.text('body')[:600]}")
+
+    def text(self, selector: str) -> str:
+        return self.driver.execute_script(
+            "const e = document.querySelector(arguments[0]); return e ? e.innerText : '';", selector
+        )
+
+    def tab(self, name: str) -> None:
+        self.wait(
+            lambda: self.driver.execute_script(
+                "const b = [...document.querySelectorAll('button[role=tab]')]"
+                ".filter(e => e.innerText.trim() === arguments[0] && e.offsetParent);"
+                "if (b.length) { b[0].click(); return true } return false",
+                name,
+            ),
+            f"the tab {name}",
+        )
+
+    def click(self, selector: str) -> None:
+        element = self.wait(lambda: self.find(selector), selector)
+        self.wait(lambda: element.is_enabled() and element.is_displayed(), f"{selector} enabled")
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.driver.execute_script("arguments[0].click()", element)
+
+    def choose(self, selector: str, label: str) -> None:
+        """A radio button or a checkbox by its text."""
+        self.wait(
+            lambda: self.driver.execute_script(
+                "const l = [...document.querySelectorAll(arguments[0] + ' label')]"
+                ".filter(e => e.innerText.trim() === arguments[1]);"
+                "if (l.length) { l[0].querySelector('input').click(); return true } return false",
+                selector,
+                label,
+            ),
+            f"{label} in {selector}",
+        )
+
+    def upload(self, selector: str, path: Path) -> None:
+        field = self.wait(
+            lambda: self.find(f"{selector} input[type=file]"), f"{selector} for files"
+        )
+        field.send_keys(str(path))
+
+    def toast(self) -> str:
+        return self.wait(lambda: self.text(".toast-body"), "a message")
+
+    def download(self, selector: str, path: Path) -> Path:
+        self.click(selector)
+        return self.wait(lambda: path.exists() and path.stat().st_size and path, str(path))
+
+    def requested(self) -> set[str]:
+        """Hosts that the page asked for anything."""
+        hosts = set()
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                url = message["params"]["request"]["url"]
+                if url.startswith(("http", "ws")):
+                    hosts.add(url.split("/")[2])
+        return hosts
+
+    def complaints(self) -> list[str]:
+        """Severe messages of the console."""
+        return [e["message"] for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
+
+    def _tried(self, condition):
+        from selenium.common.exceptions import WebDriverException
+
+        try:
+            return condition()
+        except WebDriverException:
+            return None
