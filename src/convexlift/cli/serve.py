@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -74,9 +75,11 @@ def serve(
             require_gradio()
         except (ValueError, ImportError) as error:
             raise UserError(f"{error}.") from None
-        run_server(
-            options,
-            lambda address: screen.print(
-                f"convexlift is at {address} - Ctrl-C ends it", highlight=False
-            ),
-        )
+        # Ctrl-C is how it is meant to end.
+        with contextlib.suppress(KeyboardInterrupt):
+            run_server(
+                options,
+                lambda address: screen.print(
+                    f"convexlift is at {address} - Ctrl-C ends it", highlight=False
+                ),
+            )

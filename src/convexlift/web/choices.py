@@ -11,7 +11,7 @@ import gradio as gr
 from convexlift.images import example_names, load_example
 from convexlift.web.jobs import STRENGTHS, TOLERANCES, TV, fitting, shipped
 from convexlift.web.limits import PageError
-from convexlift.web.panel import Visitors, page_error, unexpected
+from convexlift.web.panel import Visitors
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import Picture
 
@@ -79,11 +79,7 @@ def take_upload(
     try:
         return session, read(place)
     except FileNotFoundError:
-        raise page_error(PageError("The upload did not arrive.", "Send it again.")) from None
-    except PageError as error:
-        raise page_error(error) from None
-    except Exception as error:
-        raise page_error(unexpected(error)) from None
+        raise PageError("The upload did not arrive.", "Send it again.") from None
     finally:
         place.unlink(missing_ok=True)
 

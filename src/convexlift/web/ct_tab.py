@@ -15,7 +15,7 @@ from convexlift.web import views
 from convexlift.web.choices import UPLOAD, accuracy_controls, more_controls, take_upload
 from convexlift.web.jobs import CT_SIZES, CT_VIEWS, CTJob
 from convexlift.web.limits import MEGABYTE, PageError
-from convexlift.web.panel import Panel, Visitors, page_error
+from convexlift.web.panel import SAME, Panel, Visitors, told
 from convexlift.web.photo_tabs import QUIET
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import SCANS, Picture, read_slice
@@ -62,12 +62,12 @@ class CTTab:
         self._events()
 
     def _events(self) -> None:
-        self.file.upload(
-            self._uploaded, [self.file], [self.choice, self.file], queue=False, **QUIET
-        ).then(lambda: None, None, self.file, queue=False, **QUIET)
+        self.file.upload(self._uploaded, [self.file], [self.choice, self.file], **QUIET).then(
+            lambda: None, None, self.file, queue=False, **QUIET
+        )
         shown = [self.panel.picture, self.panel.slider]
         for control in (self.choice, self.size):
-            control.change(self._chosen, [self.choice, self.size], shown, queue=False, **QUIET)
+            control.change(self._chosen, [self.choice, self.size], shown, **QUIET)
         self.panel.connect(
             [
                 *(self.choice, self.size, self.views, self.regularizer, self.tolerance),
@@ -76,20 +76,19 @@ class CTTab:
             self._job,
         )
 
+    @told(SAME, None)
     def _uploaded(self, path: str | None, request: gr.Request) -> Any:
         limits = self.visitors.limits
         taken = take_upload(self.visitors, request, path, lambda p: read_slice(p, limits))
         if taken is None:
-            return gr.skip(), None
+            return SAME, None
         session, picture = taken
         session.uploads["ct"] = picture
         return gr.update(choices=_choices(True), value=UPLOAD), None
 
+    @told(SAME, SAME)
     def _chosen(self, choice: str, size: int, request: gr.Request) -> tuple[Any, Any]:
-        try:
-            picture = _object(self.visitors.session(request), choice, size)
-        except PageError as error:
-            raise page_error(error) from None
+        picture = _object(self.visitors.session(request), choice, size)
         shown = views.chosen(picture, _window(picture))
         return gr.update(value=shown, visible=True), gr.update(visible=False)
 

@@ -55,7 +55,7 @@ class Limits:
         if count > self.upload_bytes:
             raise PageError(
                 f"{name} has {count / MEGABYTE:.1f} MB.",
-                f"At most {self.upload_bytes / MEGABYTE:g} MB are taken: make the picture smaller.",
+                f"At most {self.upload_bytes / MEGABYTE:.3g} MB are taken: make it smaller.",
             )
 
     def check_size(self, height: int, width: int, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import gradio as gr
@@ -17,6 +18,9 @@ from convexlift.web.running import Outcome, Run, log
 from convexlift.web.sessions import Session, Sessions
 
 Updates = dict[Any, Any]
+Handler = Callable[..., Any]
+SAME = gr.skip()
+"""An output that stays as it is."""
 
 
 class Visitors:
@@ -29,21 +33,38 @@ class Visitors:
         """The visitor's own."""
         key = getattr(request, "session_hash", None)
         if not key:
-            raise page_error(PageError("This page needs a session.", "Reload it."))
+            raise PageError("This page needs a session.", "Reload it.")
         return self.sessions.of(str(key))
 
 
-def page_error(error: PageError) -> gr.Error:
-    """A message in the corner of the page, and no traceback anywhere."""
-    return gr.Error(str(error), duration=12, print_exception=False, title="Please check")
+def tell(error: Exception) -> PageError:
+    """A message in the corner of the page: what is wrong, and what to do; the log gets the rest.
+
+    It is a warning to gradio, whose errors would cover what the visitor was working with.
+    """
+    if not isinstance(error, PageError):
+        log.error("a request failed", exc_info=error)
+        name = type(error).__name__
+        error = PageError(f"Something went wrong here ({name}).", "Try again, or reload the page.")
+    gr.Warning(str(error), duration=12, title="Please check")
+    return error
 
 
-def unexpected(error: Exception) -> PageError:
-    """For visitors; the log gets the rest."""
-    log.error("a request failed", exc_info=error)
-    return PageError(
-        f"Something went wrong here ({type(error).__name__}).", "Try again, or reload the page."
-    )
+def told(*otherwise: Any) -> Callable[[Handler], Handler]:
+    """Handlers whose errors are told; then their outputs are ``otherwise``."""
+
+    def decorate(handler: Handler) -> Handler:
+        @wraps(handler)
+        def shielded(*arguments: Any, **named: Any) -> Any:
+            try:
+                return handler(*arguments, **named)
+            except Exception as error:
+                tell(error)
+                return otherwise if len(otherwise) > 1 else otherwise[0]
+
+        return shielded
+
+    return decorate
 
 
 def action_buttons(name: str) -> tuple[Any, Any]:
@@ -96,8 +117,7 @@ class Panel:
         """Start and stop do what they say; ``make_job(session, *values)`` states what is asked."""
 
         def begin(request: gr.Request, *values: Any) -> Iterator[Updates]:
-            session = self.visitors.session(request)
-            yield from self.stream(session, lambda: make_job(session, *values))
+            yield from self.stream(request, lambda session: make_job(session, *values))
 
         def end(request: gr.Request) -> None:
             self.visitors.session(request).stop()
@@ -108,7 +128,7 @@ class Panel:
             *(self.start, self.stop),
         ]
         limits = self.visitors.limits
-        started = self.start.click(
+        self.start.click(
             begin,
             inputs,
             outputs,
@@ -118,29 +138,22 @@ class Panel:
             show_progress_on=self.status,
             api_visibility="private",
         )
-        started.then(
-            lambda: (gr.update(interactive=True), gr.update(interactive=False)),
-            None,
-            [self.start, self.stop],
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
-        )
         self.stop.click(end, None, None, queue=False, api_visibility="private")
 
-    def stream(self, session: Session, make_job: Callable[[], Job]) -> Iterator[Updates]:
+    def stream(self, request: gr.Request, make_job: Callable[[Session], Job]) -> Iterator[Updates]:
         """Everything from the press of the button to the last picture."""
         try:
-            job = make_job()
+            session = self.visitors.session(request)
+            job = make_job(session)
             run = session.start(Run(job, self.visitors.limits.seconds, self.visitors.device))
             yield self._cleared()
             yield from self._watch(run)
             assert run.outcome is not None
             yield self._result(session, run.outcome)
-        except (PageError, Exception) as error:
-            told = error if isinstance(error, PageError) else unexpected(error)
-            yield {self.status: views.banner(told.sentence, "bad", told.hint)}
-            raise page_error(told) from None
+        except Exception as error:
+            said = tell(error)
+            yield {self.status: views.banner(said.sentence, "bad", said.hint)}
+        yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
     def _watch(self, run: Run) -> Iterator[Updates]:
         drawn = 0.0

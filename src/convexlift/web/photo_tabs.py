@@ -24,7 +24,7 @@ from convexlift.web.choices import (
 from convexlift.web.editor import drawn_mask, mask_editor
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.limits import MEGABYTE, PageError
-from convexlift.web.panel import Panel, Visitors, page_error
+from convexlift.web.panel import SAME, Panel, Visitors, told
 from convexlift.web.pictures import grey_or_colour, png
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import PICTURES, Picture, read_upload
@@ -33,6 +33,7 @@ GAUSSIAN, IMPULSES, FIND_OUT = "gaussian", "salt-and-pepper", "find out"
 RANDOM, BRUSH, FILE = "random", "brush", "file"
 LEVELS = {GAUSSIAN: (0.01, 0.5, 0.1), IMPULSES: (0.01, 0.8, 0.25)}
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+"""What may fail goes through the queue, too: only from there do errors reach the page."""
 
 
 class PhotoTab:
@@ -78,27 +79,24 @@ class PhotoTab:
 
     def _events(self) -> None:
         self.file.upload(
-            self._uploaded, [self.file, self.colours], [self.choice, self.file],
-            queue=False, **QUIET,
-        ).then(lambda: None, None, self.file, queue=False, **QUIET)  # fmt: skip
+            self._uploaded, [self.file, self.colours], [self.choice, self.file], **QUIET,
+        )  # fmt: skip
 
+    @told(SAME, None)
     def _uploaded(self, path: str | None, colours: bool, request: gr.Request) -> Any:
         limits = self.visitors.limits
         taken = take_upload(
             self.visitors, request, path, lambda p: read_upload(p, limits, colours=colours)
         )
         if taken is None:
-            return gr.skip(), None
+            return SAME, None
         session, picture = taken
         session.uploads[self.name] = picture
         return gr.update(choices=example_choices(uploaded=True), value=UPLOAD), None
 
     def _picture(self, request: gr.Request, choice: str) -> tuple[Session, Picture]:
         session = self.visitors.session(request)
-        try:
-            return session, picture_of(session, self.name, choice)
-        except PageError as error:
-            raise page_error(error) from None
+        return session, picture_of(session, self.name, choice)
 
     def _shown(self, picture: Picture) -> tuple[Any, Any]:
         """The picture in its place, and the result of another one gone."""
@@ -130,12 +128,11 @@ class DenoiseTab(PhotoTab):
         super()._events()
         self.mode.change(self._mode, [self.mode], [self.kind, self.level], queue=False, **QUIET)
         self.kind.change(
-            self._kind, [self.kind, self.choice], [self.level, self.regularizer], queue=False,
-            **QUIET,
+            self._kind, [self.kind, self.choice], [self.level, self.regularizer], **QUIET,
         )  # fmt: skip
         self.choice.change(
             self._chosen, [self.choice, self.kind],
-            [self.panel.picture, self.panel.slider, self.regularizer], queue=False, **QUIET,
+            [self.panel.picture, self.panel.slider, self.regularizer], **QUIET,
         )  # fmt: skip
         self.panel.connect(
             [
@@ -154,6 +151,7 @@ class DenoiseTab(PhotoTab):
             gr.update(visible=False),
         )
 
+    @told(SAME, SAME)
     def _kind(self, kind: str, choice: str, request: gr.Request) -> tuple[Any, Any]:
         _, picture = self._picture(request, choice)
         choices = regularizer_choices(_task_of(kind), picture.size)
@@ -164,6 +162,7 @@ class DenoiseTab(PhotoTab):
         info = "of 1, which is white" if kind == GAUSSIAN else "part of the pixels"
         return gr.update(minimum=low, maximum=high, value=value, info=info, visible=True), update
 
+    @told(SAME, SAME, SAME)
     def _chosen(self, choice: str, kind: str, request: gr.Request) -> tuple[Any, Any, Any]:
         _, picture = self._picture(request, choice)
         choices = regularizer_choices(_task_of(kind), picture.size)
@@ -215,16 +214,15 @@ class InpaintTab(PhotoTab):
     def _events(self) -> None:
         super()._events()
         shown = [self.missing, self.editor, self.mask_file, self.mask_note]
-        self.mask.change(self._mask, [self.mask, self.choice], shown, queue=False, **QUIET)
+        self.mask.change(self._mask, [self.mask, self.choice], shown, **QUIET)
         self.mode.change(self._mode, [self.mode], [self.mask, self.level], queue=False, **QUIET)
         self.choice.change(
             self._chosen, [self.choice, self.mask],
-            [self.panel.picture, self.panel.slider, self.regularizer, self.editor],
-            queue=False, **QUIET,
+            [self.panel.picture, self.panel.slider, self.regularizer, self.editor], **QUIET,
         )  # fmt: skip
         self.mask_file.upload(
-            self._mask_uploaded, [self.mask_file], [self.mask_note], queue=False, **QUIET
-        ).then(lambda: None, None, self.mask_file, queue=False, **QUIET)
+            self._mask_uploaded, [self.mask_file], [self.mask_note, self.mask_file], **QUIET
+        )
         self.panel.connect(
             [
                 *(self.choice, self.mode, self.mask, self.missing, self.editor, self.level),
@@ -240,6 +238,7 @@ class InpaintTab(PhotoTab):
             return gr.update(choices=choices, value=RANDOM), gr.update(visible=True)
         return gr.update(choices=all_masks, value=BRUSH), gr.update(visible=False)
 
+    @told(SAME, SAME, SAME, SAME)
     def _mask(self, mask: str, choice: str, request: gr.Request) -> tuple[Any, Any, Any, Any]:
         session, picture = self._picture(request, choice)
         return (
@@ -257,6 +256,7 @@ class InpaintTab(PhotoTab):
         value: dict[str, Any] = {"background": str(place), "layers": [], "composite": None}
         return gr.update(visible=True, value=value)
 
+    @told(SAME, SAME, SAME, SAME)
     def _chosen(self, choice: str, mask: str, request: gr.Request) -> tuple[Any, Any, Any, Any]:
         session, picture = self._picture(request, choice)
         choices = regularizer_choices(Inpainting.name, picture.size)
@@ -266,16 +266,17 @@ class InpaintTab(PhotoTab):
             self._editor(session, picture, mask),
         )
 
+    @told(SAME, None)
     def _mask_uploaded(self, path: str | None, request: gr.Request) -> Any:
         limits = self.visitors.limits
         taken = take_upload(
             self.visitors, request, path, lambda p: read_upload(p, limits, colours=False)
         )
         if taken is None:
-            return gr.skip()
+            return SAME, None
         session, picture = taken
         session.uploads["mask"] = picture
-        return gr.update(value=_mask_text(session), visible=True)
+        return gr.update(value=_mask_text(session), visible=True), None
 
     def _job(
         self, session: Session, choice: str, mode: str, mask: str, missing: float,

@@ -11,8 +11,7 @@ import gradio as gr
 from convexlift.web import views
 from convexlift.web.choices import FIRST_EXAMPLE, example_picture
 from convexlift.web.jobs import DenoisingJob, Job
-from convexlift.web.limits import PageError
-from convexlift.web.panel import Visitors, action_buttons, page_error, unexpected
+from convexlift.web.panel import SAME, Visitors, action_buttons, tell, told
 from convexlift.web.photo_tabs import QUIET
 from convexlift.web.plots import race_plot
 from convexlift.web.race import NAMES, Race
@@ -52,18 +51,16 @@ class RaceTab:
 
     def connect(self, tab: Any) -> None:
         """Events; opening the tab says what is raced on."""
-        tab.select(self._opened, None, self.problem, queue=False, **QUIET)
+        tab.select(self._opened, None, self.problem, **QUIET)
         outputs = [self.status, self.plot, self.table, self.problem, self.start, self.stop]
         self.start.click(
             self._begin, [self.names, self.seconds], outputs, concurrency_id="runs",
             concurrency_limit=self.visitors.limits.runs, show_progress="minimal",
             show_progress_on=self.status, api_visibility="private",
-        ).then(
-            lambda: (gr.update(interactive=True), gr.update(interactive=False)), None,
-            [self.start, self.stop], queue=False, **QUIET,
         )  # fmt: skip
         self.stop.click(self._end, None, None, queue=False, api_visibility="private")
 
+    @told(SAME)
     def _opened(self, request: gr.Request) -> str:
         return _told(_job(self.visitors.session(request)))
 
@@ -73,8 +70,8 @@ class RaceTab:
     def _begin(
         self, names: list[str], seconds: float, request: gr.Request
     ) -> Iterator[dict[Any, Any]]:
-        session = self.visitors.session(request)
         try:
+            session = self.visitors.session(request)
             job = _job(session)
             race = Race(job, tuple(names), float(seconds), self.visitors.device, session.bound)
             session.begin(race.stop)
@@ -88,10 +85,10 @@ class RaceTab:
             for news in race.news():
                 yield {self.status: views.banner("Racing", "busy", news), **self._drawn(race)}
             yield {self.status: self._verdict(race), **self._drawn(race)}
-        except (PageError, Exception) as error:
-            told = error if isinstance(error, PageError) else unexpected(error)
-            yield {self.status: views.banner(told.sentence, "bad", told.hint)}
-            raise page_error(told) from None
+        except Exception as error:
+            said = tell(error)
+            yield {self.status: views.banner(said.sentence, "bad", said.hint)}
+        yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
     def _drawn(self, race: Race) -> dict[Any, Any]:
         return {

@@ -120,6 +120,8 @@ def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:
             return np.asarray(image.convert("RGBA"))[..., 3]
     except PageError:
         raise
+    except (module.DecompressionBombError, module.DecompressionBombWarning):
+        raise _too_large("the drawing", limits) from None
     except Exception:  # decoders of damaged files raise nearly everything
         raise PageError("The drawing cannot be read.", "Clear it and draw again.") from None
 
@@ -147,10 +149,13 @@ def _kind(path: Path, name: str, limits: Limits) -> str:
 
 
 def _check_pillow(path: Path, name: str, kind: str, limits: Limits) -> None:
+    module = pillow()
     try:
-        with pillow().open(path, formats=(kind,)) as image:
+        with module.open(path, formats=(kind,)) as image:
             width, height = image.size
             frames = getattr(image, "n_frames", 1)
+    except (module.DecompressionBombError, module.DecompressionBombWarning):
+        raise _too_large(name, limits) from None
     except Exception:
         raise PageError(f"{name} is damaged.", "Save it again, or upload another file.") from None
     limits.check_size(height, width, name)
@@ -225,6 +230,13 @@ def _check_values(values: Tensor, name: str) -> None:
             f"{name} holds numbers from {low:g} to {high:g}.",
             "Scale them so that 0 is black and 1 is white.",
         )
+
+
+def _too_large(name: str, limits: Limits) -> PageError:
+    """Where Pillow itself refuses, before it says how large the picture is."""
+    return PageError(
+        f"{name} has far too many pixels.", f"At most {limits.pixels:,} are taken: scale it down."
+    )
 
 
 def _is_grey(values: Tensor) -> bool:

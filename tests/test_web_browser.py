@@ -1,0 +1,259 @@
+"""The web page as visitors see it, in headless Chromium: the whole path for each task."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from browser import CHROMIUM, DRIVER, Visitor, browser
+from PIL import Image
+
+from convexlift.images import load_example, load_image, save_image
+
+pytest.importorskip("gradio", reason='the web page needs gradio: pip install "convexlift[web]"')
+pytest.importorskip("selenium", reason="the browser is driven by selenium")
+if not (CHROMIUM and DRIVER):
+    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server with small limits, and after it: a quiet end, and no file left."""
+    folder = tmp_path_factory.mktemp("server")
+    errors = folder / "errors.txt"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"),
+                *("--device", "cpu", "--max-upload", "1", "--max-pixels", "270000"),
+                *("--max-seconds", "60", "--runs", "2"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+            text=True,
+        )
+    with process:
+        try:
+            line = process.stdout.readline()
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert address, line + errors.read_text()
+            yield address.group() + "/"
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    assert not errors.read_text()
+    assert not list(folder.glob("convexlift-web-*"))
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory):
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def driver(downloads):
+    with browser(downloads) as driver:
+        yield driver
+
+
+@pytest.fixture
+def visitor(server, driver, downloads):
+    for file in downloads.iterdir():
+        file.unlink()
+    return Visitor(driver, server)
+
+
+def crop(path, size=96, top=40, left=80, name="camera"):
+    save_image(path, load_example(name)[..., top : top + size, left : left + size])
+    return path
+
+
+def run(visitor, tab, said="Certified gap"):
+    """Press start, see a picture at once, and wait for the verdict."""
+    start = time.monotonic()
+    visitor.click(f"#{tab}-start")
+    shown = re.compile("Given|Start|Iteration")
+    visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")), "a live picture", 10)
+    first = time.monotonic() - start
+    visitor.wait(lambda: said in visitor.text(f"#{tab}-status"), said)
+    visitor.wait(lambda: visitor.find(f"#{tab}-slider img"), "the slider")
+    assert visitor.find(f"#{tab}-plot polyline")
+    return first
+
+
+def test_denoise_an_upload(visitor, downloads, tmp_path):
+    visitor.upload("#denoise-file", crop(tmp_path / "mine.png"))
+    visitor.wait(lambda: "mine.png, 96 x 96" in visitor.text("#denoise-picture"), "the upload")
+    assert run(visitor, "denoise") < 4  # 2 s, on a machine that does nothing else
+    text = visitor.text("#denoise-numbers")
+    assert "PSNR" in text
+    assert "SSIM" in text
+    assert len(visitor.driver.find_elements("css selector", "#denoise-maps img")) == 2
+    record = json.loads(
+        visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
+    )
+    assert record["picture"] == "mine.png"
+    assert record["gap"] <= record["tolerance"] == 1e-3
+    assert record["psnr_after"] > record["psnr_before"] + 3
+    image = visitor.download("#denoise-image", downloads / "convexlift-denoise.png")
+    assert load_image(image).shape == (1, 1, 96, 96)
+    script = visitor.download("#denoise-script", downloads / "convexlift-denoise.py")
+    assert "cl.solve" in script.read_text()
+    archive = visitor.download("#denoise-zip", downloads / "convexlift-denoise.zip")
+    assert {"input.npy", "reconstruction.npy", script.name} <= set(
+        zipfile.ZipFile(archive).namelist()
+    )
+    assert visitor.requested() == {visitor.address.split("/")[2]}  # nobody else is asked
+    assert not visitor.complaints()
+
+
+def test_a_noisy_photograph_in_colour(visitor, tmp_path):
+    generator = np.random.default_rng(0)
+    clean = np.asarray(load_example("coffee")[0, 0, 60:124, 60:140])
+    colours = np.stack([clean, clean**2, 1 - clean], axis=-1)
+    noisy = np.clip(colours + 0.1 * generator.standard_normal(colours.shape), 0, 1)
+    Image.fromarray((255 * noisy).astype(np.uint8)).save(tmp_path / "old.png")
+    visitor.upload("#denoise-file", tmp_path / "old.png")
+    visitor.wait(lambda: "in colour" in visitor.text("#denoise-picture"), "the upload")
+    visitor.choose("#denoise-mode", "Noisy already")
+    visitor.wait(lambda: "Find out" in visitor.text("#denoise-kind"), "another choice")
+    run(visitor, "denoise")
+    assert "PSNR" not in visitor.text("#denoise-numbers")
+    assert re.search(r"sigma 0\.(08|09|1)", visitor.text("#denoise-numbers"))
+
+
+def test_inpaint_under_the_brush(visitor, downloads, tmp_path):
+    from selenium.webdriver import ActionChains
+
+    visitor.tab("Inpaint")
+    visitor.upload("#inpaint-file", crop(tmp_path / "torn.png", 128))
+    visitor.wait(lambda: "torn.png" in visitor.text("#inpaint-picture"), "the upload")
+    visitor.choose("#inpaint-mode", "Damaged already")
+    canvas = visitor.wait(lambda: visitor.find("#inpaint-editor canvas"), "the editor")
+    visitor.wait(canvas.is_displayed, "the canvas")
+    visitor.click("#inpaint-start")
+    assert "Nothing is painted" in visitor.toast()
+    visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    time.sleep(1.0)  # it is still moving the picture to its place
+    ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
+    ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
+    time.sleep(0.5)
+    run(visitor, "inpaint")
+    record = json.loads(
+        visitor.download("#inpaint-json", downloads / "convexlift-inpaint.json").read_text()
+    )
+    assert record["mask"] == "given"
+    assert 0.002 < record["missing"] < 0.5
+    assert record["gap"] <= 1e-3
+
+
+def test_ct_of_the_phantom(visitor):
+    visitor.tab("CT")
+    visitor.choose("#ct-size", "128 x 128")
+    visitor.wait(lambda: "128 x 128" in visitor.text("#ct-picture"), "a smaller phantom")
+    run(visitor, "ct")
+    assert "120 views" in visitor.text("#ct-sinogram")
+    assert visitor.find("#ct-sinogram img")
+
+
+def test_bad_uploads(visitor, tmp_path):
+    (tmp_path / "notes.png").write_text("these are no pixels")
+    visitor.upload("#denoise-file", tmp_path / "notes.png")
+    assert "notes.png is no PNG, JPEG, TIFF or NPY file" in visitor.toast()
+    Image.fromarray(np.zeros((700, 700), np.uint8)).save(tmp_path / "large.png")
+    visitor.upload("#denoise-file", tmp_path / "large.png")
+    visitor.wait(lambda: "700 x 700" in visitor.toast(), "another message")
+    assert "Traceback" not in visitor.text("body")
+    run(visitor, "denoise")  # it works all the same
+
+
+def test_stop(visitor, downloads):
+    visitor.choose("#denoise-kind", "Salt & pepper")
+    visitor.wait(lambda: "part of the pixels" in visitor.text("#denoise-level"), "its level")
+    visitor.click("#denoise-start")
+    visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
+    visitor.click("#denoise-stop")
+    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end", 10)
+    record = json.loads(
+        visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
+    )
+    assert record["ending"] == "stopped"
+    assert record["gap"] > 1e-3
+
+
+def test_two_visitors_at_once(visitor, server, tmp_path):
+    crop(tmp_path / "hers.png", 128)
+    crop(tmp_path / "his.png", 112, name="rocket")
+    (tmp_path / "his").mkdir()
+    with browser(tmp_path / "his") as second:
+        other = Visitor(second, server)
+        visitor.upload("#denoise-file", tmp_path / "hers.png")
+        other.upload("#denoise-file", tmp_path / "his.png")
+        visitor.wait(lambda: "hers.png, 128 x 128" in visitor.text("#denoise-picture"), "hers")
+        other.wait(lambda: "his.png, 112 x 112" in other.text("#denoise-picture"), "his")
+        for each in (visitor, other):
+            each.click("#denoise-start")
+        sizes = []
+        for each in (visitor, other):
+            each.wait(lambda e=each: "Certified gap" in e.text("#denoise-status"), "the end")
+            image = each.wait(lambda e=each: e.find("#denoise-slider img"), "the slider")
+            each.wait(lambda i=image: int(i.get_attribute("naturalWidth")), "its size")
+            sizes.append(int(image.get_attribute("naturalWidth")))
+        assert sizes == [128, 112]
+        mine = {i.get_attribute("src") for i in visitor.driver.find_elements("css selector", "img")}
+        his = {i.get_attribute("src") for i in second.find_elements("css selector", "img")}
+        files = {url for url in mine | his if "/file=" in url}
+        assert files
+        assert not files & mine & his
+
+
+@pytest.mark.slow
+def test_ct_of_a_slice(visitor, tmp_path):
+    from convexlift.scans.files import write_volume
+    from convexlift.scans.volumes import Volume
+
+    values = 2000 * load_example("brick")[0, :, :96, :96].float() - 1000
+    write_volume(Volume.stacked(values, (1.0, 1.0)), tmp_path / "slice.dcm")
+    visitor.tab("CT")
+    visitor.upload("#ct-file", tmp_path / "slice.dcm")
+    visitor.wait(lambda: "slice.dcm, 96 x 96" in visitor.text("#ct-picture"), "the slice")
+    run(visitor, "ct")
+
+
+@pytest.mark.slow
+def test_inpaint_with_a_mask_in_a_file(visitor, downloads, tmp_path):
+    visitor.tab("Inpaint")
+    visitor.choose("#inpaint-mask", "File")
+    mask = torch.ones(1, 1, 256, 256)
+    mask[..., 100:140, 100:140] = 0
+    save_image(tmp_path / "mask.png", mask)
+    visitor.upload("#inpaint-mask-file", tmp_path / "mask.png")
+    visitor.wait(lambda: "2% missing" in visitor.text("body"), "the mask")
+    run(visitor, "inpaint")
+
+
+@pytest.mark.slow
+def test_a_race(visitor):
+    visitor.tab("Race")
+    visitor.wait(lambda: "Problem: Denoise camera" in visitor.text("#race-problem"), "the problem")
+    visitor.click("#race-start")
+    visitor.wait(lambda: "Done." in visitor.text("#race-status"), "the end", 120)
+    table = visitor.text("#race-table")
+    for name in ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"):
+        assert name in table
+    assert len(visitor.driver.find_elements("css selector", "#race-plot polyline")) == 6
