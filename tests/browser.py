@@ -31,12 +31,11 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
         f"--window-size={width},{height}",
     ):
         options.add_argument(argument)
-    options.add_experimental_option(
-        "prefs",
-        {"download.default_directory": str(downloads), "download.prompt_for_download": False},
-    )
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
+    )
     try:
         yield driver
     finally:
@@ -111,7 +110,10 @@ class Visitor:
         return self.wait(lambda: self.text(".toast-body"), "a message")
 
     def download(self, selector: str, path: Path) -> Path:
-        self.click(selector)
+        element = self.wait(lambda: self.find(selector), selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        time.sleep(0.2)
+        element.click()  # by the mouse: scripts are saved only if somebody wants them
         return self.wait(lambda: path.exists() and path.stat().st_size and path, str(path))
 
     def requested(self) -> set[str]:

@@ -52,6 +52,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the module."""
+        try:
+            await self._answer(scope, receive, send)
+        except Exception as error:
+            if not _harmless(error):
+                raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -128,6 +135,11 @@ def names_other_server(body: bytes) -> bool:
         elif isinstance(item, list):
             waiting.extend(item)
     return False
+
+
+def _harmless(error: Exception) -> bool:
+    """Who left in the middle of an answer, whose files are gone then, is no error of the server."""
+    return type(error).__name__ == "ClientDisconnect" or str(error).startswith("File at path")
 
 
 def _fetches(path: str) -> bool:

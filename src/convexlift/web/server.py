@@ -114,8 +114,8 @@ def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
     require_gradio()
     import uvicorn
 
-    # A second fence behind the checks of uploads: Pillow refuses twice this.
-    pillow().MAX_IMAGE_PIXELS = max(1, options.limits.pixels // 2)
+    # A second fence, behind the checks of uploads: Pillow refuses twice this.
+    pillow().MAX_IMAGE_PIXELS = 4 * options.limits.pixels
     # Threads of runs side by side would wait for each other more than they compute.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
