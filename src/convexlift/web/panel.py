@@ -67,6 +67,15 @@ def told(*otherwise: Any) -> Callable[[Handler], Handler]:
     return decorate
 
 
+def show_on_phones(element: str) -> str:
+    """JavaScript that scrolls to where it happens, if that is below the button."""
+    return (
+        "(...values) => { if (window.innerWidth < 700) document.getElementById('"
+        + element
+        + "').scrollIntoView({behavior: 'smooth'}); return values; }"
+    )
+
+
 def action_buttons(name: str) -> tuple[Any, Any]:
     """Start and stop; they stay in sight when the page is scrolled."""
     with gr.Row(elem_classes="actions"):
@@ -137,6 +146,7 @@ class Panel:
             show_progress="minimal",
             show_progress_on=self.status,
             api_visibility="private",
+            js=show_on_phones(f"{self.name}-status"),
         )
         self.stop.click(end, None, None, queue=False, api_visibility="private")
 

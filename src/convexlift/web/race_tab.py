@@ -11,7 +11,7 @@ import gradio as gr
 from convexlift.web import views
 from convexlift.web.choices import FIRST_EXAMPLE, example_picture
 from convexlift.web.jobs import DenoisingJob, Job
-from convexlift.web.panel import SAME, Visitors, action_buttons, tell, told
+from convexlift.web.panel import SAME, Visitors, action_buttons, show_on_phones, tell, told
 from convexlift.web.photo_tabs import QUIET
 from convexlift.web.plots import race_plot
 from convexlift.web.race import NAMES, Race
@@ -57,6 +57,7 @@ class RaceTab:
             self._begin, [self.names, self.seconds], outputs, concurrency_id="runs",
             concurrency_limit=self.visitors.limits.runs, show_progress="minimal",
             show_progress_on=self.status, api_visibility="private",
+            js=show_on_phones("race-status"),
         )  # fmt: skip
         self.stop.click(self._end, None, None, queue=False, api_visibility="private")
 

@@ -15,9 +15,8 @@ CSS = """
 .gradio-container .main.fillable { padding: 0.6rem 1.2rem !important; width: 100%; }
 .html-container { padding: 0 !important; }
 .drop .icon-wrap { display: none !important; }
-.drop .wrap { display: block !important; text-align: center; }
-.drop .wrap { padding-top: 1.6rem !important; font-size: 0.9rem !important; line-height: 1.4;
-              min-height: 0 !important; }
+.drop .wrap { padding: 1.4rem 0 0 !important; font-size: 0.9rem !important; min-height: 0 !important;
+              flex-flow: row wrap !important; justify-content: center; gap: 0.4rem; }
 .actions { position: sticky; bottom: 0; z-index: 5; padding: 0.6rem 0;
            background: var(--body-background-fill); flex-wrap: nowrap !important; }
 footer { display: none !important; }
@@ -104,11 +103,15 @@ def theme(gradio: Any) -> Any:
     themes = gradio.themes
     sans = [themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [themes.Font(name) for name in ("ui-monospace", "monospace")]
-    return themes.Base(
+    base = themes.Base(
         primary_hue="blue",
         neutral_hue="slate",
         radius_size="sm",
         spacing_size="sm",
         font=sans,
         font_mono=mono,
+    )
+    # Small grey letters, dark enough to be read.
+    return base.set(
+        body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
     )
