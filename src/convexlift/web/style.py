@@ -15,7 +15,8 @@ CSS = """
 .gradio-container .main.fillable { padding: 0.6rem 1.2rem !important; width: 100%; }
 .html-container { padding: 0 !important; }
 .drop .icon-wrap { display: none !important; }
-.drop .wrap { padding: 1.4rem 0 0 !important; font-size: 0.9rem !important; min-height: 0 !important;
+.drop .wrap { padding: 1.4rem 0 0 !important; font-size: 0.9rem !important;
+              min-height: 0 !important;
               flex-flow: row wrap !important; justify-content: center; gap: 0.4rem; }
 .actions { position: sticky; bottom: 0; z-index: 5; padding: 0.6rem 0;
            background: var(--body-background-fill); flex-wrap: nowrap !important; }
