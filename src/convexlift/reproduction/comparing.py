@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,12 @@ class SideBySide:
     late: int
 
     @classmethod
-    def of(
-        cls, parts: Mapping[str, Part], early: int, late: int, prefix: str = "curve-"
-    ) -> SideBySide:
-        """From the parts ``reference``, ``data`` and all curves whose names begin so."""
-        runs = [Run.of(part) for name, part in parts.items() if name.startswith(prefix)]
-        optimum = Optimum.of(parts["reference"], [run.curve for run in runs])
-        weight = float(parts["data"].values["weight"])
+    def of(cls, parts: Mapping[str, Part], early: int, late: int, prefix: str = "") -> SideBySide:
+        """From ``reference``, ``data`` and all curves of the set-up with such a prefix."""
+        curves = [part for name, part in parts.items() if name.startswith(f"{prefix}curve-")]
+        runs = [Run.of(part) for part in curves]
+        optimum = Optimum.of(parts[f"{prefix}reference"], [run.curve for run in runs])
+        weight = float(parts[f"{prefix}data"].values["weight"])
         return cls({run.key: run for run in runs}, optimum, weight, early, late)
 
     def family(self, family: str, *, printed: bool | None = None) -> list[Run]:
@@ -107,7 +106,7 @@ class SideBySide:
         """Objective error, certified distance, own gap and PSNR at both moments."""
         rows = []
         for run in runs:
-            cells: list[str] = [run.label + ("" if run.printed else " (not the paper's step)")]
+            cells: list[str] = [run.label + ("" if run.printed else " *")]
             for value in (self.error, self.certified, self.own_gap):
                 cells += [small(value(run, self.early)), small(value(run, self.late))]
             needed = self.iterations_to(run, error)
@@ -123,6 +122,7 @@ class SideBySide:
             "against the best objective known, mean over the images. Certified: how far the "
             "objective is from the best certified lower bound at most, relative, the largest. Own "
             "gap: what the run proves by itself, the largest. PSNR in dB, mean."
+            + ("" if all(run.printed for run in runs) else " * Not a step size of the paper.")
         )
         return Table(name, tuple(columns), tuple(rows), caption)
 
@@ -145,8 +145,12 @@ class SideBySide:
 
     def error_panel(self, runs: Sequence[Run], title: str) -> Panel:
         """The relative objective error."""
-        return self.panel(
-            runs, title, "relative objective error", self.optimum.error, limits=(1e-6, 3.0)
+        known = float(self.optimum.gap[0])
+        return replace(
+            self.panel(
+                runs, title, "relative objective error", self.optimum.error, limits=(1e-6, 3.0)
+            ),
+            unknown=known,
         )
 
     def gap_panel(self, runs: Sequence[Run], title: str) -> Panel:
@@ -216,8 +220,3 @@ class SideBySide:
                     )
                 )
         return [above, below]
-
-
-def percent(value: float) -> str:
-    """Two digits."""
-    return f"{100 * value:.2g} %" if np.isfinite(value) else "nothing"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from convexlift.reproduction.figures import Tile, pictures
 from convexlift.reproduction.tables import Comparison, Table
 
 
@@ -21,13 +22,23 @@ class Figure:
         name: of its files.
         caption: below it; `code` in backticks.
         draw: makes the matplotlib figure.
-        pictures: whether it shows photographs, which keep their pixels and colours.
+        tiles: of a figure of pictures, which the page shows pixel for pixel, as many in a row as
+            there is space for.
+        high: what is white in its pictures.
     """
 
     name: str
     caption: str
     draw: Callable[[], Any]
-    pictures: bool = False
+    tiles: Sequence[Sequence[Tile]] = ()
+    high: float = 1.0
+
+    @classmethod
+    def of_pictures(
+        cls, name: str, caption: str, tiles: Sequence[Sequence[Tile]], high: float = 1.0
+    ) -> Figure:
+        """Rows of pictures."""
+        return cls(name, caption, lambda: pictures(tiles, high=high), tiles, high)
 
 
 Block = str | Table | Figure

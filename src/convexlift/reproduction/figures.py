@@ -5,6 +5,7 @@ matplotlib is imported when something is drawn, so that experiments can be compu
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Panel:
         limits: of the vertical axis, or None for those that fit.
         marked: iterations with a thin vertical line.
         horizontal: label of the horizontal axis; iterations, straight to 1 and logarithmic then.
+        unknown: errors below this are less than the accuracy of the optimum, and shaded.
     """
 
     title: str
@@ -61,6 +63,7 @@ class Panel:
     limits: tuple[float, float] | None = None
     marked: Sequence[float] = ()
     horizontal: str = "iterations"
+    unknown: float | None = None
 
 
 def curves(rows: Sequence[Sequence[Panel]], *, legend_columns: int = 5) -> Any:
@@ -181,12 +184,20 @@ def pictures(rows: Sequence[Sequence[Tile]], *, high: float = 1.0) -> Any:
                         aspect="auto")  # fmt: skip
             axis.set_axis_off()
             axis.set_title(tile.title, fontsize=9, pad=4)
-            axis.text(
-                0.975, 0.972, tile.corner, transform=axis.transAxes, ha="right", va="top",
-                fontsize=9, fontweight="bold", color="white",
-                bbox={"facecolor": "black", "alpha": 0.62, "linewidth": 0, "pad": 2.2},
-            ) if tile.corner else None  # fmt: skip
+            if tile.corner:
+                axis.text(
+                    0.975, 0.972, tile.corner, transform=axis.transAxes, ha="right", va="top",
+                    fontsize=9, fontweight="bold", color="white",
+                    bbox={"facecolor": "black", "alpha": 0.62, "linewidth": 0, "pad": 2.2},
+                )  # fmt: skip
     return figure
+
+
+def tile_file(picture: Array, high: float = 1.0) -> bytes:
+    """A picture alone, as a PNG file."""
+    file = io.BytesIO()
+    pyplot().imsave(file, picture, cmap="gray", vmin=0, vmax=high, format="png")
+    return file.getvalue()
 
 
 def pyplot() -> Any:
@@ -237,6 +248,8 @@ def _finish(axis: Any, panel: Panel) -> None:
         axis.set_xticks([], minor=True)
     else:
         axis.set_xscale("log")
+    if panel.unknown is not None and panel.limits is not None:
+        axis.axhspan(panel.limits[0], panel.unknown, color="0.5", alpha=0.13, linewidth=0)
     for place in panel.marked:
         axis.axvline(place, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)))
     axis.grid(alpha=0.25)

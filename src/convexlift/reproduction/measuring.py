@@ -30,7 +30,7 @@ Choose = Callable[[Mapping[str, Part]], Competitor]
 
 def data_step(setup: Setup) -> Step:
     """The images and their data: part ``data``."""
-    return Step("data", setup.settings, lambda work: setup.data(), title="Data")
+    return Step(f"{setup.prefix}data", setup.settings, lambda work: setup.data(), title="Data")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
         )
 
     settings = {**setup.settings, "accuracy": accuracy}
-    return Step("reference", settings, compute, cost=cost, title="Reference optimum")
+    return Step(f"{setup.prefix}reference", settings, compute, cost=cost, title="Reference optimum")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def curve_step(
         return _curve(setup, competitor, looks, work, bounded)
 
     settings = {**setup.settings, "competitor": competitor, "looks": looks, "bounded": bounded}
-    return Step(name or f"curve-{competitor.key}", settings, compute, cost=cost,
+    return Step(f"{setup.prefix}{name or f'curve-{competitor.key}'}", settings, compute, cost=cost,
                 title=competitor.label)  # fmt: skip
 
 
@@ -127,7 +127,14 @@ def chosen_curve_step(
         return _curve(setup, choose(work.parts), looks, work, bounded)
 
     settings = {**setup.settings, "key": key, "looks": looks, "bounded": bounded}
-    return Step(name or f"curve-{key}", settings, compute, tuple(needs), cost, key.capitalize())
+    return Step(
+        f"{setup.prefix}{name or f'curve-{key}'}",
+        settings,
+        compute,
+        tuple(needs),
+        cost,
+        key.capitalize(),
+    )
 
 
 def _curve(setup: Setup, competitor: Competitor, looks: Looks, work: Work, bounded: bool) -> Part:
@@ -210,6 +217,11 @@ class Optimum:
 
     objective: Array
     bound: Array
+
+    @property
+    def gap(self) -> Array:
+        """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
+        return np.asarray((self.objective - self.bound) / np.abs(self.objective))
 
     @classmethod
     def of(cls, reference: Part, found: Sequence[Curve]) -> Optimum:

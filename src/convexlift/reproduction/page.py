@@ -8,6 +8,7 @@ from typing import Any
 
 from convexlift.pages import COLOURS, embedded, with_code
 from convexlift.reproduction.document import Document, Figure, Section
+from convexlift.reproduction.figures import Tile, tile_file
 from convexlift.reproduction.tables import Table, comparison_table
 
 STYLE = """
@@ -25,16 +26,24 @@ caption { text-align: left; padding-bottom: 0.5rem; font-size: 0.9rem; max-width
 thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink); }
 tbody tr:last-child td { border-bottom: 2px solid var(--ink); }
 th, td { padding: 0.28rem 0.75rem; text-align: right; vertical-align: top;
-         font-variant-numeric: tabular-nums; white-space: nowrap; }
+         font-variant-numeric: tabular-nums; }
+td { white-space: nowrap; }
+th { vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0.2rem; }
 .comparison th:nth-child(2), .comparison td:nth-child(2),
 .comparison th:last-child, .comparison td:last-child { text-align: left; white-space: normal; }
 .comparison td:last-child { min-width: 16rem; }
 figure { margin: 1.2rem 0 1.8rem; }
 figure .plot { max-width: 100%; height: auto; }
-figure .picture { max-width: none; image-rendering: auto; }
+.tiles { display: flex; flex-wrap: wrap; gap: 8px; justify-content: center; margin-bottom: 8px;
+         width: max-content; max-width: 94vw; position: relative; left: 50%;
+         transform: translateX(-50%); }
+.tile { position: relative; font: 0.8rem system-ui, sans-serif; text-align: center; }
+.tile span { display: block; line-height: 1.5; }
+.tile img { display: block; max-width: 94vw; height: auto; }
+.tile b { position: absolute; right: 5px; top: 1.85em; padding: 0 5px; border-radius: 3px;
+          color: #fff; background: rgb(0 0 0 / 62%); }
 figcaption { font-size: 0.9rem; line-height: 1.45; max-width: 46rem; padding-top: 0.4rem; }
-@media (prefers-color-scheme: dark) { .picture { background: #fff; } }
 @media print { body { max-width: none; } figure { break-inside: avoid; } }
 """
 
@@ -102,9 +111,24 @@ def _section(section: Section, drawings: Mapping[str, bytes], numbered: Numbered
 
 
 def _figure(figure: Figure, png: bytes, number: str) -> str:
-    kind = "picture" if figure.pictures else "plot"
-    return (
-        f'<figure><div class="scroll"><img class="{kind}" alt="{html.escape(figure.caption)}" '
-        f'src="{embedded(png)}"></div>'
-        f"<figcaption><b>{number}.</b> {with_code(figure.caption)}</figcaption></figure>"
-    )
+    if figure.tiles:
+        shown = "".join(_tiles(row, figure.high) for row in figure.tiles)
+    else:
+        alt = html.escape(figure.caption)
+        shown = f'<div class="scroll"><img class="plot" alt="{alt}" src="{embedded(png)}"></div>'
+    caption = f"<figcaption><b>{number}.</b> {with_code(figure.caption)}</figcaption>"
+    return f"<figure>{shown}{caption}</figure>"
+
+
+def _tiles(row: Sequence[Tile], high: float) -> str:
+    cells = ""
+    for tile in row:
+        if tile.picture is None:
+            continue
+        title, (height, width) = html.escape(tile.title), tile.picture.shape
+        corner = f"<b>{html.escape(tile.corner)}</b>" if tile.corner else ""
+        cells += (
+            f'<div class="tile"><span>{title}</span><img alt="{title}" width="{width}" '
+            f'height="{height}" src="{embedded(tile_file(tile.picture, high))}">{corner}</div>'
+        )
+    return f'<div class="tiles">{cells}</div>'

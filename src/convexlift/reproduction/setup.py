@@ -26,11 +26,13 @@ class Setup:
             since the certificate needs one.
         images: clean ones.
         study: seed and device.
+        prefix: of the names of its parts, where an experiment has several set-ups.
     """
 
     case: Case
     images: Images
     study: Study
+    prefix: str = ""
 
     @cached_property
     def trial(self) -> Trial:

@@ -81,7 +81,7 @@ def _drawn(figure: Figure) -> dict[str, bytes]:
         file = io.BytesIO()
         # No date in the file: the same parts give the same figures.
         extra = {"metadata": {"Date": None}} if suffix == "svg" else {}
-        drawing.savefig(file, format=suffix, dpi=DPI if figure.pictures else 150, **extra)
+        drawing.savefig(file, format=suffix, dpi=DPI if figure.tiles else 150, **extra)
         found[suffix] = file.getvalue()
     pyplot().close(drawing)
     return found

@@ -1,0 +1,110 @@
+"""Sentences that several experiments say about what they found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from convexlift.reproduction.comparing import Run, SideBySide
+from convexlift.reproduction.curves import Curve
+from convexlift.reproduction.paper import Printed
+from convexlift.reproduction.parts import Part
+from convexlift.reproduction.tables import Comparison
+
+
+def psnr_comparisons(
+    found: SideBySide,
+    data: Part,
+    paper_data: Printed,
+    runs: Mapping[str, Run],
+    paper: Mapping[str, tuple[Printed, Printed]],
+) -> list[Comparison]:
+    """Mean PSNR of data and reconstructions beside the corners of the paper's pictures.
+
+    Args:
+        found: all runs.
+        data: the part of the data.
+        paper_data: the paper's PSNR of its data.
+        runs: by the paper's names of the methods.
+        paper: PSNR after few and after many iterations, by the same names.
+    """
+    quality = np.asarray(data.values["psnr"])
+    several = len(quality) > 1
+    rows = [
+        Comparison(
+            "Data", paper_data, float(quality.mean()), "neither", 1.0,
+            "mean of the images; the paper shows one" if several else "another image",
+            float(quality.std(ddof=1)) if several else None,
+        )
+    ]  # fmt: skip
+    for label, printed in paper.items():
+        run = runs[label]
+        steps = ", ".join(f"{value:g}" for value in run.parameters)
+        remark = f"c = ({steps})" if len(run.parameters) > 1 else f"step {steps}"
+        for each, k in zip(printed, (found.early, found.late), strict=True):
+            rows.append(
+                Comparison(
+                    f"{label}, {k} iterations", each, found.psnr(run, k),
+                    "higher" if run.family == "paper" else "neither", 0.5, remark,
+                    found.psnr_deviation(run, k),
+                )
+            )  # fmt: skip
+    return rows
+
+
+def percent(value: float) -> str:
+    """Two digits."""
+    return f"{100 * value:.2g} %" if math.isfinite(value) else "nothing"
+
+
+def images_used(data: Part) -> str:
+    """Which images, and what that means if they are not the paper's."""
+    names = data.values["names"]
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    text = f"Images: {len(names)} of the {data.values['source']}, {shown}."
+    if data.values["faithful"]:
+        return text
+    return (
+        f"{text} These are not the paper's images, and the network was trained on aligned faces: "
+        "PSNR says little here, while objectives and certificates mean what they mean on faces."
+    )
+
+
+def certificate_reveals(found: SideBySide, run: Run) -> str:
+    """How far from optimal the paper's stopping points are, and how our default compares."""
+    parts = [
+        f"after {k} iterations {run.label} is {percent(found.error(run, k))} above the best "
+        f"objective known, and certified to be at most {percent(found.certified(run, k))} above "
+        f"the optimum by the best bound known, {percent(found.own_gap(run, k))} by its own dual "
+        "variables"
+        for k in (found.early, found.late)
+    ]
+    default = found.runs["default"]
+    ours = " and ".join(
+        f"{percent(found.error(default, k))} and {percent(found.own_gap(default, k))} after {k}"
+        for k in (found.early, found.late)
+    )
+    return (
+        f"What the certificate reveals: {'; '.join(parts)}. For our default, with nothing to tune, "
+        f"error and own certificate are {ours}."
+    )
+
+
+def unbounded_note(found: SideBySide, parts: Mapping[str, Part], prefix: str = "") -> str:
+    """Whether the box [0, 1], which the certificate needs, changes what the paper's methods do."""
+    texts = []
+    for name, part in parts.items():
+        if not name.startswith(f"{prefix}unbounded-"):
+            continue
+        free, inside = Curve.of(part), found.runs[part.values["key"]].curve
+        change = (free.objective[-1, 0] - inside.objective[-1, 0]) / abs(inside.objective[-1, 0])
+        quality = free.psnr[-1, 0] - inside.psnr[-1, 0]
+        texts.append(f"{part.values['label']} by {change:+.0e} and {quality:+.2f} dB")
+    return (
+        "The paper states no box. Here images lie in [0, 1], since a certificate for all images "
+        "there is much sharper than one for all images whatsoever; gradient steps are projected "
+        "onto it. Without the box the last objective (relative) and PSNR of the first image "
+        f"change for {'; '.join(texts)}."
+    )
