@@ -39,6 +39,7 @@ from convexlift.reproduction.measuring import (
     Accuracy,
     Looks,
     Optimum,
+    average_objective,
     chosen_curve_step,
     curve_step,
     data_step,
@@ -162,11 +163,6 @@ def ablation_name(c_1: float, c_2: float) -> str:
     return f"ablation-{c_1:g}-{c_2:g}"
 
 
-def average_objective(part: Part) -> float:
-    """Over the iterations, of the first image: the paper's measure of convergence."""
-    return float(Curve.of(part).objective[1:, 0].mean())
-
-
 def best_pair(parts: Mapping[str, Part]) -> Competitor:
     """The pair with the least average objective, as the paper chooses."""
     best = min(parts.values(), key=average_objective)
@@ -220,9 +216,9 @@ def report(parts: Mapping[str, Part]) -> Document:
 def about(data: Part, values: DenoisingSettings) -> str:
     """Problem, network and images."""
     return (
-        f"The problem is `min_x {values.scale:g} ||x - y||_1 + R(x)`, where {values.fraction:.0%} "
-        "of the pixels of y are 0 or 1, as in the authors' released script. R is "
-        "`faces-denoising`: the paper's architecture with our weights, as the paper's are not "
+        f"The problem is `min_x {values.scale:g} ||x - y||_1 + R(x)`, where "
+        f"{100 * values.fraction:g} % of the pixels of y are 0 or 1, as in the "
+        "authors' released script. R is `faces-denoising`: the paper's architecture with our weights, as the paper's are not "
         f"available. {images_used(data)}"
     )
 
@@ -238,12 +234,13 @@ def ablation_section(
         ]
     )
     best = np.unravel_index(int(np.nanargmin(grid)), grid.shape)
+    there = [each for each in MARKS if each[1] in values.c_1 and each[2] in values.c_2]
     marks = [
         replace(mark, row=values.c_1.index(c_1), column=values.c_2.index(c_2), label=pair(c_1, c_2))
-        for mark, c_1, c_2 in MARKS
+        for mark, c_1, c_2 in there
     ]
     lines = []
-    for _, c_1, c_2 in MARKS:
+    for _, c_1, c_2 in there:
         curve = Curve.of(parts[ablation_name(c_1, c_2)])
         lines.append(Line(curve.iteration, optimum.error(curve)[:, 0], "paper", pair(c_1, c_2)))
     heat = HeatMap(

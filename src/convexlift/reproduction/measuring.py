@@ -19,7 +19,7 @@ from convexlift.benchmark.measure import (
     warm_up,
 )
 from convexlift.reproduction.competitors import Competitor
-from convexlift.reproduction.curves import Curve, trace
+from convexlift.reproduction.curves import Curve, Start, trace
 from convexlift.reproduction.parts import Array, Part
 from convexlift.reproduction.setup import Setup
 from convexlift.reproduction.steps import Step, Work
@@ -156,6 +156,11 @@ def _named(competitor: Competitor) -> dict[str, Any]:
     }
 
 
+def average_objective(part: Part) -> float:
+    """Of a curve's first image, over the iterations: the paper's measure of convergence."""
+    return float(Curve.of(part).objective[1:, 0].mean())
+
+
 @dataclass(frozen=True)
 class Race:
     """Time to an objective error.
@@ -164,7 +169,7 @@ class Race:
         error: relative to the reference optimum.
         iterations: a run that has not got there by then does not.
         repeats: timed runs after one that warms up; the median counts.
-        seconds: limit of the run that counts iterations.
+        seconds: limit of a run that is continued beyond its curve.
     """
 
     error: float
@@ -173,37 +178,48 @@ class Race:
     seconds: float = 600.0
 
 
-def race_step(setup: Setup, competitor: Competitor, race: Race, *, cost: float) -> Step:
-    """Iterations and seconds to an error, image by image: part ``time-KEY``.
+def race_step(setup: Setup, name: str, choose: Choose, race: Race, *, cost: float) -> Step:
+    """Iterations and seconds to an error, image by image: part ``time-NAME``.
 
-    Iterations are counted in a run that evaluates every one. Then a run with exactly so many is
-    timed, set-up included, in which nothing is evaluated on the way.
+    Iterations are counted along the curve of the method, part ``curve-NAME``, or in a longer run
+    where it ends too early. Then a run with exactly so many iterations is timed, set-up included,
+    in which nothing is evaluated on the way.
     """
+    curve_name, reference_name = f"{setup.prefix}curve-{name}", f"{setup.prefix}reference"
 
     def compute(work: Work) -> Part:
+        competitor = choose(work.parts)
+        counted = Curve.of(work.parts[curve_name])
         iterations: list[int | None] = []
         seconds: list[float | None] = []
-        for i in range(setup.count):
+        for i, optimum in enumerate(work.parts[reference_name].values["objective"]):
             work.tell(i / setup.count)
             start = setup.start([i], competitor)
-            optimum = work.parts["reference"].values["objective"][i]
-            curve = record_curve(
-                start.problem, None, competitor.method, optimum,
-                Limits(race.iterations, race.seconds), error=race.error, start=start.x,
-            )  # fmt: skip
-            needed = first_below(curve.error, race.error)
+            needed = _needed(counted, i, optimum, race.error)
+            if needed is None and counted.iteration[-1] < race.iterations:
+                limits = Limits(race.iterations, race.seconds)
+                curve = record_curve(start.problem, None, competitor.method, optimum, limits,
+                                     error=race.error, start=start.x)  # fmt: skip
+                needed = first_below(curve.error, race.error)
             iterations.append(needed)
-            if needed is None:
-                seconds.append(None)
-                continue
-            warm_up(start.problem, competitor.method)
-            times = time_iterations(start.problem, competitor.method, needed, race.repeats, start.x)
-            seconds.append(statistics.median(times))
+            seconds.append(None if needed is None else _seconds(start, competitor, needed, race))
         return Part({**_named(competitor), "iterations": iterations, "seconds": seconds})
 
-    settings = {**setup.settings, "competitor": competitor, "race": race}
-    return Step(f"time-{competitor.key}", settings, compute, ("reference",), cost,
-                f"Time of {competitor.label}")  # fmt: skip
+    return Step(f"{setup.prefix}time-{name}", {**setup.settings, "race": race}, compute,
+                (reference_name, curve_name), cost, f"Time of {name}")  # fmt: skip
+
+
+def _needed(curve: Curve, image: int, optimum: float, error: float) -> int | None:
+    """The first iteration that was looked at with such an error."""
+    errors = (curve.objective[:, image] - optimum) / abs(optimum)
+    look = first_below(errors.tolist(), error)
+    return None if look is None else int(curve.iteration[look])
+
+
+def _seconds(start: Start, competitor: Competitor, iterations: int, race: Race) -> float:
+    warm_up(start.problem, competitor.method)
+    times = time_iterations(start.problem, competitor.method, iterations, race.repeats, start.x)
+    return statistics.median(times)
 
 
 @dataclass(frozen=True, eq=False)

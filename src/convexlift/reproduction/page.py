@@ -34,6 +34,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0.2rem; }
 .comparison th:last-child, .comparison td:last-child { text-align: left; white-space: normal; }
 .comparison td:last-child { min-width: 16rem; }
 figure { margin: 1.2rem 0 1.8rem; }
+figure .scroll { margin: 0; }
 figure .plot { max-width: 100%; height: auto; }
 .tiles { display: flex; flex-wrap: wrap; gap: 8px; justify-content: center; margin-bottom: 8px;
          width: max-content; max-width: 94vw; position: relative; left: 50%;
