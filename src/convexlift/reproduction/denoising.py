@@ -218,8 +218,8 @@ def about(data: Part, values: DenoisingSettings) -> str:
     return (
         f"The problem is `min_x {values.scale:g} ||x - y||_1 + R(x)`, where "
         f"{100 * values.fraction:g} % of the pixels of y are 0 or 1, as in the "
-        "authors' released script. R is `faces-denoising`: the paper's architecture with our weights, as the paper's are not "
-        f"available. {images_used(data)}"
+        "authors' released script. R is `faces-denoising`: the paper's architecture with our "
+        f"weights, as the paper's are not available. {images_used(data)}"
     )
 
 

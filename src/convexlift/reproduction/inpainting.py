@@ -376,8 +376,9 @@ class Times:
                    "Reached")  # fmt: skip
         caption = (
             "As Table 1 of the paper: time to a relative objective error of "
-            f"{values.race.error:g}, mean and standard deviation over the images. All start from the data with 0 in "
-            "missing pixels, but our default as a user calls it. * Not a step size of the paper."
+            f"{values.race.error:g}, mean and standard deviation over the images. All start from "
+            "the data with 0 in missing pixels, but our default as a user calls it. * Not a step "
+            "size of the paper."
         )
         return Table("times", columns, tuple(rows), caption)
 
