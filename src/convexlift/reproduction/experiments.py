@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from convexlift.reproduction.ct import CT
 from convexlift.reproduction.denoising import DENOISING
 from convexlift.reproduction.inpainting import INPAINTING
 from convexlift.reproduction.study import Experiment
+from convexlift.reproduction.training import TRAINING
 
-EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (DENOISING, INPAINTING)}
+EXPERIMENTS: dict[str, Experiment] = {
+    each.name: each for each in (DENOISING, CT, INPAINTING, TRAINING)
+}
