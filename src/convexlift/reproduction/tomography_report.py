@@ -128,9 +128,10 @@ def training_section(parts: Parts, values: TomographySettings) -> Section:
         if name not in parts:
             continue
         rows.append(test_row(label, parts[name].values["best"]))
-        if "gamma" in parts[name].values:
+        printed = parts[name].values.get("gamma")
+        if printed is not None and printed["weight"] != parts[name].values["best"]["weight"]:
             plain = label.replace("its best gamma", "gamma as printed")
-            rows.append(test_row(plain, parts[name].values["gamma"]))
+            rows.append(test_row(plain, printed))
     count = len(parts["test-tv"].values["best"]["psnr"])
     table = Table(
         "regularizers",

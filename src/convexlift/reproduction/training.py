@@ -59,7 +59,7 @@ class TrainingSettings:
     sm_c: float = 1.5  # section 5.3, Parameters
     sm_d: float = 50.0  # section 5.3, Parameters
     nmapg: float = 0.1  # section 5.3, Parameters
-    c_training: tuple[float, float] = (1.0, 1e-4)  # ours: (0.01, 0.001) does not suit our network
+    c_training: tuple[float, float] = (0.3, 1e-3)  # ours: (0.01, 0.001) does not suit our network
     iterations: int = 300  # Figure "Inpainting: Visual comparison of reconstructions, with PSNR"
     every: int = 10
     images: int = 20  # section 5.3.1, Results
