@@ -33,7 +33,7 @@ from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import SparseViewCT
 from convexlift.training.data import ImageSet
 
-SIZE, ITERATIONS = 32, 120
+SIZE, ITERATIONS = 32, 80
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +55,12 @@ def run(experiment, folder):
 def short(values, **changes):
     """A setting of tomography that takes seconds."""
     return replace(
-        values, size=SIZE, counts=Counts(training=12, validation=1, test=2), steps=30,
+        values, size=SIZE, counts=Counts(training=12, validation=1, test=2), steps=20,
         batch_size=4, early=20, iterations=ITERATIONS, every=10,
-        validation_stop=StopWhen(gap=1e-2, max_iterations=30),
-        test_stop=StopWhen(gap=1e-2, max_iterations=50),
-        reference=Accuracy(gap=1e-3, iterations=300), search_iterations=30, tries_c=4,
-        tries_step=3, **changes,
+        validation_stop=StopWhen(gap=1e-2, max_iterations=20),
+        test_stop=StopWhen(gap=1e-2, max_iterations=30),
+        reference=Accuracy(gap=1e-3, iterations=200), search_iterations=20, tries_c=4,
+        tries_step=2, **changes,
     )  # fmt: skip
 
 
@@ -135,10 +135,10 @@ def schemes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
     quick = training.QUICK
     tiny = replace(
-        quick, size=SIZE, images=2, iterations=150, every=30, search_iterations=30, tries_c=4,
-        tries_step=3,
+        quick, size=SIZE, images=1, iterations=90, every=30, search_iterations=20, tries_c=3,
+        tries_step=2,
         adversarial=replace(quick.adversarial, options=replace(
-            quick.adversarial.options, steps=60, validate_every=60)),
+            quick.adversarial.options, steps=40, validate_every=40)),
         bilevel=replace(quick.bilevel, images=8, options=replace(
             quick.bilevel.options, steps=8, validate_every=8)),
     )  # fmt: skip
@@ -160,10 +160,10 @@ def test_bilevel_learning_is_better_than_adversarial_training(schemes):
 def test_solvers_that_converge_agree_in_psnr(schemes):
     _, parts, document = schemes
     for scheme in ("adversarial", "bilevel-proposed"):
-        row = Row.of(parts, scheme, 150)
+        row = Row.of(parts, scheme, 90)
         values = [row.psnr(row.found.runs[key]) for key in ("default", "nmapg", "lbfgs")]
         assert np.ptp(values) < 0.1
-        assert row.found.certified(row.found.runs["default"], 150) < 1e-3
+        assert row.found.certified(row.found.runs["default"], 90) < 1e-3
     psnrs = [each.paper.value for each in document.comparisons if each.paper.unit == "dB"]
     assert psnrs == [28.18, 28.22, 25.88, 28.14, 29.46, 29.40, 27.31, 29.46,
                      29.80, 29.72, 26.47, 29.80]  # fmt: skip

@@ -30,10 +30,9 @@ FULL = TomographySettings(
     # A step costs many times one of the baseline: fewer and smaller ones, and fewer test slices.
     steps=300, batch_size=8, as_printed=False,
     counts=Counts(training=None, validation=4, test=5),
-    validation_stop=StopWhen(gap=1e-2, max_iterations=100),
-    test_stop=StopWhen(gap=1e-3, max_iterations=500),
-    reference=Accuracy(gap=1e-5, iterations=2000),
-    search_iterations=150, tries_c=12, tries_step=5,
+    validation_stop=StopWhen(gap=1e-2, max_iterations=60),
+    reference=Accuracy(gap=1e-5, iterations=1500),
+    tries_step=4, every=10,
 )  # fmt: skip
 QUICK = replace(
     QUICK_BASELINE, preset=FULL.preset, gamma=FULL.gamma, c=FULL.c, shipped=FULL.shipped,

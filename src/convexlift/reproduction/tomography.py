@@ -52,10 +52,10 @@ from convexlift.training.recipes import AdversarialRecipe
 
 BOX = (0.0, 2.0)
 """The paper has x >= 0. An upper bound that no pixel comes near makes certificates sharper."""
-COUNTS = Counts(training=None, validation=8, test=20)
-VALIDATION_STOP = StopWhen(gap=1e-2, max_iterations=150)
-TEST_STOP = StopWhen(gap=1e-3, max_iterations=600)
-REFERENCE = Accuracy(gap=1e-5, iterations=3000)
+COUNTS = Counts(training=None, validation=8, test=10)
+VALIDATION_STOP = StopWhen(gap=1e-2, max_iterations=100)
+TEST_STOP = StopWhen(gap=2e-3, max_iterations=300)
+REFERENCE = Accuracy(gap=1e-5, iterations=2000)
 TRAINING, AS_PRINTED = "training", "training-as-printed"
 
 
@@ -86,8 +86,8 @@ class TomographySettings:
     test_stop: StopWhen = TEST_STOP
     tv_weight: float = 4.0  # the best on the test slices, at full size
     reference: Accuracy = REFERENCE
-    search_iterations: int = 200
-    tries_c: int = 16
+    search_iterations: int = 100
+    tries_c: int = 10
     tries_step: int = 6
 
 

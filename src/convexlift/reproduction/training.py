@@ -74,14 +74,17 @@ class TrainingSettings:
 
 FULL = TrainingSettings()
 QUICK = replace(
-    FULL, every=30, images=2, size=64, training_images=72, search_iterations=60, tries_c=8,
+    FULL, iterations=150, every=30, images=2, size=64, training_images=72, search_iterations=40,
+    tries_c=6, tries_step=4,
     adversarial=replace(
-        FULL.adversarial, held_out=4, options=replace(
-            FULL.adversarial.options, steps=250, learning_rate=2e-3, validate_every=250),
+        FULL.adversarial, held_out=4, validation_stop=StopWhen(gap=1e-2, max_iterations=60),
+        options=replace(
+            FULL.adversarial.options, steps=200, learning_rate=2e-3, validate_every=200),
     ),
     bilevel=replace(
-        FULL.bilevel, held_out=4, images=32, options=replace(
-            FULL.bilevel.options, steps=16, warm_up=2, validate_every=16),
+        FULL.bilevel, held_out=4, images=32,
+        validation_stop=StopWhen(gap=1e-2, max_iterations=60),
+        options=replace(FULL.bilevel.options, steps=12, warm_up=2, validate_every=12),
     ),
 )  # fmt: skip
 
