@@ -65,9 +65,9 @@ class Table:
             for j, cell in enumerate(cells):
                 cells[j] = f"<td><b>{cell}</b></td>" if (i, j) in self.bold else f"<td>{cell}</td>"
             body += f"<tr>{''.join(cells)}</tr>\n"
-        caption = f"<caption>{with_code(self.caption)}</caption>" if self.caption else ""
+        caption = f'<p class="caption">{with_code(self.caption)}</p>' if self.caption else ""
         return (
-            f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>\n{body}</tbody></table></div>"
         )
 
