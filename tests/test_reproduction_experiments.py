@@ -15,6 +15,7 @@ from convexlift.cli import app
 from convexlift.images import load_image
 from convexlift.reproduction import denoising, inpainting
 from convexlift.reproduction.comparing import SideBySide
+from convexlift.reproduction.curves import Start, trace
 from convexlift.reproduction.data import example_photographs
 from convexlift.reproduction.denoising import DENOISING
 from convexlift.reproduction.inpainting import INPAINTING
@@ -177,3 +178,14 @@ def test_times_to_an_error(inpainted):
     verdicts = {each["quantity"]: each["verdict"] for each in results["comparisons"]}
     assert verdicts["SM-D, 50, time"] == "not reached"
     assert results["bilevel_methods"] is not None
+
+
+def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
+    y = torch.rand(1, 1, 16, 16)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    curve = trace([Start(problem, y, y)], cl.Subgradient(1e30), 20, keep=(5, 20))
+    assert curve.iteration[-1] < 20
+    assert np.isfinite(curve.picture(20)).all()
+    assert curve.kept.tolist() == [5, 20]

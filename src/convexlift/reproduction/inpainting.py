@@ -6,10 +6,8 @@ iterations; pictures after 60 and 300 iterations.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from convexlift.benchmark.cases import Case
 from convexlift.models.store import load
@@ -51,7 +49,8 @@ from convexlift.reproduction.remarks import (
 from convexlift.reproduction.setup import Setup
 from convexlift.reproduction.steps import Step
 from convexlift.reproduction.study import Experiment, Study
-from convexlift.reproduction.tables import Comparison, Table, number
+from convexlift.reproduction.tables import Comparison
+from convexlift.reproduction.times import Times
 from convexlift.tasks import Inpainting
 
 REFERENCE = Accuracy(gap=1e-5, iterations=2000)
@@ -226,7 +225,7 @@ def report(parts: Mapping[str, Part]) -> Document:
             certificate_reveals(found, found.runs["proposed"], found.runs["searched"]),
         ],
         comparisons=[
-            *times.comparisons(values),
+            *time_comparisons(times, values),
             *psnr_comparisons(
                 shown,
                 shown_data,
@@ -237,7 +236,7 @@ def report(parts: Mapping[str, Part]) -> Document:
             ),
         ],
         sections=[
-            times_section(times, values, data),
+            times_section(times, values),
             curves_section(found, values, parts),
             pictures_section(shown, shown_data, values),
         ],
@@ -284,121 +283,37 @@ def suits(found: SideBySide, values: InpaintingSettings) -> str:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Times:
-    """Seconds to the error for every method and image; None where it was not reached."""
-
-    parts: Mapping[str, Part]
-
-    @classmethod
-    def of(cls, parts: Mapping[str, Part]) -> Times:
-        """Of all methods that were timed, by their keys."""
-        timed = [part for name, part in parts.items() if name.startswith("time-")]
-        return cls({part.values["key"]: part for part in timed})
-
-    def seconds(self, key: str) -> list[float]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["seconds"] if each is not None]
-
-    def iterations(self, key: str) -> list[int]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["iterations"] if each is not None]
-
-    def all_reached(self, key: str) -> bool:
-        """Whether all images did."""
-        return None not in self.parts[key].values["seconds"]
-
-    def mean(self, key: str) -> float | None:
-        """Seconds, if all images got there: a mean over some of them would flatter."""
-        return statistics.mean(self.seconds(key)) if self.all_reached(key) else None
-
-    def deviation(self, key: str) -> float | None:
-        """Over the images."""
-        several = self.all_reached(key) and len(self.seconds(key)) > 1
-        return statistics.stdev(self.seconds(key)) if several else None
-
-    def speed_up(self, key: str, over: str) -> float | None:
-        """Mean over the images of how many times longer ``over`` takes than ``key``."""
-        if not (self.all_reached(key) and self.all_reached(over)):
-            return None
-        pairs = zip(self.seconds(over), self.seconds(key), strict=True)
-        return statistics.mean(slow / fast for slow, fast in pairs)
-
-    def fastest(self, family: str) -> str | None:
-        """The key of the fastest with step sizes that are not the paper's."""
-        keys = [
-            key
-            for key, part in self.parts.items()
-            if part.values["family"] == family and not part.values["printed"]
-        ]
-        reached = {key: self.mean(key) for key in keys if self.all_reached(key)}
-        return min(reached, key=lambda key: reached[key] or 0.0) if reached else None
-
-    def comparisons(self, values: InpaintingSettings) -> list[Comparison]:
-        """Beside the paper's Table 1: seconds, then speed-ups."""
-        keys = dict(zip(PAPER_SECONDS, (each.key for each in competitors(values)), strict=False))
-        within = f"error above {values.race.error:g} within {values.race.iterations} iterations"
-        rows = [
-            Comparison(
-                f"{self.parts[key].values['label']}, time", PAPER_SECONDS[name], self.mean(key),
-                "neither", 0.0, "another machine" if self.all_reached(key) else within,
-                self.deviation(key),
-            )
-            for name, key in keys.items()
-        ]  # fmt: skip
-        base = "proposed" if self.all_reached("proposed") else "searched"
-        for name, printed in PAPER_SPEED_UP.items():
-            key = keys[name]
-            if not self.all_reached(key):
-                key = self.fastest(name) or key
-            label = self.parts[key].values["label"]
-            remark = f"{label} takes so many times as long as {self.parts[base].values['label']}"
-            if self.speed_up(base, key) is None:
-                remark = f"{name.upper()} does not get there with any step tried"
-            rows.append(
-                Comparison(
-                    f"Speed-up over {name.upper()}", printed, self.speed_up(base, key),
-                    "neither", 0.25 * printed.value, remark,
-                )
-            )  # fmt: skip
-        return rows
-
-    def table(self, values: InpaintingSettings) -> Table:
-        """Mean and deviation of seconds, iterations, speed-ups, and who got there."""
-        rows = []
-        for key, part in self.parts.items():
-            reached = len(self.seconds(key))
-            mean, deviation = self.mean(key), self.deviation(key)
-            spread = "" if deviation is None else f" ± {number(deviation)}"
-            steps = statistics.mean(self.iterations(key)) if self.all_reached(key) else None
-            rows.append(
-                (
-                    part.values["label"] + ("" if part.values["printed"] else " *"),
-                    f"{number(mean)}{spread}",
-                    "-" if steps is None else f"{steps:.0f}",
-                    number(self.speed_up("proposed", key)),
-                    number(self.speed_up("searched", key)),
-                    number(self.speed_up("default", key)),
-                    f"{reached} of {len(part.values['seconds'])}",
-                )
-            )
-        columns = ("Method", "Seconds", "Iterations", "Proposed is faster", "Proposed * is faster",
-                   "Default is faster",
-                   "Reached")  # fmt: skip
-        caption = (
-            "As Table 1 of the paper: time to a relative objective error of "
-            f"{values.race.error:g}, mean and standard deviation over the images. All start from "
-            "the data with 0 in missing pixels, but our default as a user calls it. Faster: by "
-            "this factor, mean over the images. * Not a step size of the paper."
+def time_comparisons(times: Times, values: InpaintingSettings) -> list[Comparison]:
+    """Beside the paper's Table 1: seconds, then speed-ups."""
+    keys = dict(zip(PAPER_SECONDS, (each.key for each in competitors(values)), strict=False))
+    within = f"error above {values.race.error:g} within {values.race.iterations} iterations"
+    rows = [
+        Comparison(
+            f"{times.parts[key].values['label']}, time", PAPER_SECONDS[name], times.mean(key),
+            "neither", 0.0, "another machine" if times.all_reached(key) else within,
+            times.deviation(key),
         )
-        return Table("times", columns, tuple(rows), caption)
+        for name, key in keys.items()
+    ]  # fmt: skip
+    base = "proposed" if times.all_reached("proposed") else "searched"
+    for name, printed in PAPER_SPEED_UP.items():
+        key = keys[name]
+        if not times.all_reached(key):
+            key = times.fastest(name) or key
+        label = times.parts[key].values["label"]
+        remark = f"{label} takes so many times as long as {times.parts[base].values['label']}"
+        if times.speed_up(base, key) is None:
+            remark = f"{name.upper()} does not get there with any step tried"
+        rows.append(
+            Comparison(
+                f"Speed-up over {name.upper()}", printed, times.speed_up(base, key),
+                "neither", 0.25 * printed.value, remark,
+            )
+        )  # fmt: skip
+    return rows
 
-    def as_plain(self) -> list[dict[str, Any]]:
-        """For JSON."""
-        return [dict(part.values) for part in self.parts.values()]
 
-
-def times_section(times: Times, values: InpaintingSettings, data: Part) -> Section:
+def times_section(times: Times, values: InpaintingSettings) -> Section:
     """Table 1."""
     text = (
         "The optimum is that of our default, run to a certified relative gap of "
@@ -407,7 +322,7 @@ def times_section(times: Times, values: InpaintingSettings, data: Part) -> Secti
         "of operators) and without any evaluation on the way, after a warm-up. Images are timed "
         "one by one."
     )
-    return Section("Time to an objective error", [text, times.table(values)])
+    return Section("Time to an objective error", [text, times.table(values.race.error)])
 
 
 def curves_section(
