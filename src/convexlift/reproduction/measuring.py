@@ -237,7 +237,8 @@ class Optimum:
     @property
     def gap(self) -> Array:
         """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
-        return np.asarray((self.objective - self.bound) / np.abs(self.objective))
+        # Where both agree to rounding, the bound may come out above.
+        return np.asarray(np.maximum(self.objective - self.bound, 0.0) / np.abs(self.objective))
 
     @classmethod
     def of(cls, reference: Part, found: Sequence[Curve]) -> Optimum:
