@@ -28,6 +28,11 @@ Choose = Callable[[Mapping[str, Part]], Competitor]
 """A competitor whose step sizes follow from earlier parts."""
 
 
+def always(competitor: Competitor) -> Choose:
+    """No choice."""
+    return lambda parts: competitor
+
+
 def data_step(setup: Setup) -> Step:
     """The images and their data: part ``data``."""
     return Step(f"{setup.prefix}data", setup.settings, lambda work: setup.data(), title="Data")

@@ -103,7 +103,7 @@ def _section(section: Section, drawings: Mapping[str, bytes], numbered: Numbered
     parts = [f"<h2>{html.escape(section.title)}</h2>"]
     for block in section.blocks:
         if isinstance(block, Table):
-            parts.append(block.as_html())
+            parts.append(block.as_html(numbered.next("Table") if block.caption else ""))
         elif isinstance(block, Figure):
             parts.append(_figure(block, drawings[block.name], numbered.next("Figure")))
         else:

@@ -21,6 +21,7 @@ def psnr_comparisons(
     runs: Mapping[str, Run],
     paper: Mapping[str, tuple[Printed, Printed]],
     moments: tuple[int, int] | None = None,
+    others: Mapping[str, Run] | None = None,
 ) -> list[Comparison]:
     """Mean PSNR of data and reconstructions beside the corners of the paper's pictures.
 
@@ -31,6 +32,8 @@ def psnr_comparisons(
         runs: by the paper's names of the methods.
         paper: PSNR after few and after many iterations, by the same names.
         moments: those iterations, where the runs have others (quick versions are shorter).
+        others: the same methods with step sizes that suit the network, by the same names; told
+            where the paper's do not.
     """
     quality = np.asarray(data.values["psnr"])
     several = len(quality) > 1
@@ -43,19 +46,35 @@ def psnr_comparisons(
     ]  # fmt: skip
     for label, printed in paper.items():
         run = runs[label]
-        steps = ", ".join(f"{value:g}" for value in run.parameters)
-        remark = f"c = ({steps})" if len(run.parameters) > 1 else f"step {steps}"
+        better = None if fits(found, run) else (others or {}).get(label)
         ours = (found.early, found.late)
         for each, said, k in zip(printed, moments or ours, ours, strict=True):
+            remarks = [steps_text(run)]
+            if said != k:
+                remarks.append(f"ours after {k}")
+            if better is not None:
+                remarks.append(
+                    f"does not suit this network, {steps_text(better)}: {found.psnr(better, k):.2f}"
+                )
             rows.append(
                 Comparison(
                     f"{label}, {said} iterations", each, found.psnr(run, k),
-                    "higher" if run.family == "paper" else "neither", 0.5,
-                    remark if said == k else f"{remark}; ours after {k}",
+                    "higher" if run.family == "paper" else "neither", 0.5, "; ".join(remarks),
                     found.psnr_deviation(run, k),
                 )
             )  # fmt: skip
     return rows
+
+
+def fits(found: SideBySide, run: Run, error: float = 1e-2) -> bool:
+    """Whether its step sizes suit the network: it gets near the optimum in the end."""
+    return found.error(run, found.late) <= error
+
+
+def steps_text(run: Run) -> str:
+    """Its step sizes."""
+    values = ", ".join(f"{value:g}" for value in run.parameters)
+    return f"c = ({values})" if len(run.parameters) > 1 else f"step {values}"
 
 
 def percent(value: float) -> str:

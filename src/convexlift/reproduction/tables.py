@@ -56,8 +56,8 @@ class Table:
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
 
-    def as_html(self) -> str:
-        """A table element that scrolls by itself."""
+    def as_html(self, number: str = "") -> str:
+        """A table element that scrolls by itself, below its caption and, with one, its number."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = ""
         for i, row in enumerate(self.rows):
@@ -65,7 +65,10 @@ class Table:
             for j, cell in enumerate(cells):
                 cells[j] = f"<td><b>{cell}</b></td>" if (i, j) in self.bold else f"<td>{cell}</td>"
             body += f"<tr>{''.join(cells)}</tr>\n"
-        caption = f'<p class="caption">{with_code(self.caption)}</p>' if self.caption else ""
+        caption = ""
+        if self.caption:
+            label = f"<b>{number}.</b> " if number else ""
+            caption = f'<p class="caption">{label}{with_code(self.caption)}</p>'
         return (
             f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>\n{body}</tbody></table></div>"
@@ -160,4 +163,4 @@ def small(value: float | None) -> str:
     """A gap or an error: one digit after the point, and its power of ten."""
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:.1e}"
+    return "0" if value == 0 else f"{value:.1e}"
