@@ -262,7 +262,10 @@ def test_faces_and_what_stands_in_for_them(tmp_path):
     ],
 )
 def test_verdicts(ours, better, verdict):
-    assert Comparison("x", Printed(10.0, "1"), ours, better).verdict == verdict
+    comparison = Comparison("x", Printed(10.0, "1"), ours, better)
+    assert comparison.verdict == verdict
+    if verdict != "not reached":
+        assert replace(comparison, comparable=False).verdict == "not comparable"
 
 
 def test_tables_as_files():

@@ -122,6 +122,7 @@ def test_numbers_beside_the_paper_s(denoised):
     assert [each["paper"] for each in results["comparisons"]] == [
         10.90, 28.80, 28.87, 16.00, 28.52, 28.02, 28.75,
     ]  # fmt: skip
+    assert {each["verdict"] for each in results["comparisons"]} == {"not comparable"}  # no faces
     assert results["experiment"] == "denoising"
     assert results["quick"] is True
     assert results["data"]["source"] == "photographs inside the package"
@@ -180,12 +181,24 @@ def test_times_to_an_error(inpainted):
     assert results["bilevel_methods"] is not None
 
 
-def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
+def small_problem():
     y = torch.rand(1, 1, 16, 16)
     problem = cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=0.1
     )
-    curve = trace([Start(problem, y, y)], cl.Subgradient(1e30), 20, keep=(5, 20))
+    return Start(problem, y, y)
+
+
+def test_half_a_curve_is_none():
+    def press(fraction):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace([small_problem()], cl.PDHG(), 20, tell=press)
+
+
+def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
+    curve = trace([small_problem()], cl.Subgradient(1e30), 20, keep=(5, 20))
     assert curve.iteration[-1] < 20
     assert np.isfinite(curve.picture(20)).all()
     assert curve.kept.tolist() == [5, 20]

@@ -129,11 +129,12 @@ def _progress(screen: Console) -> Iterator[Report]:
 def _show(experiment: Experiment, document: Document, page: Path, screen: Console) -> None:
     content = comparison_table(document.comparisons)
     table = Table(title=experiment.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in content.columns:
-        text = column in ("Quantity", "In the paper", "Verdict")
-        table.add_column(column, justify="left" if text else "right")
+    shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]
+    for i in shown:
+        text = content.columns[i] in ("Quantity", "Verdict")
+        table.add_column(content.columns[i], justify="left" if text else "right")
     for row in content.rows:
-        table.add_row(*row)
+        table.add_row(*(row[i] for i in shown))
     screen.print(table)
     for paragraph in document.summary:
         screen.print(f"{paragraph}\n", highlight=False, markup=False)

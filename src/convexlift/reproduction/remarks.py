@@ -41,7 +41,7 @@ def psnr_comparisons(
         Comparison(
             "Data", paper_data, float(quality.mean()), "neither", 1.0,
             "mean of the images; the paper shows one" if several else "another image",
-            float(quality.std(ddof=1)) if several else None,
+            float(quality.std(ddof=1)) if several else None, data.values["faithful"],
         )
     ]  # fmt: skip
     for label, printed in paper.items():
@@ -60,7 +60,7 @@ def psnr_comparisons(
                 Comparison(
                     f"{label}, {said} iterations", each, found.psnr(run, k),
                     "higher" if run.family == "paper" else "neither", 0.5, "; ".join(remarks),
-                    found.psnr_deviation(run, k),
+                    found.psnr_deviation(run, k), data.values["faithful"],
                 )
             )  # fmt: skip
     return rows

@@ -90,6 +90,7 @@ class Comparison:
         tolerance: a difference up to this counts as agreement, in the unit of the number.
         remark: why it differs, or what a reader must know.
         deviation: the standard deviation of ours, if there is one.
+        comparable: whether both numbers are of the same kind of data at all.
     """
 
     quantity: str
@@ -99,6 +100,7 @@ class Comparison:
     tolerance: float = 0.5
     remark: str = ""
     deviation: float | None = None
+    comparable: bool = True
 
     @property
     def difference(self) -> float | None:
@@ -107,9 +109,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In a word: agrees, better, worse, higher, lower, not reached."""
+        """In a word: agrees, better, worse, higher, lower, not reached, not comparable."""
         if self.difference is None or not math.isfinite(self.difference):
             return "not reached"
+        if not self.comparable:
+            return "not comparable"
         if abs(self.difference) <= self.tolerance:
             return "agrees"
         higher = self.difference > 0
