@@ -15,6 +15,7 @@ from convexlift.cli import app
 from convexlift.images import load_image
 from convexlift.reproduction import denoising, inpainting
 from convexlift.reproduction.comparing import SideBySide
+from convexlift.reproduction.curves import Start, trace
 from convexlift.reproduction.data import example_photographs
 from convexlift.reproduction.denoising import DENOISING
 from convexlift.reproduction.inpainting import INPAINTING
@@ -121,6 +122,7 @@ def test_numbers_beside_the_paper_s(denoised):
     assert [each["paper"] for each in results["comparisons"]] == [
         10.90, 28.80, 28.87, 16.00, 28.52, 28.02, 28.75,
     ]  # fmt: skip
+    assert {each["verdict"] for each in results["comparisons"]} == {"not comparable"}  # no faces
     assert results["experiment"] == "denoising"
     assert results["quick"] is True
     assert results["data"]["source"] == "photographs inside the package"
@@ -177,3 +179,26 @@ def test_times_to_an_error(inpainted):
     verdicts = {each["quantity"]: each["verdict"] for each in results["comparisons"]}
     assert verdicts["SM-D, 50, time"] == "not reached"
     assert results["bilevel_methods"] is not None
+
+
+def small_problem():
+    y = torch.rand(1, 1, 16, 16)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    return Start(problem, y, y)
+
+
+def test_half_a_curve_is_none():
+    def press(fraction):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace([small_problem()], cl.PDHG(), 20, tell=press)
+
+
+def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
+    curve = trace([small_problem()], cl.Subgradient(1e30), 20, keep=(5, 20))
+    assert curve.iteration[-1] < 20
+    assert np.isfinite(curve.picture(20)).all()
+    assert curve.kept.tolist() == [5, 20]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -29,11 +29,12 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.reproduction.data import find_data
+from convexlift.reproduction.document import Document
 from convexlift.reproduction.experiments import EXPERIMENTS
 from convexlift.reproduction.running import NotComputed, compute, finished_parts
 from convexlift.reproduction.steps import Report
 from convexlift.reproduction.study import Experiment, Study
-from convexlift.reproduction.tables import Comparison, comparison_table
+from convexlift.reproduction.tables import comparison_table
 from convexlift.reproduction.writing import results, write
 
 Name = StrEnum("Name", {name: name for name in EXPERIMENTS})  # type: ignore[misc]
@@ -95,7 +96,7 @@ def reproduce(
         content = results(document, run, parts)
         files = write(document, folder, content)
         write_json(json_file, content)
-        _show(experiment, document.comparisons, document.summary, files[-1], screen)
+        _show(experiment, document, files[-1], screen)
 
 
 def _compute(experiment: Experiment, study: Study, folder: Path, screen: Console) -> None:
@@ -120,30 +121,21 @@ def _progress(screen: Console) -> Iterator[Report]:
     ) as bar:
         task = bar.add_task("Starting", total=None)
 
-        def report(progress: Any) -> None:
-            bar.update(
-                task, description=progress.title, completed=progress.done, total=progress.total
-            )
-
-        yield report
+        yield lambda now: bar.update(
+            task, description=now.title, completed=now.done, total=now.total
+        )
 
 
-def _show(
-    experiment: Experiment,
-    comparisons: Any,
-    summary: Any,
-    page: Path,
-    screen: Console,
-) -> None:
-    rows: list[Comparison] = list(comparisons)
-    content = comparison_table(rows)
+def _show(experiment: Experiment, document: Document, page: Path, screen: Console) -> None:
+    content = comparison_table(document.comparisons)
     table = Table(title=experiment.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(content.columns):
-        text = i in (0, 1, len(content.columns) - 1)
-        table.add_column(column, justify="left" if text else "right")
+    shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]
+    for i in shown:
+        text = content.columns[i] in ("Quantity", "Verdict")
+        table.add_column(content.columns[i], justify="left" if text else "right")
     for row in content.rows:
-        table.add_row(*row)
+        table.add_row(*(row[i] for i in shown))
     screen.print(table)
-    for paragraph in summary:
-        screen.print(paragraph, highlight=False, markup=False)
+    for paragraph in document.summary:
+        screen.print(f"{paragraph}\n", highlight=False, markup=False)
     screen.print(f"Report: {page}", highlight=False)

@@ -145,18 +145,19 @@ class SideBySide:
 
     def error_panel(self, runs: Sequence[Run], title: str) -> Panel:
         """The relative objective error."""
-        known = float(self.optimum.gap[0])
+        first = max(float(self.optimum.error(run.curve)[0, 0]) for run in runs)
         return replace(
             self.panel(
-                runs, title, "relative objective error", self.optimum.error, limits=(1e-6, 3.0)
+                runs, title, "relative objective error", self.optimum.error,
+                limits=(1e-6, 2.0 * max(first, 0.5)),
             ),
-            unknown=known,
-        )
+            unknown=float(self.optimum.gap[0]),
+        )  # fmt: skip
 
     def gap_panel(self, runs: Sequence[Run], title: str) -> Panel:
         """The gap that runs certify by themselves."""
         return self.panel(
-            runs, title, "certified relative gap", lambda curve: curve.gap, limits=(1e-5, 2.0)
+            runs, title, "certified relative gap", lambda curve: curve.gap, limits=(1e-5, 5.0)
         )
 
     def psnr_panel(self, runs: Sequence[Run], title: str) -> Panel:

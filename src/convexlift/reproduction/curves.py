@@ -129,6 +129,9 @@ def _trace(
 
     stop = StopWhen(gap=None, max_iterations=iterations, check_every=every)
     solution = solve(start.problem, method=method, stop=stop, start=start.x, callback=watch)
+    for missed in keep[len(kept) :]:  # it became infinite before
+        kept.append(missed)
+        pictures.append(solution.state.x[0, 0].float().cpu().numpy())
     if Status.INTERRUPTED in solution.status:
         raise KeyboardInterrupt  # half a curve is none
     history = solution.history

@@ -101,7 +101,7 @@ MARKS = (  # (c_1, c_2), where the paper's Figure "Ablation study" has its five 
 """Read off the figure's source: rows 0, 2 and 6 from the top, columns 0, 3 and 6 from the left. Its
 axes are not in the text; rows are taken for c_1 and columns for c_2, from small to large."""
 
-FIGURE = "Fig. Visual comparison, 5.1"
+FIGURE = "5.1, visual comparison"
 PAPER_DATA = psnr(10.90, FIGURE)
 PAPER = {  # PSNR in the corners of its pictures, after 15 and after 200 iterations
     "Proposed": (psnr(28.80, FIGURE), psnr(28.87, FIGURE)),
@@ -202,7 +202,12 @@ def report(parts: Mapping[str, Part]) -> Document:
             certificate_reveals(found, ours),
         ],
         comparisons=psnr_comparisons(
-            found, data, PAPER_DATA, {"Proposed": ours, "SM-C": sm_c, "SM-D": sm_d}, PAPER
+            found,
+            data,
+            PAPER_DATA,
+            {"Proposed": ours, "SM-C": sm_c, "SM-D": sm_d},
+            PAPER,
+            (FULL.early, FULL.iterations),
         ),
         sections=[
             ablation_section(parts, values, found.optimum),

@@ -6,10 +6,8 @@ iterations; pictures after 60 and 300 iterations.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from convexlift.benchmark.cases import Case
 from convexlift.models.store import load
@@ -29,9 +27,9 @@ from convexlift.reproduction.document import Document, Figure, Section
 from convexlift.reproduction.figures import curves
 from convexlift.reproduction.measuring import (
     Accuracy,
-    Choose,
     Looks,
     Race,
+    always,
     average_objective,
     chosen_curve_step,
     curve_step,
@@ -51,11 +49,12 @@ from convexlift.reproduction.remarks import (
 from convexlift.reproduction.setup import Setup
 from convexlift.reproduction.steps import Step
 from convexlift.reproduction.study import Experiment, Study
-from convexlift.reproduction.tables import Comparison, Table, number
+from convexlift.reproduction.tables import Comparison, number
+from convexlift.reproduction.times import Times
 from convexlift.tasks import Inpainting
 
 REFERENCE = Accuracy(gap=1e-5, iterations=2000)
-RACE = Race(error=1e-3, iterations=2000, repeats=3)  # the error: section 5.3, Results
+RACE = Race(error=1e-3, iterations=1000, repeats=3)  # the error: section 5.3, Results
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ QUICK = replace(
 
 ADVERSARIAL, BILEVEL = "faces-inpainting-adversarial", "faces-inpainting-bilevel"
 
-TABLE = "Table 1, 5.3"
+TABLE = "5.3, Table 1"
 PAPER_SECONDS = {
     "proposed": Printed(0.18, TABLE, "s", 0.026),
     "sm-c": Printed(0.27, TABLE, "s", 0.047),
@@ -105,7 +104,7 @@ PAPER_SPEED_UP = {
     "sm-d": Printed(7.50, TABLE),
     "nmapg": Printed(1.47, TABLE),
 }
-FIGURE = "Fig. Visual comparison, 5.3"
+FIGURE = "5.3, visual comparison"
 PAPER_DATA = psnr(11.91, FIGURE)
 PAPER = {  # PSNR in the corners of its pictures, after 60 and after 300 iterations
     "Proposed": (psnr(29.93, FIGURE), psnr(30.01, FIGURE)),
@@ -203,11 +202,6 @@ def with_pair(c: Sequence[float]) -> Competitor:
     return replace(proposed(c), key="searched", label=label, printed=False)
 
 
-def always(competitor: Competitor) -> Choose:
-    """No choice."""
-    return lambda parts: competitor
-
-
 def report(parts: Mapping[str, Part]) -> Document:
     """What the parts say."""
     data = parts["data"]
@@ -223,14 +217,22 @@ def report(parts: Mapping[str, Part]) -> Document:
         summary=[
             about(data, values),
             suits(found, values),
-            certificate_reveals(found, found.runs["searched"]),
+            certificate_reveals(found, found.runs["proposed"], found.runs["searched"]),
         ],
         comparisons=[
-            *times.comparisons(values),
-            *psnr_comparisons(shown, shown_data, PAPER_DATA, printed_runs(shown, values), PAPER),
+            *time_comparisons(times, values),
+            *psnr_comparisons(
+                shown,
+                shown_data,
+                PAPER_DATA,
+                printed_runs(shown, values),
+                PAPER,
+                (FULL.early, FULL.iterations),
+                searched_runs(shown),
+            ),
         ],
         sections=[
-            times_section(times, values, data),
+            times_section(times, values),
             curves_section(found, values, parts),
             pictures_section(shown, shown_data, values),
         ],
@@ -250,6 +252,15 @@ def printed_runs(found: SideBySide, values: InpaintingSettings) -> dict[str, Run
     return {label: found.runs[each.key] for label, each in zip(PAPER, first, strict=True)}
 
 
+def searched_runs(found: SideBySide) -> dict[str, Run]:
+    """The best of the searches."""
+    return {
+        "Proposed": found.runs["searched"],
+        "SM-C": found.best("sm-c", printed=False),
+        "SM-D": found.best("sm-d", printed=False),
+    }
+
+
 def about(data: Part, values: InpaintingSettings) -> str:
     """Problem, network and images."""
     mask = "the paper's fixed mask" if data.values["mask"] else "random masks"
@@ -267,7 +278,7 @@ def suits(found: SideBySide, values: InpaintingSettings) -> str:
     rows = []
     for label, run in printed_runs(found, values).items():
         rows.append(f"{label} {error_text(found, run, found.late)}")
-    others = [found.runs["searched"], *(found.best(f, printed=False) for f in ("sm-c", "sm-d"))]
+    others = searched_runs(found).values()
     better = [f"{run.label}: {error_text(found, run, found.late)}" for run in others]
     return (
         "Step sizes belong to a network and its scale, and those of the paper were chosen for "
@@ -277,117 +288,43 @@ def suits(found: SideBySide, values: InpaintingSettings) -> str:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Times:
-    """Seconds to the error for every method and image; None where it was not reached."""
-
-    parts: Mapping[str, Part]
-
-    @classmethod
-    def of(cls, parts: Mapping[str, Part]) -> Times:
-        """Of all methods that were timed, by their keys."""
-        timed = [part for name, part in parts.items() if name.startswith("time-")]
-        return cls({part.values["key"]: part for part in timed})
-
-    def seconds(self, key: str) -> list[float]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["seconds"] if each is not None]
-
-    def iterations(self, key: str) -> list[int]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["iterations"] if each is not None]
-
-    def all_reached(self, key: str) -> bool:
-        """Whether all images did."""
-        return None not in self.parts[key].values["seconds"]
-
-    def mean(self, key: str) -> float | None:
-        """Seconds, if all images got there: a mean over some of them would flatter."""
-        return statistics.mean(self.seconds(key)) if self.all_reached(key) else None
-
-    def deviation(self, key: str) -> float | None:
-        """Over the images."""
-        several = self.all_reached(key) and len(self.seconds(key)) > 1
-        return statistics.stdev(self.seconds(key)) if several else None
-
-    def speed_up(self, key: str, over: str) -> float | None:
-        """Mean over the images of how many times longer ``over`` takes than ``key``."""
-        if not (self.all_reached(key) and self.all_reached(over)):
-            return None
-        pairs = zip(self.seconds(over), self.seconds(key), strict=True)
-        return statistics.mean(slow / fast for slow, fast in pairs)
-
-    def fastest(self, family: str) -> str | None:
-        """The key of the fastest with step sizes that are not the paper's."""
-        keys = [
-            key
-            for key, part in self.parts.items()
-            if part.values["family"] == family and not part.values["printed"]
-        ]
-        reached = {key: self.mean(key) for key in keys if self.all_reached(key)}
-        return min(reached, key=lambda key: reached[key] or 0.0) if reached else None
-
-    def comparisons(self, values: InpaintingSettings) -> list[Comparison]:
-        """Beside the paper's Table 1: seconds, then speed-ups."""
-        keys = dict(zip(PAPER_SECONDS, (each.key for each in competitors(values)), strict=False))
-        within = f"error above {values.race.error:g} within {values.race.iterations} iterations"
-        rows = [
+def time_comparisons(times: Times, values: InpaintingSettings) -> list[Comparison]:
+    """Beside the paper's Table 1: seconds, then speed-ups."""
+    keys = dict(zip(PAPER_SECONDS, (each.key for each in competitors(values)), strict=False))
+    rows = []
+    for name, key in keys.items():
+        remark = "another machine"
+        if not times.all_reached(key):
+            remark = f"error above {values.race.error:g} for {values.race.iterations} iterations"
+            better = "searched" if name == "proposed" else times.fastest(name)
+            if better is not None and times.all_reached(better):
+                label = times.parts[better].values["label"]
+                remark += f"; {label}: {number(times.mean(better))} s"
+        rows.append(
             Comparison(
-                f"{self.parts[key].values['label']}, time", PAPER_SECONDS[name], self.mean(key),
-                "neither", 0.0, "another machine" if self.all_reached(key) else within,
-                self.deviation(key),
+                f"{times.parts[key].values['label']}, time", PAPER_SECONDS[name],
+                times.mean(key), "neither", 0.0, remark, times.deviation(key),
             )
-            for name, key in keys.items()
-        ]  # fmt: skip
-        base = "searched"
-        steps = f"over {self.parts[base].values['label']}"
-        for name, printed in PAPER_SPEED_UP.items():
-            key = keys[name]
-            if not self.all_reached(key):
-                key = self.fastest(name) or key
-            rows.append(
-                Comparison(
-                    f"Proposed {printed.value:g} times faster than {name.upper()}", printed,
-                    self.speed_up(base, key), "neither", 0.25 * printed.value,
-                    f"{self.parts[key].values['label']} {steps}",
-                )
-            )  # fmt: skip
-        return rows
-
-    def table(self, values: InpaintingSettings) -> Table:
-        """Mean and deviation of seconds, iterations, speed-ups, and who got there."""
-        rows = []
-        for key, part in self.parts.items():
-            reached = len(self.seconds(key))
-            mean, deviation = self.mean(key), self.deviation(key)
-            spread = "" if deviation is None else f" ± {number(deviation)}"
-            steps = statistics.mean(self.iterations(key)) if self.all_reached(key) else None
-            rows.append(
-                (
-                    part.values["label"] + ("" if part.values["printed"] else " *"),
-                    f"{number(mean)}{spread}",
-                    "-" if steps is None else f"{steps:.0f}",
-                    number(self.speed_up("searched", key)),
-                    number(self.speed_up("default", key)),
-                    f"{reached} of {len(part.values['seconds'])}",
-                )
+        )  # fmt: skip
+    base = "proposed" if times.all_reached("proposed") else "searched"
+    for name, printed in PAPER_SPEED_UP.items():
+        key = keys[name]
+        if not times.all_reached(key):
+            key = times.fastest(name) or key
+        label = times.parts[key].values["label"]
+        remark = f"{label} takes so many times as long as {times.parts[base].values['label']}"
+        if times.speed_up(base, key) is None:
+            remark = f"{name.upper()} does not get there with any step tried"
+        rows.append(
+            Comparison(
+                f"Speed-up over {name.upper()}", printed, times.speed_up(base, key),
+                "neither", 0.25 * printed.value, remark,
             )
-        columns = ("Method", "Seconds", "Iterations", "Proposed * faster by", "Default faster by",
-                   "Reached")  # fmt: skip
-        caption = (
-            "As Table 1 of the paper: time to a relative objective error of "
-            f"{values.race.error:g}, mean and standard deviation over the images. All start from "
-            "the data with 0 in missing pixels, but our default as a user calls it. * Not a step "
-            "size of the paper."
-        )
-        return Table("times", columns, tuple(rows), caption)
-
-    def as_plain(self) -> list[dict[str, Any]]:
-        """For JSON."""
-        return [dict(part.values) for part in self.parts.values()]
+        )  # fmt: skip
+    return rows
 
 
-def times_section(times: Times, values: InpaintingSettings, data: Part) -> Section:
+def times_section(times: Times, values: InpaintingSettings) -> Section:
     """Table 1."""
     text = (
         "The optimum is that of our default, run to a certified relative gap of "
@@ -396,7 +333,7 @@ def times_section(times: Times, values: InpaintingSettings, data: Part) -> Secti
         "of operators) and without any evaluation on the way, after a warm-up. Images are timed "
         "one by one."
     )
-    return Section("Time to an objective error", [text, times.table(values)])
+    return Section("Time to an objective error", [text, times.table(values.race.error)])
 
 
 def curves_section(
@@ -405,10 +342,7 @@ def curves_section(
     """Energy and PSNR against iterations, with the paper's steps and with others."""
     ours = [found.runs[key] for key in ("default", "default-same-start")]
     printed = [*printed_runs(found, values).values(), ours[0], found.runs["lbfgs"]]
-    other = [
-        found.runs["searched"], found.best("sm-c", printed=False),
-        found.best("sm-d", printed=False), found.runs["nmapg"], *ours, found.runs["lbfgs"],
-    ]  # fmt: skip
+    other = [*searched_runs(found).values(), found.runs["nmapg"], *ours, found.runs["lbfgs"]]
     columns = {"the paper's steps": printed, "the best of a search": other}
     rows = [
         [found.energy_panel(runs, f"Objective, {name}") for name, runs in columns.items()],
@@ -441,9 +375,7 @@ def pictures_section(found: SideBySide, data: Part, values: InpaintingSettings) 
     )
     tiles = found.tiles(data, list(printed_runs(found, values).items()))
     others = [
-        ("Proposed *", found.runs["searched"]),
-        ("SM-C *", found.best("sm-c", printed=False)),
-        ("SM-D *", found.best("sm-d", printed=False)),
+        *((f"{label} *", run) for label, run in searched_runs(found).items()),
         ("Default", found.runs["default"]),
     ]
     return Section(

@@ -28,6 +28,11 @@ Choose = Callable[[Mapping[str, Part]], Competitor]
 """A competitor whose step sizes follow from earlier parts."""
 
 
+def always(competitor: Competitor) -> Choose:
+    """No choice."""
+    return lambda parts: competitor
+
+
 def data_step(setup: Setup) -> Step:
     """The images and their data: part ``data``."""
     return Step(f"{setup.prefix}data", setup.settings, lambda work: setup.data(), title="Data")
@@ -237,7 +242,8 @@ class Optimum:
     @property
     def gap(self) -> Array:
         """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
-        return np.asarray((self.objective - self.bound) / np.abs(self.objective))
+        # Where both agree to rounding, the bound may come out above.
+        return np.asarray(np.maximum(self.objective - self.bound, 0.0) / np.abs(self.objective))
 
     @classmethod
     def of(cls, reference: Part, found: Sequence[Curve]) -> Optimum:

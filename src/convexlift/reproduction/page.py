@@ -17,12 +17,12 @@ body { font: 17px/1.6 Georgia, "Times New Roman", serif; color: var(--ink);
 h1 { font-size: 1.75rem; line-height: 1.25; margin: 0 0 0.3rem; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 0.6rem; border-bottom: 1px solid var(--line); }
 p { max-width: 46rem; }
-.about, figcaption, caption, table, footer { font-family: system-ui, sans-serif; }
-.about, footer { font-size: 0.84rem; opacity: 0.85; max-width: none; }
+.about, figcaption, .caption, table { font-family: system-ui, sans-serif; }
+.about { font-size: 0.84rem; opacity: 0.85; max-width: none; }
 code { font: 0.88em ui-monospace, monospace; }
 .scroll { overflow-x: auto; margin: 1rem 0 1.4rem; }
 table { border-collapse: collapse; font-size: 0.84rem; line-height: 1.45; }
-caption { text-align: left; padding-bottom: 0.5rem; font-size: 0.9rem; max-width: 46rem; }
+.caption { font-size: 0.9rem; line-height: 1.45; margin-bottom: -0.4rem; }
 thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink); }
 tbody tr:last-child td { border-bottom: 2px solid var(--ink); }
 th, td { padding: 0.28rem 0.75rem; text-align: right; vertical-align: top;
@@ -31,8 +31,8 @@ td { white-space: nowrap; }
 th { vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0.2rem; }
 .comparison th:nth-child(2), .comparison td:nth-child(2),
-.comparison th:last-child, .comparison td:last-child { text-align: left; white-space: normal; }
-.comparison td:last-child { min-width: 16rem; }
+.comparison th:last-child, .comparison td:last-child { text-align: left; }
+.comparison td:last-child { min-width: 16rem; white-space: normal; }
 figure { margin: 1.2rem 0 1.8rem; }
 figure .scroll { margin: 0; }
 figure .plot { max-width: 100%; height: auto; }
@@ -103,7 +103,7 @@ def _section(section: Section, drawings: Mapping[str, bytes], numbered: Numbered
     parts = [f"<h2>{html.escape(section.title)}</h2>"]
     for block in section.blocks:
         if isinstance(block, Table):
-            parts.append(block.as_html())
+            parts.append(block.as_html(numbered.next("Table") if block.caption else ""))
         elif isinstance(block, Figure):
             parts.append(_figure(block, drawings[block.name], numbered.next("Figure")))
         else:

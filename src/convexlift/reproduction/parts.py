@@ -49,17 +49,11 @@ class PartStore:
 
     folder: Path
 
-    def read(self, name: str, digest: str | None = None) -> Part | None:
-        """A part, or None if it is not there, not whole, or of another digest.
-
-        Args:
-            name: of the part.
-            digest: of its settings; None takes the part whatever they were.
-        """
+    def read(self, name: str, digest: str) -> Part | None:
+        """A part, or None if it is not there, not whole, or of other settings."""
         try:
             content = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-            wrong = digest is not None and content["digest"] != digest
-            if wrong or content["format"] != FORMAT:
+            if (content["format"], content["digest"]) != (FORMAT, digest):
                 return None
             arrays = self._read_arrays(name, content["sha256"])
             return Part(_unpacked(content["values"]), arrays, content["about"])
@@ -86,10 +80,6 @@ class PartStore:
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         with atomic_path(self.folder / f"{name}.json") as file:
             file.write_text(text, encoding="utf-8")
-
-    def names(self) -> list[str]:
-        """Of all parts that are there."""
-        return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def _read_arrays(self, name: str, sha256: str | None) -> dict[str, Array]:
         if sha256 is None:

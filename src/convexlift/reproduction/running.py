@@ -1,7 +1,7 @@
 """Run an experiment: compute what is missing, then write the report from the parts.
 
 OUTPUT/parts/     finished parts
-OUTPUT/run.json   which parts belong to the run, and whether all are there
+OUTPUT/run.json   options of the run, its parts with their digests, whether all are there
 OUTPUT/...        the report, see ``writing``
 """
 
@@ -43,16 +43,16 @@ def finished_parts(experiment: Experiment, folder: Path) -> tuple[Mapping[str, P
     """The parts of a complete run, wherever it was computed, and what ``run.json`` says."""
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        named, names = run["experiment"], run["parts"]
+        named, digests = run["experiment"], run["parts"]
     except (OSError, ValueError, KeyError):
         raise NotComputed(f"{folder} holds no finished run") from None
     if named != experiment.name:
         raise NotComputed(f"{folder} holds the experiment {named}, not {experiment.name}")
     store = PartStore(folder / "parts")
-    parts = {name: store.read(name) for name in names}
+    parts = {name: store.read(name, digest) for name, digest in digests.items()}
     missing = [name for name, part in parts.items() if part is None]
     if missing:
-        raise NotComputed(f"{len(missing)} of the {len(names)} parts in {folder} are missing")
+        raise NotComputed(f"{len(missing)} of the {len(parts)} parts in {folder} are missing")
     return {name: part for name, part in parts.items() if part is not None}, run
 
 
@@ -63,7 +63,7 @@ def _write_run(experiment: Experiment, study: Study, folder: Path, plan: Plan) -
         "seed": study.seed,
         "device": study.device.type,
         "data": study.data is not None,
-        "parts": [step.name for step in plan.steps],
+        "parts": plan.digests,
         "finished": len(plan.finished),
         "complete": not plan.missing,
     }

@@ -56,8 +56,8 @@ class Table:
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
 
-    def as_html(self) -> str:
-        """A table element that scrolls by itself."""
+    def as_html(self, number: str = "") -> str:
+        """A table element that scrolls by itself, below its caption and, with one, its number."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = ""
         for i, row in enumerate(self.rows):
@@ -65,9 +65,12 @@ class Table:
             for j, cell in enumerate(cells):
                 cells[j] = f"<td><b>{cell}</b></td>" if (i, j) in self.bold else f"<td>{cell}</td>"
             body += f"<tr>{''.join(cells)}</tr>\n"
-        caption = f"<caption>{with_code(self.caption)}</caption>" if self.caption else ""
+        caption = ""
+        if self.caption:
+            label = f"<b>{number}.</b> " if number else ""
+            caption = f'<p class="caption">{label}{with_code(self.caption)}</p>'
         return (
-            f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>\n{body}</tbody></table></div>"
         )
 
@@ -87,6 +90,7 @@ class Comparison:
         tolerance: a difference up to this counts as agreement, in the unit of the number.
         remark: why it differs, or what a reader must know.
         deviation: the standard deviation of ours, if there is one.
+        comparable: whether both numbers are of the same kind of data at all.
     """
 
     quantity: str
@@ -96,6 +100,7 @@ class Comparison:
     tolerance: float = 0.5
     remark: str = ""
     deviation: float | None = None
+    comparable: bool = True
 
     @property
     def difference(self) -> float | None:
@@ -104,9 +109,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In a word: agrees, better, worse, higher, lower, not reached."""
+        """In a word: agrees, better, worse, higher, lower, not reached, not comparable."""
         if self.difference is None or not math.isfinite(self.difference):
             return "not reached"
+        if not self.comparable:
+            return "not comparable"
         if abs(self.difference) <= self.tolerance:
             return "agrees"
         higher = self.difference > 0
@@ -160,4 +167,4 @@ def small(value: float | None) -> str:
     """A gap or an error: one digit after the point, and its power of ten."""
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:.1e}"
+    return "0" if value == 0 else f"{value:.1e}"

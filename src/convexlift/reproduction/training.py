@@ -67,22 +67,23 @@ class TrainingSettings:
     training_images: int | None = None  # all 1000 faces, of which bilevel learning uses 160
     adversarial: AdversarialRecipe = FACES_INPAINTING_ADVERSARIAL  # section 5.3, with our changes
     bilevel: BilevelRecipe = FACES_INPAINTING_BILEVEL  # section 5.3.1, with our changes
-    search_iterations: int = 100  # ours
-    tries_c: int = 12  # ours
+    lower_level: StopWhen = LOWER_LEVEL
+    search_iterations: int = 150  # ours
+    tries_c: int = 10  # ours
     tries_step: int = 6  # ours
 
 
 FULL = TrainingSettings()
 QUICK = replace(
-    FULL, iterations=150, every=30, images=2, size=64, training_images=72, search_iterations=40,
-    tries_c=6, tries_step=4,
+    FULL, iterations=150, images=2, size=64, training_images=72, search_iterations=100,
+    tries_c=6, tries_step=5, lower_level=replace(LOWER_LEVEL, max_iterations=40),
     adversarial=replace(
         FULL.adversarial, held_out=4, validation_stop=StopWhen(gap=1e-2, max_iterations=60),
         options=replace(
             FULL.adversarial.options, steps=200, learning_rate=2e-3, validate_every=200),
     ),
     bilevel=replace(
-        FULL.bilevel, held_out=4, images=32,
+        FULL.bilevel, held_out=4, images=32, batch_size=4,
         validation_stop=StopWhen(gap=1e-2, max_iterations=60),
         options=replace(FULL.bilevel.options, steps=12, warm_up=2, validate_every=12),
     ),
@@ -134,7 +135,7 @@ def bilevel(name: str, method: Method, first: Training, values: TrainingSettings
         absorb_weight_(network, part.values["weight"])
         return network
 
-    recipe = replace(values.bilevel, method=method, stop=LOWER_LEVEL)
+    recipe = replace(values.bilevel, method=method, stop=values.lower_level)
     return Training(
         name, recipe, first.images, None, first.study, start, (ADVERSARIAL,),
         cost=40.0, title=f"Training, {SCHEMES[name]}",
