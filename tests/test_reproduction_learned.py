@@ -139,8 +139,8 @@ def schemes(tmp_path_factory):
         tries_step=2,
         adversarial=replace(quick.adversarial, options=replace(
             quick.adversarial.options, steps=40, validate_every=40)),
-        bilevel=replace(quick.bilevel, images=8, options=replace(
-            quick.bilevel.options, steps=8, validate_every=8)),
+        bilevel=replace(quick.bilevel, images=8, batch_size=4, options=replace(
+            quick.bilevel.options, steps=6, validate_every=6)),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "QUICK", tiny)

@@ -31,7 +31,7 @@ QUICK = replace(
     FULL, size=128, counts=Counts(training=48, validation=4, test=2), steps=150, batch_size=4,
     # At this size only the sharpest filter leaves back projections rougher than clean slices,
     # and a critic of smoother ones learns to roughen.
-    learning_rate=1e-3, filter="ram-lak", as_printed=False,
+    filter="ram-lak", as_printed=False,
     validation_stop=StopWhen(gap=1e-2, max_iterations=60),
     test_stop=StopWhen(gap=1e-2, max_iterations=200),
     sm_c=(1e-3, 5e-3), sm_d=(1e-2, 7e-2), every=10,

@@ -36,8 +36,11 @@ FULL = TomographySettings(
 )  # fmt: skip
 QUICK = replace(
     QUICK_BASELINE, preset=FULL.preset, gamma=FULL.gamma, c=FULL.c, shipped=FULL.shipped,
-    size=64, counts=Counts(training=48, validation=2, test=2), steps=100,
-    search_iterations=60, reference=Accuracy(gap=1e-4, iterations=400),
+    size=64, counts=Counts(training=48, validation=2, test=2), steps=60, iterations=250,
+    validation_stop=StopWhen(gap=1e-2, max_iterations=40),
+    test_stop=StopWhen(gap=1e-2, max_iterations=120),
+    search_iterations=40, reference=Accuracy(gap=1e-4, iterations=300),
+    sm_c=(1e-3,), sm_d=(1e-2,),
 )  # fmt: skip
 
 BASELINE = "its baseline, 5.2"

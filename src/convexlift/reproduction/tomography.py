@@ -78,6 +78,7 @@ class TomographySettings:
     batch_size: int = 20
     learning_rate: float = 5e-4
     penalty: float = 5.0
+    filters: float = 0.13  # strength of the cosine filters at the start, over the image size
     filter: Filter = "hann"  # of the filtered back projections that the critic sees
     as_printed: bool = True  # whether the paper's recipe is followed to the letter as well
     size: int = FULL_SIZE
@@ -111,13 +112,21 @@ def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
 
 
 def changed_recipe(values: TomographySettings, task: SparseViewCT) -> AdversarialRecipe:
-    """The paper's recipe with filters of mean zero, a larger learning rate and a weaker penalty."""
+    """The paper's recipe with filters of mean zero, a larger learning rate and a weaker penalty.
+
+    It starts from cosine filters, as steep as the penalty wants a critic to be: |grad R| of such
+    a total variation grows with the image size, hence the division by it.
+    """
     recipe = printed_recipe(values, task)
+    network = replace(recipe.network, filters=values.filters / values.size)
     options = replace(
         recipe.options, steps=values.steps, learning_rate=values.learning_rate, schedule="cosine",
         zero_mean=True, validate_every=values.steps,
     )  # fmt: skip
-    return replace(recipe, batch_size=values.batch_size, penalty=values.penalty, options=options)
+    return replace(
+        recipe, network=network, batch_size=values.batch_size, penalty=values.penalty,
+        options=options,
+    )  # fmt: skip
 
 
 def printed_recipe(

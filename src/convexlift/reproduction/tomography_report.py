@@ -143,7 +143,8 @@ def training_section(parts: Parts, values: TomographySettings) -> Section:
     made = (
         f"R was trained adversarially for {trained['steps']} steps of {trained['batch_size']} in "
         f"{trained['seconds']:.0f} s, with a learning rate of {trained['learning_rate']:g}, a "
-        f"penalty of {values.penalty:g}, a cosine schedule and filters of mean zero (the paper: 20 "
+        f"penalty of {values.penalty:g}, a cosine schedule, and filters of mean zero that start as "
+        "cosines (the paper: 20 "
         "epochs of 2240 slices, 2e-5, and a penalty of 30, for the deeper network 20). The changes "
         "are ours: with few slices the paper's critic does not get steep, and it learns "
         "brightness. What decides is what the critic sees: back projections with the "
