@@ -200,6 +200,11 @@ def tile_file(picture: Array, high: float = 1.0) -> bytes:
     return file.getvalue()
 
 
+def magnified(picture: Array, times: int) -> Array:
+    """Every pixel a square of so many by so many."""
+    return np.kron(picture, np.ones((times, times), picture.dtype))
+
+
 def pyplot() -> Any:
     """matplotlib, for files only."""
     import matplotlib

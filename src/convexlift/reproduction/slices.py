@@ -59,8 +59,9 @@ class Slices:
 
     @property
     def shown(self) -> Images:
-        """The slice of curves and pictures."""
-        return Images(self.test.names[:1], self.test[0][None], self.source, faithful=False)
+        """The slice of curves and pictures; whole real ones stand in for the paper's."""
+        whole = self.real and self.test.size(0) == (FULL_SIZE, FULL_SIZE)
+        return Images(self.test.names[:1], self.test[0][None], self.source, faithful=whole)
 
 
 def load_slices(data: Path | None, size: int, counts: Counts) -> Slices:

@@ -10,11 +10,11 @@ import numpy as np
 
 from convexlift.reproduction.comparing import Run, SideBySide
 from convexlift.reproduction.document import Document, Figure, Section
-from convexlift.reproduction.figures import Tile, curves
+from convexlift.reproduction.figures import Tile, curves, magnified
 from convexlift.reproduction.measuring import Optimum
 from convexlift.reproduction.paper import Printed, psnr
 from convexlift.reproduction.parts import Array, Part
-from convexlift.reproduction.remarks import percent
+from convexlift.reproduction.remarks import percent, steps_text
 from convexlift.reproduction.tables import Comparison, Table, number, small
 
 Parts = Mapping[str, Part]
@@ -166,8 +166,8 @@ def scheme_decides(rows: list[Row]) -> str:
     first = rows[0]
     steps = "; ".join(
         f"{name} ends at {number(first.psnr(first.printed(solver)))} dB with the paper's "
-        f"{values_of(first.printed(solver))}, at {number(first.psnr(first.best(solver)))} dB with "
-        f"{values_of(first.best(solver))}"
+        f"{steps_text(first.printed(solver))}, at {number(first.psnr(first.best(solver)))} dB with "
+        f"{steps_text(first.best(solver))}"
         for solver, name in SEARCHED.items()
         if first.best(solver) is not first.printed(solver)
     )
@@ -207,21 +207,22 @@ def comparisons(rows: list[Row]) -> list[Comparison]:
     for row in rows:
         if row.scheme not in PAPER:
             continue
-        seconds = row.training.values["seconds"]
+        seconds, faithful = row.training.values["seconds"], row.data.values["faithful"]
         found.append(
             Comparison(f"{SCHEMES[row.scheme]}, training time", PAPER_SECONDS[row.scheme], seconds,
-                       "lower", 10.0, "another machine and recipe")
+                       "lower", 10.0, "another machine and recipe", comparable=faithful)
         )  # fmt: skip
         for solver, value in zip(PAPER_SOLVERS, PAPER[row.scheme], strict=True):
             run, printed = row.best(solver), row.printed(solver)
             remark = "" if run is printed else (
-                f"{values_of(run)}; {number(row.psnr(printed))} dB with the paper's "
-                f"{values_of(printed)}"
+                f"{steps_text(run)}; {number(row.psnr(printed))} dB with the paper's "
+                f"{steps_text(printed)}"
             )  # fmt: skip
             name = SEARCHED.get(solver, "NMAPG")
             found.append(
                 Comparison(f"{SCHEMES[row.scheme]}, {name}", psnr(value, TABLE), row.psnr(run),
-                           remark=remark, deviation=row.found.psnr_deviation(run, row.found.late))
+                           remark=remark, deviation=row.found.psnr_deviation(run, row.found.late),
+                           comparable=faithful)
             )  # fmt: skip
     return found
 
@@ -266,7 +267,7 @@ def heading(run: Run) -> str:
 def labelled(run: Run) -> str:
     """With the numbers of its steps, if it has any."""
     name = run.label.split(",")[0]
-    return f"{name} ({values_of(run)})" if run.parameters else name
+    return f"{name} ({steps_text(run)})" if run.parameters else name
 
 
 def curves_figure(rows: list[Row]) -> Figure:
@@ -309,13 +310,7 @@ def crops_figure(rows: list[Row]) -> Figure:
 def enlarged(picture: Array) -> Array:
     """The paper's crop, or all of a small picture, with every pixel a square."""
     crop = picture[CROP] if picture.shape == (256, 256) else picture
-    return np.kron(crop, np.ones((ENLARGED, ENLARGED), crop.dtype))
-
-
-def values_of(run: Run) -> str:
-    """Its step sizes."""
-    listed = ", ".join(f"{value:g}" for value in run.parameters)
-    return f"c = ({listed})" if len(run.parameters) > 1 else f"step {listed}"
+    return magnified(crop, ENLARGED)
 
 
 def results(rows: list[Row]) -> dict[str, Any]:
