@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help test test-slow lint format demo clean
+# Experiments of the paper, in the order of their sections.
+EXPERIMENTS := denoising inpainting
+
+.PHONY: help test test-slow lint format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +31,11 @@ format: $(VENV)/dev ## rewrite the code in house style
 
 demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
 	$(BIN)/convexlift demo --output demo-output
+
+reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in reproduce-quick/
+	for name in $(EXPERIMENTS); do \
+		$(BIN)/convexlift reproduce $$name --quick --output reproduce-quick/$$name || exit 1; \
+	done
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import json
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from convexlift.demo import Demo, Result
 from convexlift.images import atomic_path, save_image
+from convexlift.pages import COLOURS, embedded, with_code
 
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
 COLUMNS = (
@@ -186,7 +186,7 @@ def page(demo: Demo, folder: Path, version: str) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows(demo)
     )
-    note = _with_code(html.escape(regularizer_note(demo)))
+    note = with_code(regularizer_note(demo))
     images = "\n".join(_images(result, folder) for result in demo.results)
     plots = "\n".join(_plot(result, demo.options.gap) for result in demo.results)
     scaling = "pixelated" if demo.options.size < 128 else "auto"
@@ -197,11 +197,7 @@ def page(demo: Demo, folder: Path, version: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>convexlift demo</title>
 <style>
-:root {{ color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --line: #d0d7de; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ink: #e6edf3; --paper: #14181d; --line: #3d444d; }}
-  .plot {{ filter: invert(0.91) hue-rotate(180deg); }}
-}}
+{COLOURS}
 body {{ font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
         max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 img {{ display: block; width: 100%; height: auto; border-radius: 6px; }}
@@ -254,7 +250,7 @@ def _images(result: Result, folder: Path) -> str:
     }
     figures = "".join(
         f'<figure><img class="picture" alt="{caption}" '
-        f'src="{_embedded(_picture(folder, result, kind).read_bytes())}">'
+        f'src="{embedded(_picture(folder, result, kind).read_bytes())}">'
         f"<figcaption>{caption}</figcaption></figure>"
         for kind, caption in captions.items()
     )
@@ -270,15 +266,7 @@ def _images(result: Result, folder: Path) -> str:
 def _plot(result: Result, tolerance: float) -> str:
     figure = _png(plot_convergence([result], tolerance), dpi=180)
     alt = f"Objective, lower bound and gap against iterations: {result.task.title}"
-    return f'<img class="plot" alt="{html.escape(alt)}" src="{_embedded(figure)}">'
-
-
-def _with_code(text: str) -> str:
-    """What stands between backticks, as code."""
-    plain, *others = text.split("`")
-    return plain + "".join(
-        f"<code>{part}</code>" if i % 2 == 0 else part for i, part in enumerate(others)
-    )
+    return f'<img class="plot" alt="{html.escape(alt)}" src="{embedded(figure)}">'
 
 
 def _picture(folder: Path, result: Result, kind: str) -> Path:
@@ -295,7 +283,3 @@ def _png(figure: Any, dpi: int) -> bytes:
     figure.savefig(file, dpi=dpi, format="png")
     plt.close(figure)
     return file.getvalue()
-
-
-def _embedded(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
