@@ -16,7 +16,7 @@ from convexlift.benchmark.methods import describe
 from convexlift.images import atomic_path
 
 METHODS = {
-    "default": "default",
+    "default": "PDHG, nothing to tune",
     "paper": "the paper's PDHG",
     "nmapg": "NMAPG",
     "lbfgs": "L-BFGS",

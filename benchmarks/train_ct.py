@@ -22,7 +22,7 @@ import convexlift as cl
 from convexlift.images import psnr
 from convexlift.tasks import GaussianDenoising, SparseViewCT
 from convexlift.training import ImageSet, Validation, follow
-from convexlift.training.initial import absorb_weight_
+from convexlift.training.initial import absorb_weight_, deepened
 from convexlift.training.presets import PRESETS
 
 VALIDATION_PATIENT = "NLST-101287"
@@ -31,8 +31,12 @@ VALIDATED = 8
 ABOUT = {
     "ct-abdomen-chest-first": "The start of ct-abdomen-chest, for Gaussian noise.",
     "ct-abdomen-chest": "Sparse-view CT of chest and abdomen, 200 views, Poisson noise; bilevel.",
+    "ct-abdomen-chest-deep": "Sparse-view CT as ct-abdomen-chest, with three layers; bilevel.",
 }
-STARTS = {"ct-abdomen-chest": "ct-abdomen-chest-first"}
+STARTS = {
+    "ct-abdomen-chest": "ct-abdomen-chest-first",
+    "ct-abdomen-chest-deep": "ct-abdomen-chest",
+}
 DATA = (
     "338 slices of 6 patients, chest and abdomen, from the TCIA collections LIDC-IDRI, "
     "ACRIN-NSCLC-FDG-PET, RIDER Pilot, ACRIN-FLT-Breast, Lung-Fused-CT-Pathology and C4KC-KiTS, "
@@ -135,11 +139,17 @@ def first_network(
     held_out: ImageSet,
     device: str,
 ) -> cl.InputConvexNetwork | None:
-    """What the stage before it made, with the best weight for CT."""
+    """What the stage before it made, with the best weight for CT, or deepened."""
     if name not in STARTS:
         return None
     path = arguments.start or arguments.output / STARTS[name]
     network = cl.load(path, device=device)
+    if PRESETS[name].network.depth > 1:
+        # Responses are a few hundredths: times ten, they are large against the smoothing of 0.01.
+        # The threshold turns a fifth of the units off.
+        return deepened(
+            network, PRESETS[name].network.depth, variety=0.1, scale=10.0, threshold=0.01
+        )
     stop = cl.StopWhen(gap=2e-3, max_iterations=300)
     best = Validation(task, held_out, weight=5.0, search=True, stop=stop)(network)
     print(path, "on validation", float(best.psnr.mean()), best.weight, flush=True)

@@ -8,6 +8,9 @@ import zoo
 from oracle import optimum
 
 import convexlift as cl
+from convexlift.phantoms import shepp_logan
+from convexlift.solvers.solve import suitable_method
+from convexlift.tasks import SparseViewCT
 
 SMOOTH = zoo.MONOTONE["smoothed"]
 
@@ -87,6 +90,34 @@ def test_lbfgs_decreases_at_every_step():
     problem = zoo.problem("deep", SMOOTH, "KL", "x >= 0")
     objectives = run(problem, cl.LBFGS(), 40).history["objective"][:, 0]
     assert (objectives.diff() <= 1e-12 * objectives[0]).all()
+
+
+def test_lbfgs_goes_on_where_rounding_hides_the_descent():
+    """In single precision F stops to fall at a gradient whose certificate is a hundredth."""
+    truth = shepp_logan(32).float().expand(1, 1, -1, -1)
+    scanner = cl.ParallelBeam(32, 30, 47, 32.0) * 4.0
+    task = SparseViewCT(scanner=scanner, box=(0.0, None))
+    network = cl.load("ct-abdomen-chest")
+    problem = task.measure(truth, [torch.Generator().manual_seed(0)]).problem(network, 1.0)
+    solution = cl.solve(problem, method=cl.LBFGS(), stop=cl.StopWhen(gap=1e-4, max_iterations=1000))
+    assert solution.status == (cl.Status.CONVERGED,), str(solution)
+
+
+@pytest.mark.parametrize(
+    ("network", "smoothing", "method"),
+    [("deep", 0.1, cl.LBFGS()), ("deep", 0.0, cl.PDHG()), ("baseline", 0.1, cl.PDHG())],
+)
+def test_only_deep_and_smooth_problems_are_left_unlifted(network, smoothing, method):
+    make = getattr(cl.networks, network)
+    regularizer = make(16, channels=3, kernel=3, pool=4, hidden=4, smoothing=smoothing)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 16, 16)), regularizer=regularizer, weight=0.1
+    )
+    assert suitable_method(problem) == method
+    stop = cl.StopWhen(gap=None, max_iterations=7)
+    assert torch.equal(
+        cl.solve(problem, stop=stop).x, cl.solve(problem, method=method, stop=stop).x
+    )
 
 
 def test_pdhg_needs_fewer_iterations_than_subgradients_on_a_problem_with_kinks():

@@ -109,14 +109,26 @@ def test_units_differ_so_that_they_can_learn(name):
 def test_a_deepened_network_is_the_same(depth, smoothing):
     shallow = ridge(smoothing=smoothing, **COMMON)
     torch.nn.init.uniform_(shallow.output, 0.5, 1.5)
-    deeper = deepened(shallow, depth, inner_channels=3)
+    scale = 1e6 if smoothing else 1.0  # sums that are large against the smoothing
+    deeper = deepened(shallow, depth, inner_channels=3, scale=scale)
     x = pictures()
-    torch.testing.assert_close(deeper(x), shallow(x))
+    torch.testing.assert_close(deeper(x), shallow(x), rtol=1e-6, atol=0)
     assert len(deeper.layers) == depth
-    varied = deepened(shallow, depth, variety=0.05)  # 16 groups of 8 channels
+    varied = deepened(shallow, depth, variety=0.05, scale=scale)  # 16 groups of 8 channels
     torch.testing.assert_close(varied(x), shallow(x), rtol=0.05, atol=0)
-    assert not torch.allclose(varied(x), shallow(x))
+    assert not torch.allclose(varied(x), shallow(x), rtol=1e-5)
     varied.check_convexity()
+
+
+def test_a_threshold_turns_units_off():
+    shallow = ridge(smoothing=0.0, **COMMON)
+    x = pictures()
+    deeper = deepened(shallow, 2, threshold=0.1)
+    sums = deeper.layers[1].previous(shallow.bind(x.shape[1:]).forward(x).z[0])
+    torch.testing.assert_close(
+        deeper(x), ((sums - 0.1).clamp_min(0) * deeper.output).sum((1, 2, 3))
+    )
+    assert 0 < float((sums < 0.1).double().mean()) < 1
 
 
 def test_only_a_shallow_ridge_is_deepened():
@@ -124,6 +136,8 @@ def test_only_a_shallow_ridge_is_deepened():
         deepened(baseline(SIZE, hidden=4, **POOLED), 2)
     with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
         deepened(ridge(depth=2, **COMMON), 3)
+    with pytest.raises(ValueError, match="scale > 0, got scale=0"):
+        deepened(ridge(**COMMON), 2, scale=0.0)
     with pytest.raises(ValueError, match="depth >= 2, got depth=1"):
         deepened(ridge(**COMMON), 1)
     nothing = ridge(**COMMON)

@@ -25,6 +25,7 @@ PROMISED = {
     "faces-inpainting-bilevel": "inpainting",
     "photo-any-size": "gaussian-denoising",
     "ct-abdomen-chest": "ct",
+    "ct-abdomen-chest-deep": "ct",
 }
 OF_PICTURES = {name: task for name, task in PROMISED.items() if task != "ct"}
 TASKS = {task.name: task for task in (GaussianDenoising(), Inpainting(), SaltAndPepper())}

@@ -15,6 +15,7 @@ from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.solve import suitable_method
 from convexlift.solvers.steps import PaperSteps
 from convexlift.solvers.subgradient import Subgradient
 
@@ -89,7 +90,7 @@ def subgradient_grid(diminishing: bool) -> Grid:
 METHODS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        Contender("default", lambda problem, coarse: [PDHG()]),
+        Contender("default", lambda problem, coarse: [suitable_method(problem)]),
         Contender("paper", paper_grid),
         Contender("nmapg", lambda problem, coarse: [NMAPG()]),
         Contender("lbfgs", lambda problem, coarse: [LBFGS()]),

@@ -72,6 +72,8 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except typer.Exit:
+        raise  # a status that was decided on
     except BaseException as error:
         if debug and not isinstance(error, Interrupted):
             raise

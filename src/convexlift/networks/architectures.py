@@ -111,14 +111,15 @@ def ridge(
 
     A convex ridge regularizer (Goujon et al. 2023) with fixed profiles: learned filters whose
     responses are penalised as total variation penalises differences. With a larger ``depth``, the
-    responses then pass nonnegative convolutions and ReLUs: <w, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) +
-    b_2)> for 3.
+    responses then pass nonnegative convolutions and (smoothed) ReLUs:
+    <w, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) + b_2)> for 3.
 
     Args:
         in_channels: channels of the image.
         channels: number of filters on the image.
         kernel: their size.
-        smoothing: where h turns from a parabola into |a|; 0 for |a| itself.
+        smoothing: where h turns from a parabola into |a|, and further layers into a; 0 for |a|
+            and ReLUs themselves.
         padding: of the convolutions.
         depth: how many layers.
         inner_channels: number of filters of each further layer.
@@ -126,13 +127,14 @@ def ridge(
     """
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
-    profile = Abs() if smoothing == 0.0 else Huber(smoothing)
+    profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
+    inner: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
     inputs = channels
     for _ in range(depth - 1):
         mix = Convolution(inputs, inner_channels, inner_kernel, padding=padding, nonnegative=True)
-        layers.append(ConvexLayer(ReLU(), channels=inner_channels, previous=mix))
+        layers.append(ConvexLayer(inner, channels=inner_channels, previous=mix))
         inputs = inner_channels
     return InputConvexNetwork(layers, in_channels=in_channels)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation, Ramp, require_between, require_positive
-from convexlift.networks.roots import increasing_root
+from convexlift.networks.roots import cubic_root, increasing_root
 
 
 class SmoothActivation(Activation):
@@ -148,33 +148,20 @@ class SmoothedLeakyReLU(SmoothActivation):
         return value, rays + (steepness - rays).clamp_min(0) / c
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
-        """On the rays in closed form; between them the root of a convex cubic.
+        """On the rays in closed form; between them u^3 + p u = q for the slope u = h'(a), with
 
-        Newton's method from the right approaches that root monotonically.
+        r = sigma_z/sigma_a, b = (1 - kappa)/nu, p = 2/r - kappa^2 - 2 b z, q = 2 (b y + kappa)/r.
         """
         kappa, nu = self.slope, self.smoothing
         left = (kappa * y - z) / (kappa**2 / sigma_a + 1 / sigma_z)
         right = (y - (1 - kappa) * nu / 2 - z) / (1 / sigma_a + 1 / sigma_z)
         on_left = sigma_a * y <= kappa * left
         on_right = sigma_a * (y - nu) >= right
-        inside = self.value(y) <= z
-        curved = ~(on_left | on_right | inside)
-
-        ratio, bend = sigma_z / sigma_a, (1 - kappa) / nu
-        a = y.clamp(0, nu)
-        tolerance = 8 * torch.finfo(y.dtype).eps * nu
-        for _ in range(60):
-            slope = kappa + bend * a
-            height = ratio * (kappa * a + 0.5 * bend * a**2 - z)
-            newton = a - (a - y + height * slope) / (1 + ratio * slope**2 + height * bend)
-            newton = torch.where(curved, newton.clamp(0, nu), a)
-            moved = (newton - a).abs().amax() if a.numel() else a.new_zeros(())
-            a = newton
-            if bool(moved <= tolerance):
-                break
-        t = torch.where(on_right, right, torch.where(on_left, left, a))
-        between = sigma_z * (kappa * a + 0.5 * bend * a**2 - z)
-        return torch.where(inside, 0.0, torch.where(curved, between, t)).clamp_min(0)
+        bend, twice = (1 - kappa) / nu, 2 * sigma_a / sigma_z
+        u = cubic_root(twice - kappa**2 - 2 * bend * z, (twice * (bend * y + kappa)).clamp_min(0))
+        between = sigma_z * ((u * u - kappa**2) / (2 * bend) - z)
+        t = torch.where(on_right, right, torch.where(on_left, left, between))
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
         """(1 - kappa) ((m - nu u)^2 / (2 nu) + (1 - u) (a - nu)_+ + u a_-), all nonnegative.
@@ -281,6 +268,19 @@ class Huber(SmoothActivation):
         return torch.where(
             y.abs() <= self.delta + eta, y / (1 + eta / self.delta), y - eta * y.sign()
         )
+
+    def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
+        """On the rays in closed form; between them a^3 + p a = q, with r = sigma_z/sigma_a,
+
+        p = 2 (delta^2/r - delta z) and q = 2 delta^2 y/r.
+        """
+        delta, y = self.delta, y.abs()
+        right = (y - delta / 2 - z) / (1 / sigma_a + 1 / sigma_z)
+        on_ray = sigma_a * (y - delta) >= right
+        stretch = 2 * delta**2 * sigma_a / sigma_z
+        a = cubic_root(stretch - 2 * delta * z, stretch * y)
+        t = torch.where(on_ray, right, sigma_z * (a * a / (2 * delta) - z))
+        return torch.where(self.value(y) <= z, 0.0, t).clamp_min(0)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
         """(m - delta s)^2 / (2 delta) + (1 - s) (a - m)_+ + (1 + s) (a - m)_-, all nonnegative.

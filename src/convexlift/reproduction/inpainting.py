@@ -54,7 +54,7 @@ from convexlift.reproduction.times import Times
 from convexlift.tasks import Inpainting
 
 REFERENCE = Accuracy(gap=1e-5, iterations=2000)
-RACE = Race(error=1e-3, iterations=1000, repeats=3)  # the error: section 5.3, Results
+RACE = Race(error=1e-3, iterations=300, repeats=1)  # the error: section 5.3, Results
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def read_sinogram(
     angles: Sequence[float] | None = None,
     angle_unit: AngleUnit | None = None,
 ) -> Sinogram:
-    """Projections and their geometry from HDF5 (Data Exchange), or from NPY with JSON beside it.
+    """Projections and their geometry from HDF5 (Data Exchange), or NPY or TIFF with JSON beside it.
 
     Args:
         path: of the file.
@@ -78,11 +78,11 @@ def read_sinogram(
     some = slice(None) if rows is None else rows
     if place.suffix.lower() in HDF5:
         return read_exchange(place, some, angles, angle_unit)
-    if place.suffix.lower() in NPY:
+    if place.suffix.lower() in NPY + TIFF:
         if angles is not None or angle_unit is not None:
             raise ValueError(f"the angles of {place} are in {place.with_suffix('.json').name}")
         return read_arrays(place, some)
-    raise ScanFileError(f"{place} is no sinogram: its name ends in none of {HDF5 + NPY}")
+    raise ScanFileError(f"{place} is no sinogram: its name ends in none of {HDF5 + NPY + TIFF}")
 
 
 def write_sinogram(sinogram: Sinogram, path: PathLike) -> Path:

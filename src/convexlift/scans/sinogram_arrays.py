@@ -1,7 +1,8 @@
-"""Sinograms as NPY files, with their geometry in a JSON file of the same name.
+"""Sinograms as NPY or TIFF files, with their geometry in a JSON file of the same name.
 
 ``scan.npy`` holds the projections (rows, angles, bins), or (angles, bins); ``scan.flat.npy`` and
 ``scan.dark.npy`` the fields, where there are some; ``scan.json`` names them and has the geometry.
+TIFF files, in place of any of them, are read: a page for each row.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.images import atomic_path
-from convexlift.scans.errors import ScanFileError, reading
+from convexlift.scans.errors import ScanFileError, load_extra, reading
 from convexlift.scans.geometry import from_record, to_record
 from convexlift.scans.sinograms import QUANTITIES, Sinogram, as_array, as_tensor
 
 FORMAT = "convexlift sinogram"
+TIFF = (".tif", ".tiff")
 ARRAYS = ("projections", "flat", "dark")
 _KEYS = {"format", "version", "quantity", "geometry", "arrays"}
 
@@ -68,8 +70,8 @@ def read_arrays(path: Path, rows: slice) -> Sinogram:
 
 
 def _read_array(file: Path) -> NDArray[Any]:
-    with reading(file, "NPY"):
-        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    with reading(file, "TIFF" if file.suffix.lower() in TIFF else "NPY"):
+        array = _numbers(file)
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or array.dtype.kind not in "biuf":
@@ -78,6 +80,14 @@ def _read_array(file: Path) -> NDArray[Any]:
                 "(rows, angles, bins) or (angles, bins)"
             )
         return array
+
+
+def _numbers(file: Path) -> NDArray[Any]:
+    if file.suffix.lower() in TIFF:
+        pages: NDArray[Any] = load_extra("tifffile", "TIFF files").imread(file)
+        return pages
+    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def _read_record(path: Path) -> dict[str, Any]:

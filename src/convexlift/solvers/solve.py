@@ -19,6 +19,7 @@ from convexlift.problems.certificate import (
 )
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
@@ -43,17 +44,28 @@ def solve(
 
     Args:
         problem: what to minimise.
-        method: ``PDHG()``, which needs no tuning, unless given; ``PDHG(steps=PaperSteps(c))``,
-            ``Subgradient(step)``, ``NMAPG()``, ``LBFGS()``.
+        method: ``PDHG()``, ``PDHG(steps=PaperSteps(c))``, ``Subgradient(step)``, ``NMAPG()`` or
+            ``LBFGS()``; unless given, ``suitable_method(problem)``, which needs no tuning.
         stop: when to stop; by default at a relative gap of 1e-3.
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
     """
-    method = PDHG() if method is None else method
+    method = suitable_method(problem) if method is None else method
     stop = StopWhen() if stop is None else stop
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
         return _iterate(problem, solver, _first_state(problem, solver, start), stop, callback)
+
+
+def suitable_method(problem: VariationalProblem) -> Method:
+    """``LBFGS()`` for smooth problems with three layers or more, and else ``PDHG()``.
+
+    Lifted layers take their time to agree with one another, and where everything is smooth, nothing
+    makes it necessary to lift them. With one or two the lift needs about as many iterations, and
+    cheaper ones.
+    """
+    deep = len(problem.network.layers) > 2
+    return LBFGS() if deep and problem.smooth else PDHG()
 
 
 def _iterate(

@@ -125,10 +125,13 @@ def deepened(
     inner_channels: int = 16,
     inner_kernel: int = 3,
     variety: float = 0.0,
+    scale: float = 1.0,
+    threshold: float = 0.0,
 ) -> InputConvexNetwork:
     """A deeper ``ridge`` network with the same R: a sum of groups of the responses z, passed on.
 
-    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 as they are.
+    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 as they are; a
+    smoothed one (of a smooth network) takes up to smoothing/2 from them, little if they are large.
 
     Args:
         network: a ``ridge`` of one layer.
@@ -137,9 +140,14 @@ def deepened(
         inner_kernel: the size of the filters of further layers.
         variety: random weights that are added, as a fraction of the sum of the others, and taken
             back from the output: new layers do nothing at first, and would learn little.
+        scale: of the sums, taken back from the output.
+        threshold: that units subtract from their sums. ReLUs that are always on are no layer: their
+            biases have no effect, and no gradient.
     """
     if depth < 2:
         raise ValueError(f"deepened makes networks of depth >= 2, got depth={depth}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"deepened needs scale > 0, got scale={scale}")
     first = network.layers[0]
     assert isinstance(first, ConvexLayer)
     if (
@@ -172,9 +180,10 @@ def deepened(
         assert isinstance(layer, ConvexLayer)
         assert isinstance(layer.previous, Convolution)
         assert layer.bias is not None
-        _sum_groups_(layer.previous, network.output / mean if i == 0 else None, variety)
-        layer.bias.zero_()
-    deeper.output.fill_(float(mean) / (1 + variety) ** (depth - 1))
+        factors = scale / mean * network.output if i == 0 else None
+        _sum_groups_(layer.previous, factors, variety)
+        layer.bias.fill_(-threshold)
+    deeper.output.fill_(float(mean) / scale / (1 + variety) ** (depth - 1))
     return deeper
 
 

@@ -233,6 +233,7 @@ def follow(
         crop = _validation_crop(recipe, network, held_out)
         validation = Validation(
             checked, held_out, weight=weight, search=search, crop=crop,
+            method=recipe.method if isinstance(recipe, BilevelRecipe) else None,
             stop=recipe.validation_stop, seed=recipe.seed,
         )  # fmt: skip
     trained = train(

@@ -1,0 +1,189 @@
+"""One file, ready to be solved; and the photographs among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from convexlift.reconstruction.engine import Engine
+from convexlift.reconstruction.masks import MaskChoice, glob_escaped, seen_pixels
+from convexlift.reconstruction.noise import Kind, Noise, estimate_noise
+from convexlift.reconstruction.sources import (
+    Contents,
+    InputError,
+    RangeChoice,
+    Source,
+    read_contents,
+)
+from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
+from convexlift.reconstruction.weights import Weight
+from convexlift.whole_pictures import Picture, read_picture
+
+PictureTask = Literal["denoise", "inpaint"]
+
+FEWEST_PIXELS = 8
+"""Of each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A file, its statement, and what happens to the result.
+
+    Attributes:
+        source: the file.
+        task: that weights of cards are for.
+        statement: of all its planes.
+        weight: chosen for it.
+        noise: assumed, if there is a level to name.
+        write: writes the images to the source's target.
+        truth: (planes, 1, H, W), if it is known.
+        picture: the data as images, to compare with.
+        about: further facts for the record.
+        notes: what the user should know.
+        joinable: whether it may be solved with others of the same kind.
+    """
+
+    source: Source
+    task: str
+    statement: Statement
+    weight: Weight
+    noise: Noise | None
+    write: Callable[[Tensor], None]
+    truth: Tensor | None = None
+    picture: Tensor | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    joinable: bool = True
+
+    def fits_with(self, other: Case) -> bool:
+        """Whether both can be parts of one problem."""
+        mine, theirs = self.statement, other.statement
+        return (
+            self.joinable
+            and other.joinable
+            and type(mine) is type(theirs)
+            and mine.y.shape[1:] == theirs.y.shape[1:]
+            and mine.box == theirs.box
+            and self.weight.value == other.weight.value
+            and (getattr(mine, "mask", None) is None) == (getattr(theirs, "mask", None) is None)
+        )
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """How files become statements: ``denoise`` or ``inpaint``.
+
+    Args:
+        task: which of the two.
+        kind: of the noise; decided for each file unless given.
+        level: sigma, or the fraction of hit pixels; estimated for each file unless given.
+        mask: of missing pixels.
+        numbers: that become 0 and 1.
+        truth: a file, or a folder with files of the inputs' names.
+    """
+
+    task: PictureTask
+    kind: Kind | None = None
+    level: float | None = None
+    mask: MaskChoice = field(default_factory=MaskChoice)
+    numbers: RangeChoice = "auto"
+    truth: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None and not 0 < self.level <= 1:
+            raise InputError(
+                f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
+                f"{self.level:g}"
+            )
+        if self.truth is not None and not self.truth.exists():
+            raise InputError(f"there is no truth {self.truth}; check the name")
+
+    def case(self, source: Source, engine: Engine) -> Case:
+        """Read the file, look at its noise, and choose a weight."""
+        contents = read_contents(source.path, source.target, self.numbers)
+        height, width = contents.images.shape[-2:]
+        if min(height, width) < FEWEST_PIXELS:
+            raise InputError(
+                f"{source.path} is {height} x {width}; "
+                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
+            )
+        seen = seen_pixels(contents, source.path, self.mask)
+        if seen is None and self.task == "inpaint":
+            raise InputError(
+                f"no pixel of {source.path} is missing; give --mask or --mask-colour, or NaN in a "
+                "float file"
+            )
+        truth = None if self.truth is None else self._truth(source, contents)
+        noise = self._noise(contents, seen)
+        y = contents.images if seen is None else contents.images * seen
+        statement: Statement
+        if noise.kind == "gaussian":
+            statement = Gaussian(y=y, box=contents.box, sigma=noise.level, mask=seen)
+        else:
+            statement = Impulses(y=y, box=contents.box, fraction=noise.level, mask=seen)
+        task = self._card_task(noise, seen)
+        weight = engine.choose_weight(statement, task, noise)
+        return Case(
+            source, task, statement, weight, noise,
+            write=lambda x: contents.write(x, source.target, f"convexlift {self.task}"),
+            truth=truth,
+            picture=y,
+            about=self._about(contents, seen),
+            notes=contents.notes + ((weight.note,) if weight.note else ()),
+        )  # fmt: skip
+
+    def _noise(self, contents: Contents, seen: Tensor | None) -> Noise:
+        if self.level is not None:
+            return Noise(self.kind or "gaussian", self.level, estimated=False)
+        # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
+        unlikely = self.task == "inpaint" or not isinstance(contents.original, Picture)
+        kind = "gaussian" if self.kind is None and unlikely else self.kind
+        return estimate_noise(contents.images, seen, kind)
+
+    def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
+        if noise.kind == "salt-and-pepper":
+            return "salt-and-pepper"
+        return "gaussian-denoising" if seen is None else "inpainting"
+
+    def _truth(self, source: Source, contents: Contents) -> Tensor:
+        assert self.truth is not None
+        place = self.truth
+        if place.is_dir():
+            matches = sorted(place.glob(f"{glob_escaped(source.path.stem)}.*"))
+            if not matches:
+                raise InputError(f"the folder {place} has no truth for {source.path.name}")
+            place = matches[0]
+        if not isinstance(contents.original, Picture):
+            images = read_contents(place, source.target).images
+        else:
+            picture = read_picture(place)
+            same = picture.stored.dtype == contents.original.stored.dtype
+            numbers = contents.numbers if same else picture.full_range
+            images = torch.from_numpy(picture.values(numbers))[:, None]
+        if images.shape != contents.images.shape:
+            raise InputError(
+                f"the truth {place} has {_size(images)}, but {source.path} has "
+                f"{_size(contents.images)}"
+            )
+        return images
+
+    def _about(self, contents: Contents, seen: Tensor | None) -> dict[str, Any]:
+        about: dict[str, Any] = {"range": list(contents.numbers)}
+        if isinstance(contents.original, Picture):
+            about |= {
+                "dtype": str(contents.original.stored.dtype),
+                "channels": contents.original.channels,
+                "alpha": contents.original.alpha is not None,
+            }
+        if seen is not None:
+            about["missing"] = float((seen == 0).double().mean())
+        return about
+
+
+def _size(images: Tensor) -> str:
+    return f"{len(images)} plane(s) of {images.shape[-2]} x {images.shape[-1]}"

@@ -1,0 +1,268 @@
+"""Statements solved: in pieces that fit the memory, with a method by name, ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from convexlift.benchmark.methods import METHODS
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.total_variation import TotalVariation
+from convexlift.problems.certificate import certify
+from convexlift.problems.variational import VariationalProblem
+from convexlift.reconstruction.interruption import Interruption
+from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.statements import Statement
+from convexlift.reconstruction.weights import (
+    Weight,
+    card_weight,
+    discrepancy_weight,
+    known_weights,
+    predictive_weight,
+)
+from convexlift.solvers.method import Method
+from convexlift.solvers.solution import Progress, Solution
+from convexlift.solvers.solve import solve
+from convexlift.solvers.stopping import StopWhen
+
+WeightChoice = float | Literal["card", "auto", "discrepancy"]
+Watch = Callable[[Progress], None]
+
+TRIAL_ITERATIONS = 20
+"""Of each step size, where a method has some to choose from."""
+
+SEARCH = StopWhen(gap=3e-3, max_iterations=150)
+"""How accurate images are while a weight is searched."""
+
+SEED = 7_305_118_642_907
+"""Of the random numbers that split data. Noise that somebody simulated with the same seed would be
+the same numbers, and the parts would not be independent: a number that nobody chooses."""
+
+_BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
+_IMAGES = 24  # of the size of images
+_LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are done later
+_LARGEST_ON_A_GPU = 64
+
+
+class SearchEndedEarly(Exception):
+    """Ctrl-C came while a weight was searched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """Several images and their proofs, (B, ...) each."""
+
+    x: Tensor
+    objective: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+    status: tuple[str, ...]
+    guarantee: tuple[str, ...]
+    iterations: Tensor
+    seconds: float
+    gap_map: Tensor | None = None
+
+    def part(self, rows: slice) -> Solved:
+        """Some of the images."""
+        return Solved(
+            self.x[rows],
+            self.objective[rows],
+            self.lower_bound[rows],
+            self.gap[rows],
+            self.status[rows],
+            self.guarantee[rows],
+            self.iterations[rows],
+            self.seconds,
+            None if self.gap_map is None else self.gap_map[rows],
+        )
+
+
+@dataclass(eq=False)
+class Engine:
+    """How statements are solved.
+
+    Args:
+        network: the regularizer, on the device.
+        device: where to solve.
+        stop: of each solve.
+        method: a name in ``benchmark.methods.METHODS``.
+        weight: a number, or a rule.
+        batch: images at once, or None for as many as fit.
+        gap_map: whether maps of the gap are wanted.
+        seed: of the random numbers that split data.
+        interruption: Ctrl-C.
+        search: when solves stop while a weight is searched.
+    """
+
+    network: InputConvexNetwork
+    device: torch.device
+    stop: StopWhen = field(default_factory=StopWhen)
+    method: str = "default"
+    weight: WeightChoice = "card"
+    batch: int | None = None
+    gap_map: bool = False
+    seed: int = SEED
+    interruption: Interruption = field(default_factory=Interruption)
+    search: StopWhen = SEARCH
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"there is no method {self.method!r}; choose of {', '.join(METHODS)}")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"a batch has at least 1 image, got {self.batch}")
+        if isinstance(self.weight, float) and not 0 < self.weight < float("inf"):
+            raise ValueError(f"a weight is a number > 0, got {self.weight:g}")
+
+    def fitting(self, height: int, width: int) -> int:
+        """How many images of this size to solve at once."""
+        if self.batch is not None:
+            return self.batch
+        channels = sum(layer.channels for layer in _layers(self.network))
+        each = 4 * height * width * (_BUFFERS * channels + _IMAGES)
+        if self.device.type == "cuda":
+            free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU
+        else:
+            free, most = _free_memory(), _LARGEST_ON_A_CPU
+        return max(1, min(most, int(free / 2) // each))
+
+    def choose_weight(self, statement: Statement, task: str, noise: Noise | None) -> Weight:
+        """By the rule that was asked for; ``auto`` where a card says nothing."""
+        if isinstance(self.weight, int | float):
+            return Weight(float(self.weight), "given")
+        is_tv = isinstance(self.network, TotalVariation)
+        known = card_weight(known_weights(self.network.card, is_tv), task, noise)
+        if self.weight == "card" and known is not None:
+            return Weight(known, "card")
+        start = 1.0 if known is None else known
+        seen: dict[float, float] = {}
+        generator = torch.Generator().manual_seed(self.seed)
+        there = statement.to(self.device)
+        warm: list[object] = [None]
+
+        def image(of: Statement, weight: float) -> Tensor:
+            seen[weight] = 0.0
+            solution = self._solve(of.problem(self.network, weight), self.search, warm[0], None)
+            if self.interruption.asked:
+                raise SearchEndedEarly
+            warm[0] = solution.state
+            return solution.x
+
+        try:
+            if self.weight == "discrepancy":
+                return discrepancy_weight(there, start, image)
+            return predictive_weight(there, start, image, generator)
+        except SearchEndedEarly:
+            note = "interrupted while the weight was searched"
+            return Weight(
+                start, "discrepancy" if self.weight == "discrepancy" else "auto", (), note
+            )
+
+    def solve(self, statement: Statement, weight: float, watch: Watch | None = None) -> Solved:
+        """All images, in pieces."""
+        shape = statement.measurement().operator.input_shape or tuple(statement.y.shape[1:])
+        size = self.fitting(*shape[-2:])
+        pieces: list[Solved] = []
+        done = 0
+        while done < len(statement.y):
+            rows = slice(done, done + size)
+            try:
+                pieces.append(self._solve_piece(statement.part(rows), weight, watch))
+            except torch.cuda.OutOfMemoryError:
+                if size == 1:
+                    raise
+                torch.cuda.empty_cache()
+                size = max(1, size // 2)
+                continue
+            done = rows.stop
+        return _together(pieces)
+
+    def _solve_piece(self, statement: Statement, weight: float, watch: Watch | None) -> Solved:
+        problem = statement.to(self.device).problem(self.network, weight)
+        solution = self._solve(problem, self.stop, None, watch)
+        gap_map = None
+        if self.gap_map:
+            gap_map = certify(self._stated(problem), solution.x, solution.duals).map.cpu()
+        ended = "INTERRUPTED" if self.interruption.asked else None
+        return Solved(
+            solution.x.cpu(),
+            solution.objective.double().cpu(),
+            solution.lower_bound.double().cpu(),
+            solution.gap.double().cpu(),
+            tuple(
+                s.name if s.name == "CONVERGED" or ended is None else ended for s in solution.status
+            ),
+            tuple(g.name for g in solution.guarantee),
+            solution.iterations.cpu(),
+            solution.seconds,
+            gap_map,
+        )
+
+    def _stated(self, problem: VariationalProblem) -> VariationalProblem:
+        """Without the box, for methods that know none."""
+        return problem if METHODS[self.method].bounded else replace(problem, box=None)
+
+    def _solve(
+        self, problem: VariationalProblem, stop: StopWhen, start: object, watch: Watch | None
+    ) -> Solution:
+        problem = self._stated(problem)
+        only_evaluate = StopWhen(gap=stop.gap, max_iterations=0)
+        if not self.interruption.asked:
+            try:
+                with self.interruption.during_a_solve():
+                    return solve(
+                        problem,
+                        method=self._method(problem),
+                        stop=stop,
+                        start=start,  # type: ignore[arg-type]
+                        callback=watch,
+                    )
+            except KeyboardInterrupt:  # before the first iteration
+                self.interruption.asked = True
+        return solve(problem, stop=only_evaluate)
+
+    def _method(self, problem: VariationalProblem) -> Method:
+        """With the step sizes that do best in a few iterations, where there are some."""
+        grid = METHODS[self.method].grid(problem, True)
+        if len(grid) == 1:
+            return grid[0]
+        few = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
+
+        def reached(method: Method) -> float:
+            value = float(solve(problem, method=method, stop=few).objective.sum())
+            return value if value == value else float("inf")
+
+        return min(grid, key=reached)
+
+
+def _together(pieces: list[Solved]) -> Solved:
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(piece, name) for piece in pieces])
+
+    maps = None if pieces[0].gap_map is None else joined("gap_map")
+    return Solved(
+        joined("x"),
+        joined("objective"),
+        joined("lower_bound"),
+        joined("gap"),
+        tuple(s for piece in pieces for s in piece.status),
+        tuple(g for piece in pieces for g in piece.guarantee),
+        joined("iterations"),
+        sum(piece.seconds for piece in pieces),
+        maps,
+    )
+
+
+def _layers(network: InputConvexNetwork) -> list[ConvexLayer]:
+    return [layer for layer in network.layers if isinstance(layer, ConvexLayer)]
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system says
+        return 2**31

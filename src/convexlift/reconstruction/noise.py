@@ -1,0 +1,167 @@
+"""Which noise an image has, and how much, from the image alone.
+
+Gaussian noise: a second difference in both directions,
+
+    d = [1 -2 1; -2 4 -2; 1 -2 1] * y / 6,
+
+vanishes on what is linear along rows or columns, and has the deviation sigma on white noise
+(Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding 64). The
+median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone 1994,
+"Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
+estimates of very small levels are too large.
+
+Salt and pepper: extreme values that no neighbour comes near. A pixel that is hit is noticed if all
+of its eight neighbours, but for other extremes, differ from it by more than ``STEP``; how often
+neighbours are like that is counted for black and for white, and divided by.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Kind = Literal["gaussian", "salt-and-pepper"]
+
+STEP = 0.2
+"""Extremes this far from their neighbours are noticed."""
+
+LEAST_CHANCE = 0.05
+"""Of noticing a hit: what is rarer is not divided by."""
+
+LEAST_FRACTION = 0.004
+"""Fewer noticed pixels than this (above what Gaussian noise explains) are no salt and pepper."""
+
+LEAST_SIGMA = 0.002
+"""Half a level of 8 bits: rounding alone is about as large."""
+
+_NORMAL_MEDIAN = 0.6745
+_LEAST_WINDOWS = 64
+_KERNEL = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]]) / 6
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A model and its level.
+
+    Attributes:
+        kind: of the model.
+        level: sigma, or the fraction of pixels that are hit; on the scale of images in [0, 1].
+        estimated: whether the level comes from the image.
+    """
+
+    kind: Kind
+    level: float
+    estimated: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gaussian", "salt-and-pepper"):
+            raise ValueError(f"noise is gaussian or salt-and-pepper, got {self.kind!r}")
+        if not 0 <= self.level < math.inf:
+            raise ValueError(f"a noise level is finite and not negative, got {self.level}")
+        if self.kind == "salt-and-pepper" and self.level > 1:
+            raise ValueError(f"a fraction of pixels is at most 1, got {self.level}")
+
+    def __str__(self) -> str:
+        how = "estimated" if self.estimated else "given"
+        if self.kind == "gaussian":
+            return f"Gaussian noise, sigma {self.level:.3g} ({how})"
+        return f"salt and pepper, {100 * self.level:.3g} % of the pixels ({how})"
+
+
+def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None = None) -> Noise:
+    """The noise of images (B, 1, H, W) with values in [0, 1]; the mean over them.
+
+    Args:
+        images: finite, also where the mask is 0.
+        mask: 1 where a pixel was seen.
+        kind: decided from the images unless given.
+    """
+    seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
+    if kind == "gaussian":
+        return Noise("gaussian", gaussian_level(images, seen))
+    noticed, fraction, explained = _impulses(images, seen)
+    salt_and_pepper = noticed > LEAST_FRACTION + 2 * explained
+    if kind == "salt-and-pepper" or salt_and_pepper:
+        return Noise("salt-and-pepper", min(1.0, fraction))
+    return Noise("gaussian", gaussian_level(images, seen))
+
+
+def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
+    """sigma, at least ``LEAST_SIGMA``: see the module."""
+    usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
+    level = second_difference_level(images, usable) or 0.0
+    for _ in range(2):  # the first level is too small if much was clipped
+        level = second_difference_level(images, unclipped(images, usable, level)) or level
+    return max(LEAST_SIGMA, level)
+
+
+def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
+    """1 where the noise is whole, that is, at least 2 sigma away from 0 and 1; 0 where not seen.
+
+    Values that were clipped to [0, 1] have lost some of their noise. Places are chosen by the mean
+    around them: chosen by the values themselves, they would have less noise than others. Images
+    with values beyond [0, 1] were not clipped.
+    """
+    known = images[seen > 0]
+    if not bool(((known >= 0) & (known <= 1)).all()):
+        return seen
+    around = F.avg_pool2d(images * seen, 7, 1, 3, divisor_override=1)
+    around = around / F.avg_pool2d(seen, 7, 1, 3, divisor_override=1).clamp_min(1)
+    return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
+
+
+def second_difference_level(images: Tensor, usable: Tensor) -> float | None:
+    """The median rule over 3 x 3 windows of usable pixels; None if there are too few."""
+    if min(images.shape[-2:]) < 3:
+        return None
+    kernel = _KERNEL.to(images)[None, None]
+    detail = F.conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel).abs()
+    whole = F.max_pool2d(1 - usable.reshape(-1, 1, *images.shape[-2:]), 3, 1) == 0
+    chosen = detail[whole]
+    if chosen.numel() < _LEAST_WINDOWS:
+        return None
+    return float(chosen.median()) / _NORMAL_MEDIAN
+
+
+def photons_of(integrals: Tensor) -> float | None:
+    """N in a ray that meets nothing, from line integrals p (B, 1, angles, bins); None if unknown.
+
+    N exp(-p) photons arrive, and p has the variance exp(p) / N (see ``line_integrals``): second
+    differences of p, times exp(-p / 2), have the deviation 1 / sqrt(N). The exponent is a mean over
+    3 x 3 rays, whose noise is smaller.
+    """
+    smooth = F.avg_pool2d(integrals, 3, 1, 1, count_include_pad=False).clamp_min(0)
+    kernel = _KERNEL.to(integrals)[None, None]
+    if min(integrals.shape[-2:]) < 3:
+        return None
+    scaled = F.conv2d(integrals, kernel).abs() * torch.exp(-smooth[..., 1:-1, 1:-1] / 2)
+    level = float(scaled.median()) / _NORMAL_MEDIAN
+    return level**-2 if scaled.numel() >= _LEAST_WINDOWS and level > 0 else None
+
+
+def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
+    """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains."""
+    extreme = (images <= 0) | (images >= 1)
+    usable = (seen > 0) & ~extreme
+    highest = F.max_pool2d(torch.where(usable, images, -1.0), 3, 1, 1)
+    lowest = -F.max_pool2d(torch.where(usable, -images, -2.0), 3, 1, 1)
+    known = (seen > 0) & (highest >= 0)  # with a neighbour to compare with
+    total = float(known.sum())
+    if total < _LEAST_WINDOWS:
+        return 0.0, 0.0, 0.0
+    # Without such neighbours there is no Gaussian noise: hardly a window is left.
+    sigma = second_difference_level(images, seen * ~extreme) or 0.0
+    noticed = fraction = explained = 0.0
+    for distance, hit in ((lowest, images <= 0), (1 - highest, images >= 1)):
+        far = known & (distance > STEP)
+        share = float((hit & far).sum()) / total
+        noticed += share
+        fraction += share / max(LEAST_CHANCE, float(far.sum()) / total)
+        reach = distance[far].double() / max(sigma, 1e-6)
+        explained += float((torch.special.erfc(reach / math.sqrt(2)) / 2).sum()) / total
+    return noticed, fraction, explained

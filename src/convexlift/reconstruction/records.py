@@ -1,0 +1,118 @@
+"""What is written beside a result: its numbers as JSON, and the map of its gap."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.images import atomic_path, psnr, save_image
+from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.engine import Solved
+
+DECADES = 4
+"""That the picture of a gap map shows, below its largest value."""
+
+
+def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str, Any]:
+    """Objective, bound and gap of the file, and of each of its planes; and how they came about.
+
+    Planes are problems of their own: the objective of the file is their sum, and so is its bound.
+    """
+    objective, bound = float(solved.objective.sum()), float(solved.lower_bound.sum())
+    record: dict[str, Any] = {
+        "input": str(case.source.path),
+        "output": str(case.source.target),
+        "size": list(solved.x.shape[-2:]),
+        "status": _summary(solved.status),
+        "guarantee": _summary(solved.guarantee),
+        "objective": objective,
+        "lower_bound": bound if math.isfinite(bound) else None,
+        "gap": _finite((objective - bound) / abs(objective) if objective else 0.0),
+        "iterations": int(solved.iterations.max()),
+        "seconds": round(solved.seconds, 4),
+        "weight": case.weight.to_json(),
+        "noise": None
+        if case.noise is None
+        else {
+            "model": case.noise.kind,
+            "level": case.noise.level,
+            "estimated": case.noise.estimated,
+        },
+        **_quality(case, solved.x),
+        **case.about,
+        "planes": [
+            {
+                "objective": float(solved.objective[i]),
+                "lower_bound": _finite(float(solved.lower_bound[i])),
+                "gap": _finite(float(solved.gap[i])),
+                "status": solved.status[i],
+                "guarantee": solved.guarantee[i],
+                "iterations": int(solved.iterations[i]),
+            }
+            for i in range(len(solved.status))
+        ],
+        "settings": settings,
+    }
+    if case.notes:
+        record["notes"] = list(case.notes)
+    return record
+
+
+def write_extras(case: Case, solved: Solved, record: dict[str, Any]) -> None:
+    """The gap map, if there is one, and the record last: with it, the file is done."""
+    if solved.gap_map is not None:
+        values = solved.gap_map.float()
+        with atomic_path(case.source.gap_map) as part, part.open("wb") as file:
+            np.save(file, values[:, 0].numpy(), allow_pickle=False)
+        save_image(case.source.gap_picture, _as_picture(values))
+        record["gap_map"] = [str(case.source.gap_map), str(case.source.gap_picture)]
+    with atomic_path(case.source.record) as part:
+        part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _as_picture(values: Tensor) -> Tensor:
+    """The sum over planes on a logarithmic scale: white is its largest value."""
+    total = values.sum((0, 1)).clamp_min(0)
+    largest = float(total.max())
+    if largest == 0:
+        return torch.zeros_like(total)
+    return (1 + torch.log10((total / largest).clamp_min(10.0**-DECADES)) / DECADES).clamp(0, 1)
+
+
+def _quality(case: Case, x: Tensor) -> dict[str, Any]:
+    if case.truth is None:
+        return {}
+    truth = case.truth.float()
+    quality: dict[str, Any] = {"psnr": _finite(_joint_psnr(x, truth))}
+    if case.picture is not None and case.picture.shape == truth.shape:
+        quality["psnr_before"] = _finite(_joint_psnr(case.picture, truth))
+    similarity = _ssim(x, truth)
+    return quality if similarity is None else quality | {"ssim": similarity}
+
+
+def _joint_psnr(x: Tensor, truth: Tensor) -> float:
+    """Of all planes together."""
+    return float(psnr(x.reshape(1, -1), truth.reshape(1, -1)))
+
+
+def _ssim(x: Tensor, truth: Tensor) -> float | None:
+    try:
+        from convexlift.training.validation import ssim
+
+        return _finite(float(ssim(x.float(), truth).mean()))
+    except ImportError:  # torchmetrics is not everywhere
+        return None
+
+
+def _summary(words: tuple[str, ...]) -> str:
+    """The word of all planes, or the first that is not the best."""
+    return next((word for word in words if word not in ("CONVERGED", "GLOBAL")), words[0])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,171 @@
+"""Many files, one after the other or in batches; a bad one does not stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.engine import Engine, Solved
+from convexlift.reconstruction.records import record_of, write_extras
+from convexlift.reconstruction.sources import InputError, Source, glance
+from convexlift.reconstruction.statements import Statement
+from convexlift.solvers.solution import Progress
+
+
+class Preparation(Protocol):
+    """How a file becomes a case."""
+
+    def case(self, source: Source, engine: Engine) -> Case:
+        """Read the file and choose a weight; an error is about this file only."""
+
+
+class Report:
+    """Told what happens; this one keeps it to itself."""
+
+    def reading(self, source: Source, done: int, total: int) -> None:
+        """A file is read, and its noise and weight are found."""
+
+    def solving(self, cases: Sequence[Case]) -> None:
+        """A batch of files is about to be solved."""
+
+    def progress(self, cases: Sequence[Case], now: Progress) -> None:
+        """A check of the solver."""
+
+    def finished(self, case: Case, record: dict[str, Any]) -> None:
+        """A file is written."""
+
+    def failed(self, source: Source, error: Exception) -> None:
+        """A file could not be read, solved or written."""
+
+
+@dataclass
+class Outcome:
+    """What became of the files.
+
+    Attributes:
+        records: of those that are written, as in their JSON files.
+        failures: (file, reason) of those that are not.
+        left: files that were not begun, or not ended, when Ctrl-C came.
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[tuple[Source, str]] = field(default_factory=list)
+    left: list[Source] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def reconstruct(
+    sources: Sequence[Source],
+    preparation: Preparation,
+    engine: Engine,
+    settings: dict[str, Any],
+    report: Report | None = None,
+) -> Outcome:
+    """Reconstruct all files, and write each result as soon as it is there.
+
+    Files of one size, with one weight, are solved together if they fit. An error is noted and the
+    next file is taken; Ctrl-C ends the present solve, whose images are written with the gap they
+    have, and the run.
+
+    Args:
+        sources: files and targets.
+        preparation: what is to be done.
+        engine: how it is solved.
+        settings: facts about the run that each record repeats.
+        report: told about the progress.
+    """
+    run = _Run(engine, settings, report or Report(), Outcome())
+    good = []
+    for source in sources:  # before any work: what the first bytes of files say
+        if (wrong := glance(source.path)) is None:
+            good.append(source)
+        else:
+            run.fail(source, InputError(wrong))
+    sources = good
+    with engine.interruption.watching() as interruption:
+        for number, source in enumerate(sources):
+            if interruption.asked:
+                run.outcome.left += sources[number:]
+                break
+            run.report.reading(source, number, len(sources))
+            try:
+                case = preparation.case(source, engine)
+            except Exception as error:
+                run.fail(source, error)
+                continue
+            if run.waiting and not run.has_room_for(case):
+                run.flush()
+            run.waiting.append(case)
+            if run.is_full():
+                run.flush()
+        run.flush()
+        run.outcome.interrupted = interruption.asked
+    return run.outcome
+
+
+@dataclass
+class _Run:
+    engine: Engine
+    settings: dict[str, Any]
+    report: Report
+    outcome: Outcome
+    waiting: list[Case] = field(default_factory=list)
+
+    def fail(self, source: Source, error: Exception) -> None:
+        self.outcome.failures.append((source, " ".join(str(error).split())))
+        self.report.failed(source, error)
+
+    def planes(self) -> int:
+        return sum(len(case.statement.y) for case in self.waiting)
+
+    def has_room_for(self, case: Case) -> bool:
+        most = self.engine.fitting(*case.statement.y.shape[-2:])
+        return self.waiting[0].fits_with(case) and self.planes() + len(case.statement.y) <= most
+
+    def is_full(self) -> bool:
+        """On a processor, a file that can be solved is solved: batches are not faster there."""
+        alone = self.engine.device.type == "cpu" and self.engine.batch is None
+        return alone or self.planes() >= self.engine.fitting(
+            *self.waiting[0].statement.y.shape[-2:]
+        )
+
+    def flush(self) -> None:
+        cases, self.waiting = self.waiting, []
+        if not cases:
+            return
+        if self.engine.interruption.asked and len(cases) > 1:
+            # Only evaluated, not solved: one of them was current, the others not yet begun.
+            self.outcome.left += [case.source for case in cases[:-1]]
+            cases = cases[-1:]
+        self.report.solving(cases)
+        try:
+            statement = Statement.joined([case.statement for case in cases])
+            solved = self.engine.solve(
+                statement, cases[0].weight.value, lambda now: self.report.progress(cases, now)
+            )
+        except Exception as error:
+            if len(cases) == 1:
+                self.fail(cases[0].source, error)
+                return
+            for case in cases:  # one of them is to blame, or all together are too large
+                self.waiting = [case]
+                self.flush()
+            return
+        first = 0
+        for case in cases:
+            rows = slice(first, first + len(case.statement.y))
+            first = rows.stop
+            self.finish(case, solved.part(rows), len(cases))
+
+    def finish(self, case: Case, solved: Solved, files_at_once: int) -> None:
+        try:
+            case.write(solved.x)
+            record = record_of(case, solved, self.settings | {"files_at_once": files_at_once})
+            write_extras(case, solved, record)
+        except Exception as error:
+            self.fail(case.source, error)
+            return
+        self.outcome.records.append(record)
+        self.report.finished(case, record)

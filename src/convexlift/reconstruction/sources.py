@@ -1,0 +1,260 @@
+"""Files to reconstruct: which ones, where their results go, and what is in them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.images import atomic_path
+from convexlift.picture_files import SUFFIXES
+from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
+from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.dicom_writing import write_dicom
+from convexlift.scans.files import HDF5
+from convexlift.scans.folders import files_in
+from convexlift.scans.sinogram_arrays import FORMAT
+from convexlift.scans.volumes import Volume
+from convexlift.tasks import Bounds
+from convexlift.whole_pictures import Picture, Range, read_picture, writable, write_picture
+
+DICOM = (".dcm", ".dicom", ".ima")
+_MARKS = (
+    ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
+    ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
+    ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
+    ((".npy",), (b"\x93NUMPY",), "NPY"),
+)
+PICTURES = (*SUFFIXES, *DICOM)
+SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
+
+RangeChoice = Range | Literal["auto", "data"]
+
+
+class InputError(ValueError):
+    """A file or an option that cannot be used: one sentence, and what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file and the place of its result."""
+
+    path: Path
+    target: Path
+
+    @property
+    def record(self) -> Path:
+        """The JSON file beside the result."""
+        return self.target.with_suffix(".json")
+
+    @property
+    def gap_map(self) -> Path:
+        """The NPY file with the map of the gap."""
+        return self.target.with_name(f"{self.target.stem}.gap.npy")
+
+    @property
+    def gap_picture(self) -> Path:
+        """The same as a picture."""
+        return self.target.with_name(f"{self.target.stem}.gap.png")
+
+
+def find_sources(
+    inputs: Sequence[str], output: Path, suffixes: Sequence[str], ending: str | None = None
+) -> list[Source]:
+    """Files, the files of folders, and those that globs match, each with its target.
+
+    ``output`` is a file for a single input file, unless it is a folder already or has no ending;
+    else a folder, in which results have the names of their inputs (with ``ending``, if given).
+    Files in folders whose names end otherwise than ``suffixes`` are left alone; a file that is
+    named must end so.
+    """
+    found: list[tuple[Path, Path]] = []  # and the name in the output folder
+    whole_folder = False
+    for each in inputs:
+        place = Path(each)
+        if place.is_dir():
+            whole_folder = True
+            files = [p for p in files_in(place) if _wanted(p, suffixes)]
+            if not files:
+                raise InputError(
+                    f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
+                )
+            found += [(file, Path(file.name)) for file in files]
+        elif place.exists():
+            found.append((place, Path(place.name)))
+        elif matches := sorted(Path(m) for m in glob.glob(each, recursive=True)):
+            whole_folder = True
+            files = [m for m in matches if m.is_file() and _wanted(m, suffixes)]
+            found += [(file, Path(file.name)) for file in files]
+        else:
+            raise InputError(f"there is no file or folder {each}; check the name")
+    found = list({path.resolve(): (path, name) for path, name in found}.values())
+    if not found:
+        raise InputError(f"no input ends in one of {', '.join(suffixes)}")
+    for path, _ in found:
+        if path.suffix.lower() not in suffixes:
+            raise InputError(f"{path} ends in none of {', '.join(suffixes)}; convert it first")
+    single = len(found) == 1 and not whole_folder and output.suffix and not output.is_dir()
+    if single:
+        return [Source(found[0][0], output)]
+    if output.is_file():
+        raise InputError(
+            f"{len(found)} results need a folder, and {output} is a file; name another"
+        )
+    sources = []
+    for path, name in found:
+        target = output / (name if ending is None else name.with_suffix(ending))
+        sources.append(Source(path, target))
+    _require_distinct(sources)
+    return sources
+
+
+def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a file of a folder is an input, and no part of another one."""
+    return path.suffix.lower() in suffixes and Path(path.stem).suffix not in (".flat", ".dark")
+
+
+def _require_distinct(sources: Sequence[Source]) -> None:
+    seen: dict[Path, Path] = {}
+    for source in sources:
+        for place in (source.target, source.record):
+            other = seen.setdefault(place, source.path)
+            if other != source.path:
+                raise InputError(
+                    f"{other} and {source.path} would both be written to {place}; "
+                    "reconstruct them into different folders"
+                )
+
+
+def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = False) -> None:
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders."""
+    inputs = {source.path.resolve() for source in sources}
+    inputs |= {p.resolve() for p in map(_geometry_file, sources) if p is not None}
+    for source in sources:
+        places = [source.target, source.record]
+        places += [source.gap_map, source.gap_picture] if gap_map else []
+        for place in places:
+            if place.resolve() in inputs:
+                raise InputError(f"{place} is an input; write the results to another folder")
+            if place.exists() and not force:
+                raise InputError(f"{place} exists; name another output, or add --force")
+            if place.is_dir():
+                raise InputError(f"{place} is a folder; name another output")
+    for folder in {source.target.parent for source in sources}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be a folder ({error.strerror}); name another"
+            ) from None
+
+
+def _geometry_file(source: Source) -> Path | None:
+    """The JSON file that belongs to a sinogram, which a record must not replace."""
+    side = source.path.with_suffix(".json")
+    if side != source.record or not side.is_file():
+        return None
+    return side if FORMAT in side.read_text(encoding="utf-8", errors="replace") else None
+
+
+def glance(path: Path) -> str | None:
+    """What is wrong with a file, as far as its first bytes say; None if nothing is."""
+    try:
+        if not path.is_file():
+            return "there is no such file"
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        with path.open("rb") as file:
+            start = file.read(132)
+    except OSError as error:
+        return f"it cannot be opened ({error.strerror})"
+    for endings, marks, kind in _MARKS:
+        if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
+            return f"this is no {kind} file, whatever its name says"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a file holds, as planes for the solver.
+
+    Attributes:
+        images: (planes, 1, H, W) in [0, 1], or near; finite.
+        missing: where the file itself says that nothing is known (NaN), or None.
+        numbers: of the file that became 0 and 1.
+        box: where the images lie.
+        notes: what the user should know.
+    """
+
+    original: Picture | Volume
+    images: Tensor
+    missing: Tensor | None
+    numbers: Range
+    box: Bounds = (0.0, 1.0)
+    notes: tuple[str, ...] = field(default=())
+
+    def write(self, images: Tensor, target: Path, description: str) -> None:
+        """The file again with other images; never half of it."""
+        kind = target.suffix.lower()
+        if isinstance(self.original, Volume):
+            write_slices(self.original.with_values(unit_to_hounsfield(images)), target, description)
+            return
+        picture = self.original.with_values(images[:, 0].cpu().numpy(), self.numbers)
+        with atomic_path(target) as part:
+            write_picture(picture, part, kind)
+
+
+def write_slices(volume: Volume, target: Path, description: str) -> None:
+    """A DICOM file, under a temporary name first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_dicom(volume.to(device=torch.device("cpu")), target, description=description)
+
+
+def read_contents(path: Path, target: Path, choice: RangeChoice = "auto") -> Contents:
+    """The planes of a file, and the check that its target can hold them."""
+    if path.suffix.lower() in DICOM:
+        volume = read_dicom(path)
+        if target.suffix.lower() not in DICOM:
+            raise InputError(f"{path} is DICOM, and so must be the result; let it end in .dcm")
+        images = hounsfield_to_unit(volume.images).float()
+        return Contents(volume, images, None, (-1024.0, 1500.0), (0.0, 2.0))
+    picture = read_picture(path)
+    if (reason := writable(picture, target.suffix.lower())) is not None:
+        raise InputError(f"{path} cannot be written to {target.name}: {reason}; try .tif or .npy")
+    numbers, notes = _range(picture, choice)
+    values = picture.values(numbers)
+    unknown = ~np.isfinite(values)
+    if unknown.all():
+        raise InputError(f"{path} has no finite number in it")
+    images = torch.from_numpy(np.where(unknown, np.float32(0), values))[:, None]
+    missing = torch.from_numpy(unknown)[:, None] if unknown.any() else None
+    return Contents(picture, images.contiguous(), missing, numbers, notes=notes)
+
+
+def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...]]:
+    """The numbers that become 0 and 1."""
+    if isinstance(choice, tuple):
+        return choice, ()
+    stored = picture.stored
+    finite = stored[np.isfinite(stored)] if stored.dtype.kind == "f" else stored
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    data = (low, high) if high > low else (low, low + 1)
+    if choice == "data":
+        return data, ()
+    full = picture.full_range
+    if stored.dtype.kind == "f":
+        if low >= -0.5 and high <= 1.5:
+            return full, ()
+        return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
+    if low < 0:
+        return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
+    if high < full[1] / 8 and stored.dtype.itemsize > 1:
+        share = 100 * high / full[1]
+        return full, (f"it uses {share:.2g} % of its range only; --range data may do better",)
+    return full, ()

@@ -1,0 +1,287 @@
+"""Whole pictures: every page, channel and bit of a file, its metadata, and the way back.
+
+``picture_files`` reads one grey plane, for training. Here a file becomes all its planes, as values
+
+    v = (stored - low) / (high - low),    (low, high) = (0, largest integer), or (0, 1) for floats,
+
+and values become a file of the same kind again: bit depth, alpha channel, colour profile, EXIF,
+resolution and description are kept where the format has a place for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convexlift.picture_files import pillow, read_npy
+
+Range = tuple[float, float]
+
+TIFF = (".tif", ".tiff")
+JPEG = (".jpg", ".jpeg")
+_MINISWHITE, _PALETTE = 0, 3  # values of TIFF's photometric interpretation
+_ALPHA = (1, 2)  # and of its extra samples
+_JPEG_QUALITY = 95
+_PNG_TEXT = "tEXt"
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A file, taken apart.
+
+    Attributes:
+        stored: the numbers of the file, (planes, H, W): pages and colour channels one by one.
+        alpha: (pages, H, W) as stored, or None.
+        channels: of each page, without alpha.
+        layout: the shape of the array in the file, where it is an array (NPY, TIFF).
+        inverted: whether 0 is white (some TIFF files).
+        metadata: what the writer of the format takes, by the names of its arguments.
+    """
+
+    stored: NDArray[Any]
+    alpha: NDArray[Any] | None = None
+    channels: int = 1
+    layout: tuple[int, ...] = ()
+    inverted: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_range(self) -> Range:
+        """The numbers that mean black and white."""
+        kind = self.stored.dtype
+        return (0.0, 1.0) if kind.kind in "fb" else (0.0, float(np.iinfo(kind).max))
+
+    def values(self, numbers: Range) -> NDArray[np.float32]:
+        """(stored - low) / (high - low); NaN stays NaN."""
+        low, high = numbers
+        values = ((self.stored.astype(np.float64) - low) / (high - low)).astype(np.float32)
+        return 1 - values if self.inverted else values
+
+    def with_values(self, values: NDArray[Any], numbers: Range) -> Picture:
+        """The same picture with other values, rounded and clipped as its numbers need it."""
+        low, high = numbers
+        inverted = 1 - values if self.inverted else values
+        numbers_now: NDArray[Any] = low + (high - low) * inverted.astype(np.float64)
+        kind = self.stored.dtype
+        if kind.kind == "b":
+            numbers_now = numbers_now >= 0.5
+        elif kind.kind in "iu":
+            limits = np.iinfo(kind)
+            numbers_now = np.clip(np.rint(numbers_now), limits.min, limits.max)
+        return replace(self, stored=numbers_now.astype(kind).reshape(self.stored.shape))
+
+
+def read_picture(path: Path) -> Picture:
+    """All planes of a PNG, JPEG, TIFF or NPY file; errors open with its name."""
+    suffix = path.suffix.lower()
+    read: Callable[[Path], Picture] = {".npy": _from_npy, **dict.fromkeys(TIFF, _from_tiff)}.get(
+        suffix, _from_pillow
+    )
+    try:
+        picture = read(path)
+    except ImportError:
+        raise
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} cannot be read as a picture: {reason}") from None
+    if picture.stored.dtype.kind not in "biuf" or 0 in picture.stored.shape:
+        raise ValueError(
+            f"{path} holds {picture.stored.dtype} of shape {picture.stored.shape}; write real "
+            "numbers, (H, W) or more of them"
+        )
+    return picture
+
+
+def write_picture(picture: Picture, path: Path, kind: str) -> None:
+    """Write to exactly this path, in the format of the ending ``kind``."""
+    if kind == ".npy":
+        with path.open("wb") as file:
+            np.save(file, _as_laid_out(picture), allow_pickle=False)
+    elif kind in TIFF:
+        _to_tiff(picture, path)
+    elif kind in JPEG or kind == ".png":
+        _to_pillow(picture, path, kind)
+    else:
+        raise ValueError(f"pictures are written as PNG, JPEG, TIFF or NPY, not as {kind!r}")
+
+
+def writable(picture: Picture, kind: str) -> str | None:
+    """Why the picture cannot be written in the format of this ending, or None if it can."""
+    depth = picture.stored.dtype
+    several = len(picture.stored) > picture.channels
+    if kind == ".npy" or kind in TIFF:
+        return None
+    if several:
+        return f"{kind} holds one page, and this has {len(picture.stored) // picture.channels}"
+    if kind == ".png":
+        grey = picture.channels == 1 and picture.alpha is None
+        if depth in (np.uint8, np.bool_) or (depth == np.uint16 and grey):
+            return None
+        return f"{depth} is not written as PNG here"
+    if kind in JPEG:
+        if depth not in (np.uint8, np.bool_):
+            return f"JPEG has 8 bits, and this is {depth}"
+        return None if picture.alpha is None else "JPEG has no alpha channel"
+    return f"{kind!r} is none of .png, .jpg, .tif and .npy"
+
+
+def _from_npy(path: Path) -> Picture:
+    array = read_npy(path)
+    if array.ndim < 2:
+        raise ValueError(f"it has the shape {array.shape}; write (H, W), or more of them")
+    array = array.astype(array.dtype.newbyteorder("="))
+    colours = array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4)
+    if not colours:
+        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
+    alpha = array[None, ..., 3] if array.shape[-1] == 4 else None
+    return Picture(array[..., :3].transpose(2, 0, 1), alpha, 3, array.shape)
+
+
+def _as_laid_out(picture: Picture) -> NDArray[Any]:
+    """The planes in the shape of the array they were read from."""
+    stored, shape = picture.stored, picture.layout
+    samples = picture.channels + (picture.alpha is not None)
+    if samples == 1:
+        return stored.reshape(shape or stored.shape[-2:])
+    pages = stored.reshape(-1, picture.channels, *stored.shape[-2:])
+    if picture.alpha is not None:
+        pages = np.concatenate([pages, picture.alpha[:, None]], axis=1)
+    last = pages.transpose(0, 2, 3, 1)
+    return last.reshape(shape or last.shape[1:])
+
+
+def _from_pillow(path: Path) -> Picture:
+    module = pillow()
+    with module.open(path) as image:
+        if getattr(image, "n_frames", 1) > 1:
+            raise ValueError(f"it has {image.n_frames} frames; save each as a file of its own")
+        if image.format == "PNG" and _deep_colours(path):
+            raise ValueError(
+                "PNG with 16 bits for each of several channels would be cut to 8; save it as TIFF"
+            )
+        info = dict(image.info)
+        metadata = {name: info[name] for name in ("exif", "icc_profile", "dpi") if info.get(name)}
+        text = dict(getattr(image, "text", {}))
+        if text:
+            metadata[_PNG_TEXT] = text
+        if image.mode == "P" or "transparency" in info:
+            image = image.convert("RGBA" if "transparency" in info else "RGB")
+        pixels = np.asarray(image)
+        mode = image.mode
+    if mode.startswith("I"):  # 16-bit grey; "I" from older versions of Pillow
+        pixels = pixels.astype(np.uint16)
+    elif mode not in ("1", "L", "LA", "RGB", "RGBA", "F"):
+        raise ValueError(f"it has the colours {mode}; save it as grey or RGB")
+    if pixels.ndim == 2:
+        return Picture(pixels[None], metadata=metadata)
+    alpha = pixels[None, ..., -1] if mode in ("LA", "RGBA") else None
+    colours = pixels if alpha is None else pixels[..., :-1]
+    return Picture(colours.transpose(2, 0, 1), alpha, colours.shape[-1], metadata=metadata)
+
+
+def _deep_colours(path: Path) -> bool:
+    """Whether the header says 16 bits and another type than grey (0)."""
+    with path.open("rb") as file:
+        header = file.read(26)
+    return header[24] == 16 and header[25] != 0
+
+
+def _to_pillow(picture: Picture, path: Path, kind: str) -> None:
+    module = pillow()
+    pages = replace(picture, layout=())
+    pixels = np.ascontiguousarray(_as_laid_out(pages))
+    options = {k: v for k, v in picture.metadata.items() if k in ("exif", "icc_profile", "dpi")}
+    if kind in JPEG:
+        options |= {"format": "JPEG", "quality": _JPEG_QUALITY, "subsampling": 0}
+    else:
+        options["format"] = "PNG"
+        if text := picture.metadata.get(_PNG_TEXT):
+            from PIL.PngImagePlugin import PngInfo
+
+            options["pnginfo"] = PngInfo()
+            for key, value in text.items():
+                options["pnginfo"].add_text(key, str(value))
+    module.fromarray(pixels).save(path, **options)
+
+
+def _from_tiff(path: Path) -> Picture:
+    tifffile = _tifffile(path)
+    with tifffile.TiffFile(path) as file:
+        if len(file.series) != 1:
+            raise ValueError(
+                f"it has {len(file.series)} series of pages; save each as a file of its own"
+            )
+        series, page = file.series[0], file.pages.first
+        if page.photometric == _PALETTE:
+            raise ValueError("its colours are a palette; save it as RGB")
+        if page.bitspersample not in (1, 8, 16, 32, 64):
+            raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
+        array = series.asarray()
+        axes = series.axes
+        extra = tuple(int(each) for each in page.extrasamples)
+        metadata = _tiff_metadata(page)
+        inverted = page.photometric == _MINISWHITE
+    array = array.astype(array.dtype.newbyteorder("="))
+    if "S" not in axes:
+        return Picture(
+            array.reshape(-1, *array.shape[-2:]), None, 1, array.shape, inverted, metadata
+        )
+    last = np.moveaxis(array, axes.index("S"), -1)
+    has_alpha = bool(extra) and extra[-1] in _ALPHA
+    pages = last.reshape(-1, *last.shape[-3:])
+    alpha = pages[..., -1] if has_alpha else None
+    colours = pages[..., :-1] if has_alpha else pages
+    if has_alpha:
+        metadata["extrasamples"] = (extra[-1],)
+    planes = colours.transpose(0, 3, 1, 2).reshape(-1, *colours.shape[1:3])
+    return Picture(planes, alpha, colours.shape[-1], last.shape, inverted, metadata)
+
+
+def _tiff_metadata(page: Any) -> dict[str, Any]:
+    kept: dict[str, Any] = {"compressed": int(page.compression) != 1}
+    if "XResolution" in page.tags and "YResolution" in page.tags:
+        kept["resolution"] = tuple(page.tags[name].value for name in ("XResolution", "YResolution"))
+        kept["resolutionunit"] = int(page.resolutionunit)
+    if page.description and not page.description.startswith('{"shape"'):  # tifffile's own
+        kept["description"] = page.description.encode()  # bytes may have any letter
+    if "InterColorProfile" in page.tags:
+        kept["icc_profile"] = page.tags["InterColorProfile"].value
+    return kept
+
+
+def _to_tiff(picture: Picture, path: Path) -> None:
+    tifffile = _tifffile(path)
+    kept = picture.metadata
+    array = _as_laid_out(picture)
+    colour = picture.channels == 3
+    photometric = "rgb" if colour else "miniswhite" if picture.inverted else "minisblack"
+    options: dict[str, Any] = {"photometric": photometric, "metadata": None}
+    for name in ("resolution", "resolutionunit", "description", "extrasamples"):
+        if name in kept:
+            options[name] = kept[name]
+    if "dpi" in kept and "resolution" not in kept:
+        options |= {"resolution": tuple(float(d) for d in kept["dpi"]), "resolutionunit": "INCH"}
+    if picture.alpha is not None and "extrasamples" not in kept:
+        options["extrasamples"] = ("unassalpha",)
+    if picture.channels + (picture.alpha is not None) > 1:
+        options["planarconfig"] = "contig"
+    if kept.get("compressed"):
+        options["compression"] = "zlib"
+    if "icc_profile" in kept:
+        options["iccprofile"] = kept["icc_profile"]
+    tifffile.imwrite(path, array, **options)
+
+
+def _tifffile(path: Path) -> Any:
+    try:
+        import tifffile
+    except ImportError:
+        raise ImportError(
+            f'{path} needs tifffile: pip install "convexlift[cli]", or save it as PNG or NPY'
+        ) from None
+    return tifffile

@@ -1,0 +1,600 @@
+"""``convexlift reconstruct denoise|inpaint`` as users run it, on tiny images."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.images import gaussian_noise, load_example, load_image, psnr, save_image
+from convexlift.whole_pictures import read_picture
+
+QUICK = ["--tolerance", "1e-2", "--max-iterations", "40", "--regularizer", "tv"]
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def run(*arguments, quick=True):
+    words = [str(a) for a in arguments]
+    return CliRunner().invoke(app, ["reconstruct", *words, *(QUICK if quick else [])])
+
+
+def crop(name="camera", size=32):
+    return load_example(name)[..., 80 : 80 + size, 100 : 100 + size]
+
+
+def noisy(name="camera", size=32, sigma=0.05, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return gaussian_noise(crop(name, size), sigma, generator).clamp(0, 1)[0, 0].numpy()
+
+
+def colours(sigma=0.05):
+    return np.stack(
+        [noisy(n, 24, sigma, i) for i, n in enumerate(("camera", "coffee", "rocket"))], -1
+    )
+
+
+def bits(values, dtype):
+    if np.dtype(dtype).kind == "f":
+        return values.astype(dtype)
+    return np.rint(values * np.iinfo(dtype).max).astype(dtype)
+
+
+def one_record(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+# Formats ------------------------------------------------------------------------------------------
+
+GREY, COLOUR = noisy(size=24), colours()
+ALPHA = np.linspace(0, 1, 24 * 24).reshape(24, 24)
+STACK = np.stack([noisy(size=24, seed=i) for i in range(3)])
+
+
+def rgba(dtype):
+    return np.dstack([bits(COLOUR, dtype), bits(ALPHA, dtype)])
+
+
+def by_tifffile(array, **options):
+    return lambda path: tifffile.imwrite(path, array, **options)
+
+
+FORMATS = {
+    "grey8.png": lambda path: Image.fromarray(bits(GREY, np.uint8)).save(path, dpi=(300, 300)),
+    "grey16.png": lambda path: Image.fromarray(bits(GREY, np.uint16)).save(path),
+    "rgb8.png": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(path),
+    "rgba8.png": lambda path: Image.fromarray(rgba(np.uint8)).save(path),
+    "la8.png": lambda path: Image.fromarray(rgba(np.uint8)).convert("LA").save(path),
+    "grey8.jpg": lambda path: Image.fromarray(bits(GREY, np.uint8)).save(path, quality=95),
+    "rgb8.JPEG": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(path, format="JPEG"),
+    "grey16.tif": by_tifffile(bits(GREY, np.uint16), resolution=(50.0, 50.0)),
+    "big_endian.tif": by_tifffile(bits(GREY, np.uint16), byteorder=">"),
+    "white_is_zero.tif": by_tifffile(bits(1 - GREY, np.uint8), photometric="miniswhite"),
+    "float.tif": by_tifffile(GREY.astype(np.float32), compression="zlib"),
+    "stack16.tif": by_tifffile(bits(STACK, np.uint16), imagej=True),
+    "rgb16.tif": by_tifffile(bits(COLOUR, np.uint16), photometric="rgb"),
+    "rgba16.tif": by_tifffile(rgba(np.uint16), photometric="rgb", extrasamples=["unassalpha"]),
+    "float64.npy": lambda path: np.save(path, GREY.astype(np.float64)),
+    "batch.npy": lambda path: np.save(path, STACK[:, None].astype(np.float32)),
+    "colour.npy": lambda path: np.save(path, COLOUR.astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_comes_back_as_it_was(name, tmp_path):
+    source = tmp_path / name
+    FORMATS[name](source)
+    out = tmp_path / "out"
+    result = run("denoise", source, "-o", out)
+    assert result.exit_code == 0, result.output
+    before, after = read_picture(source), read_picture(out / name)
+    assert after.stored.dtype == before.stored.dtype
+    assert after.stored.shape == before.stored.shape
+    assert after.layout == before.layout
+    assert (after.channels, after.inverted) == (before.channels, before.inverted)
+    assert (after.alpha is None) == (before.alpha is None)
+    if before.alpha is not None:
+        assert np.array_equal(after.alpha, before.alpha)
+    for key in ("resolution", "resolutionunit", "description", "compressed"):
+        assert after.metadata.get(key) == before.metadata.get(key), key
+    assert after.metadata.get("dpi") == pytest.approx(before.metadata.get("dpi"))
+    old, new = before.values(before.full_range), after.values(after.full_range)
+    # Smoother than before, and near it.
+    assert np.abs(np.diff(new)).mean() < 0.8 * np.abs(np.diff(old)).mean()
+    assert np.abs(new - old).mean() < 0.1
+    record = one_record(out, Path(name).stem)
+    assert len(record["planes"]) == len(before.stored)
+    assert record["gap"] <= 1e-2
+
+
+def test_profiles_and_exif_are_kept(tmp_path):
+    exif = Image.Exif()
+    exif[0x010E] = "a description"
+    picture = Image.fromarray(bits(COLOUR, np.uint8))
+    for name in ("a.png", "a.jpg"):
+        picture.save(tmp_path / name, exif=exif, icc_profile=b"profile" * 20, dpi=(240, 240))
+        assert run("denoise", tmp_path / name, "-o", tmp_path / "out").exit_code == 0
+        with Image.open(tmp_path / "out" / name) as written:
+            assert written.getexif()[0x010E] == "a description"
+            assert written.info["icc_profile"] == b"profile" * 20
+            assert written.info["dpi"] == pytest.approx((240, 240), abs=0.1)
+        (tmp_path / "out" / "a.json").unlink()
+
+
+def test_another_format_by_the_name_of_the_output(tmp_path):
+    np.save(tmp_path / "a.npy", GREY.astype(np.float32))
+    assert run("denoise", tmp_path / "a.npy", "-o", tmp_path / "b.tif").exit_code == 0
+    assert tifffile.imread(tmp_path / "b.tif").dtype == np.float32
+    result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "c.png")
+    assert result.exit_code == 1
+    assert "float32 is not written as PNG" in result.output
+    assert "try .tif or .npy" in result.output
+
+
+def test_numbers_of_another_range(tmp_path):
+    counts = 100 + 3000 * GREY.astype(np.float32)
+    np.save(tmp_path / "counts.npy", counts)
+    result = run("denoise", tmp_path / "counts.npy", "-o", tmp_path / "out.npy")
+    assert "mapped to 0 ... 1" in result.output
+    restored = np.load(tmp_path / "out.npy")
+    assert np.abs(restored - counts).mean() < 300
+    assert restored.max() > 1000
+    twelve = (4095 * GREY).astype(np.uint16)
+    Image.fromarray(twelve).save(tmp_path / "twelve.png")
+    assert "--range data" in run(
+        "denoise", tmp_path / "twelve.png", "-o", tmp_path / "x.png").output  # fmt: skip
+    result = run("denoise", tmp_path / "twelve.png", "-o", tmp_path / "y.png", "--range", "0,4095")
+    record = one_record(tmp_path, "y")
+    assert record["range"] == [0, 4095]
+    assert record["noise"]["level"] == pytest.approx(0.05, rel=0.3)
+
+
+# Masks --------------------------------------------------------------------------------------------
+
+
+def test_nan_is_missing(tmp_path):
+    values = noisy(size=32, sigma=0.02).astype(np.float32)
+    holes = values.copy()
+    holes[10:13, 5:25] = np.nan
+    np.save(tmp_path / "a.npy", holes)
+    tifffile.imwrite(tmp_path / "b.tif", holes)
+    truth = crop()[0, 0].numpy()
+    for name in ("a.npy", "b.tif"):
+        for task in ("inpaint", "denoise"):
+            target = tmp_path / f"{task}-{name}"
+            result = run(task, tmp_path / name, "-o", target)
+            assert result.exit_code == 0, result.output
+            filled = read_picture(target).stored[0]
+            assert np.isfinite(filled).all()
+            error = np.abs(filled - truth)[10:13, 5:25].mean()
+            assert error < 0.65 * np.abs(truth[10:13, 5:25] - truth.mean()).mean()
+            record = json.loads(target.with_suffix(".json").read_text())
+            assert record["missing"] == pytest.approx(60 / 1024)
+
+
+def masked_picture(folder):
+    mask = np.full((32, 32), 255, np.uint8)
+    mask[8:12, 4:28] = 0
+    Image.fromarray(mask).save(folder / "mask.png")
+    Image.fromarray(255 - mask).save(folder / "inverted.png")
+    pixels = np.dstack([bits(noisy(n, 32, 0.02), np.uint8) for n in ("camera", "coffee", "rocket")])
+    pixels[mask == 0] = (255, 0, 255)
+    Image.fromarray(pixels).save(folder / "scratched.png")
+    return mask == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--mask", "mask.png"], ["--mask", "inverted.png", "--invert-mask"],
+     ["--mask-colour", "#ff00ff"], ["--mask-color", "#F0F"]],
+)  # fmt: skip
+def test_masks_as_images_and_as_colours(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hidden = masked_picture(tmp_path)
+    result = run("inpaint", "scratched.png", "-o", "filled.png", *options)
+    assert result.exit_code == 0, result.output
+    filled = read_picture(Path("filled.png")).stored
+    clean = np.stack(
+        [bits(crop(n)[0, 0].numpy(), np.uint8) for n in ("camera", "coffee", "rocket")]
+    )
+    wrong = np.abs(filled.astype(float) - clean)[:, hidden].mean()
+    assert wrong < 30
+    assert np.abs(np.array([255, 0, 255])[:, None] - clean[:, hidden]).mean() > 90
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "status"),
+    [
+        ([], "no pixel of", 1),
+        (["--mask-colour", "#000001"], "no pixel of the mask colour", 1),
+        (["--mask-colour", "purple"], "is no colour", 2),
+        (["--mask", "nowhere.png"], "there is no mask", 2),
+        (["--mask", "small.png"], "the mask small.png is 8 x 8", 1),
+        (["--mask", "black.png"], "hides a whole image", 1),
+        (["--invert-mask"], "--invert-mask needs --mask", 2),
+    ],
+)
+def test_masks_that_cannot_be(options, message, status, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    masked_picture(tmp_path)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("small.png")
+    Image.fromarray(np.zeros((32, 32), np.uint8)).save("black.png")
+    result = run("inpaint", "scratched.png", "-o", "filled.png", *options)
+    assert result.exit_code == status, result.output
+    assert message in result.output
+    assert not Path("filled.png").exists()
+
+
+# What is written beside --------------------------------------------------------------------------
+
+
+def test_the_record_agrees_with_a_direct_solve(tmp_path):
+    picture = tmp_path / "noisy.png"
+    save_image(picture, torch.from_numpy(noisy(size=48, sigma=0.1)))
+    save_image(tmp_path / "clean.png", crop(size=48))
+    result = run(
+        "denoise", picture, "-o", tmp_path / "x.png", "--noise", "gaussian", "--sigma", "0.1",
+        "--truth", tmp_path / "clean.png", "--gap-map", "--json", tmp_path / "all.json",
+        quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = one_record(tmp_path, "x")
+    network = cl.load("photo-any-size")
+    y, truth = load_image(picture), load_image(tmp_path / "clean.png")
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=network.card.weight, box=(0, 1)
+    )
+    solution = cl.solve(problem)
+    assert record["weight"] == {"value": pytest.approx(network.card.weight), "rule": "card"}
+    assert record["objective"] == pytest.approx(float(solution.objective), rel=1e-5)
+    assert record["lower_bound"] == pytest.approx(float(solution.lower_bound), rel=1e-4)
+    assert record["gap"] == pytest.approx(float(solution.gap), rel=0.05)
+    assert record["iterations"] == int(solution.iterations)
+    assert record["status"] == "CONVERGED"
+    assert record["guarantee"] == "GLOBAL"
+    assert record["psnr"] == pytest.approx(float(psnr(solution.x, truth)), abs=0.01)
+    assert record["psnr_before"] == pytest.approx(float(psnr(y, truth)), abs=0.01)
+    assert 0 < record["ssim"] < 1
+    assert record["noise"] == {"model": "gaussian", "level": 0.1, "estimated": False}
+    settings = record["settings"]
+    assert settings["version"] == cl.__version__
+    assert settings["sha256"] == cl.models.store.sheet("photo-any-size").sha256
+    written = load_image(tmp_path / "x.png")
+    assert float((written - solution.x.clamp(0, 1)).abs().max()) <= 0.51 / 255
+    # The map sums to the gap of a certificate, which also tries the tangent: no larger than ours.
+    where = np.load(tmp_path / "x.gap.npy")
+    assert where.shape == (1, 48, 48)
+    certificate = cl.certify(problem, solution.x, solution.duals)
+    assert where.sum() == pytest.approx(float(certificate.map.sum()), rel=0.05)
+    assert 0 < where.sum() <= 1.01 * (record["objective"] - record["lower_bound"])
+    assert read_picture(tmp_path / "x.gap.png").stored.max() == 255
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert everything["files"] == [record]
+    assert everything["failed"] == []
+
+
+def test_noise_and_weight_are_printed(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=64, sigma=0.1)))
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--weight", "auto")
+    assert "Gaussian noise, sigma 0.1" in result.output or "sigma 0.09" in result.output
+    assert "(estimated)" in result.output
+    assert "(auto, " in result.output
+    record = one_record(tmp_path, "x")
+    assert record["weight"]["rule"] == "auto"
+    assert len(record["weight"]["trials"]) >= 3
+    assert "━" not in result.output
+
+
+@pytest.mark.parametrize("method", ["paper", "nmapg", "lbfgs", "sm-c", "sm-d"])
+def test_all_methods_certify_the_same_problem(method, tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16, sigma=0.1)))
+    common = ["--sigma", "0.1", "--noise", "gaussian", "--regularizer", "photo-any-size"]
+    run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", *common, quick=False)
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "y.png", "--method", method,
+        "--max-iterations", 150, *common, quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    ours, theirs = one_record(tmp_path, "x"), one_record(tmp_path, "y")
+    assert theirs["settings"]["method"] == method
+    assert theirs["objective"] == pytest.approx(ours["objective"], rel=0.03)
+    if method in ("nmapg", "lbfgs"):
+        assert theirs["objective"] >= ours["lower_bound"]
+
+
+def test_batches_do_not_change_results(tmp_path):
+    for i in range(3):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=24, seed=i)))
+    common = ["--sigma", "0.05", "--noise", "gaussian"]
+    assert (
+        run("denoise", tmp_path / "in", "-o", tmp_path / "one", "--batch", 1, *common).exit_code
+        == 0
+    )
+    assert (
+        run("denoise", tmp_path / "in", "-o", tmp_path / "all", "--batch", 3, *common).exit_code
+        == 0
+    )
+    for i in range(3):
+        single, together = (one_record(tmp_path / name, str(i)) for name in ("one", "all"))
+        assert (single["settings"]["files_at_once"], together["settings"]["files_at_once"]) == (
+            1,
+            3,
+        )
+        assert together["objective"] == pytest.approx(single["objective"], rel=1e-5)
+        assert together["iterations"] == single["iterations"]
+
+
+def test_a_time_limit_is_kept_and_said(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--tolerance", 0,
+        "--max-iterations", 10**9, "--time-limit", 0.3, quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert one_record(tmp_path, "x")["status"] == "TIME_LIMIT"
+    assert "time limit" in result.output
+
+
+# Many files ---------------------------------------------------------------------------------------
+
+
+def test_bad_files_are_listed_and_the_others_done(tmp_path):
+    folder = tmp_path / "in"
+    for i in range(12):
+        save_image(folder / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    (folder / "bad1.png").write_bytes(b"this is no picture")
+    (folder / "bad2.tif").write_bytes(b"")
+    good = (folder / "3.png").read_bytes()
+    (folder / "bad3.png").write_bytes(good[: len(good) // 2])
+    (folder / "notes.txt").write_text("left alone")
+    result = run("denoise", folder, "-o", tmp_path / "out", "--json", tmp_path / "all.json")
+    assert result.exit_code == 1
+    assert "12 of 15 files done" in result.output
+    assert "3 failed:" in result.output
+    assert "Traceback" not in result.output
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert len(everything["files"]) == 12
+    failed = {Path(each["input"]).name: each["error"] for each in everything["failed"]}
+    assert set(failed) == {"bad1.png", "bad2.tif", "bad3.png"}
+    assert "no PNG file" in failed["bad1.png"]
+    assert "empty" in failed["bad2.tif"]
+    assert len(list((tmp_path / "out").glob("*.png"))) == 12
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_globs_and_json_on_standard_output(tmp_path):
+    for name in ("a1.png", "a2.png", "b1.png"):
+        save_image(tmp_path / name, torch.from_numpy(noisy(size=16)))
+    process = subprocess.run(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "a*.png"),
+         "-o", str(tmp_path / "out"), "--json", "-", *QUICK],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    content = json.loads(process.stdout)
+    assert [Path(each["input"]).name for each in content["files"]] == ["a1.png", "a2.png"]
+    assert "2 of 2 files done" in process.stderr
+
+
+def test_nothing_is_overwritten(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    (tmp_path / "x.png").write_text("precious")
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 2
+    assert "exists; name another output, or add --force" in result.output
+    assert (tmp_path / "x.png").read_text() == "precious"
+    assert run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--force").exit_code == 0
+    assert load_image(tmp_path / "x.png").shape == (1, 1, 16, 16)
+    # An input is never replaced.
+    before = (tmp_path / "a.png").read_bytes()
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path, "--force")
+    assert result.exit_code == 2
+    assert "is an input" in result.output
+    assert (tmp_path / "a.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.png"], "there is no file or folder missing.png"),
+        (["a.txt"], "a.txt ends in none of .png"),
+        (["empty"], "the folder empty has no file that ends in"),
+        (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
+        (["a.png", "--weight", "-1"], "a weight is a number > 0"),
+        (["a.png", "--sigma", "25"], "25 of 255 is 0.098"),
+        (["a.png", "--batch", "0"], "--batch is auto or a whole number"),
+        (["a.png", "--range", "5,1"], "--range needs LOW < HIGH"),
+        (["a.png", "--regularizer", "nobody"], "nobody"),
+        (["a.png", "--tolerance", "-1"], "gap must be nonnegative"),
+        (["a.png", "--truth", "nowhere"], "there is no truth nowhere"),
+        (["a.png", "b/a.png"], "would both be written to"),
+        (["a.png", "--json", "empty"], "is a folder"),
+        (["a.png", "--device", "cuda"], "Use --device cpu"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, monkeypatch):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    monkeypatch.chdir(tmp_path)
+    save_image(Path("a.png"), torch.from_numpy(noisy(size=16)))
+    save_image(Path("b/a.png"), torch.from_numpy(noisy(size=16)))
+    Path("a.txt").write_text("")
+    Path("empty").mkdir()
+    result = run("denoise", *arguments, "-o", "out", quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not Path("out").exists() or not list(Path("out").iterdir())
+
+
+def test_a_regularizer_for_one_size_says_so(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png",
+        "--regularizer", "faces-denoising", "--noise", "salt-and-pepper", quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "256" in result.output
+
+
+def test_help_names_the_statuses():
+    for task in ("denoise", "inpaint", "ct"):
+        text = CliRunner().invoke(app, ["reconstruct", task, "--help"]).output
+        assert "130 interrupted" in " ".join(text.split())
+        assert "--weight" in text
+
+
+# Ctrl-C -------------------------------------------------------------------------------------------
+
+
+def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
+    for i in range(3):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=96, seed=i)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
+         "-o", str(tmp_path / "out"), "--json", str(tmp_path / "all.json"), "--tolerance", "0",
+         "--max-iterations", "1000000000", "--time-limit", "4", "--regularizer", "tv"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.time() + 60
+    while not (tmp_path / "out" / "0.json").exists() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)  # the second file is being solved
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "Interrupted; 2 of 3 results are written" in errors
+    assert "Traceback" not in errors
+    assert one_record(tmp_path / "out", "0")["status"] == "TIME_LIMIT"
+    current = one_record(tmp_path / "out", "1")
+    assert current["status"] == "INTERRUPTED"
+    assert current["lower_bound"] <= current["objective"]
+    # The bound is a proof, whenever it was found: no image is better.
+    y = load_image(tmp_path / "in" / "1.png")
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(),
+        weight=current["weight"]["value"], box=(0, 1),
+    )  # fmt: skip
+    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-3))
+    assert current["lower_bound"] <= float(best.objective) * (1 + 1e-6)
+    assert current["objective"] >= float(best.lower_bound) * (1 - 1e-6)
+    written = load_image(tmp_path / "out" / "1.png")
+    objective = float(problem.evaluate(written).objective)
+    assert objective == pytest.approx(current["objective"], rel=0.02)  # 8 bits
+    assert load_image(tmp_path / "out" / "1.png").shape == (1, 1, 96, 96)
+    assert not (tmp_path / "out" / "2.png").exists()
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert everything["interrupted"]
+    assert [Path(name).name for name in everything["not_done"]] == ["2.png"]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    from convexlift.reconstruction import engine
+
+    solve, calls = engine.solve, []
+
+    def interrupted(*arguments, **options):
+        calls.append(options["stop"].max_iterations)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return solve(*arguments, **options)
+
+    monkeypatch.setattr(engine, "solve", interrupted)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--weight", "auto")
+    assert result.exit_code == 130, result.output
+    record = one_record(tmp_path, "x")
+    assert record["status"] == "INTERRUPTED"
+    assert "while the weight was searched" in record["notes"][0]
+    assert record["lower_bound"] <= record["objective"]
+    assert calls[-1] == 0  # the last one only evaluates
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    for i in range(2):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    write = sources.write_picture
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        write(*arguments)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "in", "-o", tmp_path / "out")
+    assert result.exit_code == 130
+    assert one_record(tmp_path / "out", "0")["status"] == "CONVERGED"
+    assert load_image(tmp_path / "out" / "0.png").shape == (1, 1, 16, 16)
+    assert not (tmp_path / "out" / "1.png").exists()
+
+
+def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def signalled(*_):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 130
+    assert "only finished files are kept" in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+
+
+def test_slices_in_dicom_stay_dicom(tmp_path):
+    hu = -900 + 1000 * torch.from_numpy(noisy(size=24))[None]
+    hu[:, :5] = -1024.0  # padding
+    cl.scans.write_volume(cl.scans.Volume.stacked(hu, (2.0, 2.0)), tmp_path / "a.dcm")
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Gaussian noise" in result.output
+    written = cl.scans.read_volume(tmp_path / "out" / "a.dcm")
+    assert written.spacing == (2.0, 2.0)
+    assert 5 < float((written.values - hu).abs().mean()) < 100
+    assert float((written.values[:, :4] + 1024).abs().max()) < 20
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
+    assert result.exit_code == 1
+    assert "let it end in .dcm" in result.output
+
+
+def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources, "write_picture", full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "Traceback" not in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+    assert (
+        "Traceback"
+        in run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--debug").output
+    )

@@ -1,0 +1,251 @@
+"""Noise estimates against known noise; weights that keep what their rules promise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.images import example_names, gaussian_noise, load_example, psnr, salt_and_pepper
+from convexlift.reconstruction.engine import Engine
+from convexlift.reconstruction.noise import (
+    LEAST_SIGMA,
+    Noise,
+    estimate_noise,
+    gaussian_level,
+    photons_of,
+)
+from convexlift.reconstruction.statements import Gaussian, Impulses, Integrals, Photons
+from convexlift.reconstruction.weights import (
+    ACCURACY,
+    card_weight,
+    discrepancy_weight,
+    predictive_weight,
+    vertex,
+)
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", example_names())
+@pytest.mark.parametrize(
+    ("sigma", "accuracy"), [(0.02, 0.25), (0.05, 0.1), (0.1, 0.05), (0.2, 0.05)]
+)
+@pytest.mark.parametrize("bits", [8, None])
+def test_gaussian_noise_is_recognised_and_measured(name, sigma, accuracy, bits):
+    y = gaussian_noise(load_example(name), sigma, generator(1))
+    if bits is not None:  # as files have it: clipped and rounded
+        y = (255 * y.clamp(0, 1)).round() / 255
+        accuracy += 0.06
+    noise = estimate_noise(y)
+    assert noise.kind == "gaussian"
+    assert noise.estimated
+    assert noise.level == pytest.approx(sigma, rel=accuracy)
+
+
+@pytest.mark.parametrize("name", example_names())
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.25, 0.5])
+def test_salt_and_pepper_is_recognised_and_measured(name, fraction):
+    noise = estimate_noise(salt_and_pepper(load_example(name), fraction, generator(1)))
+    assert noise.kind == "salt-and-pepper"
+    assert noise.level == pytest.approx(fraction, rel=0.1)
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_clean_pictures_have_little_gaussian_noise(name):
+    noise = estimate_noise(load_example(name))
+    assert noise.kind == "gaussian"
+    assert LEAST_SIGMA <= noise.level < 0.01
+
+
+def test_missing_pixels_are_not_looked_at():
+    x = load_example("camera")
+    mask = (torch.rand(x.shape, generator=generator(2)) > 0.05).float()
+    noisy = gaussian_noise(x, 0.05, generator(1))
+    spoiled = torch.where(mask > 0, noisy, torch.full_like(x, 7.0))
+    assert gaussian_level(spoiled, mask) == pytest.approx(0.05, rel=0.1)
+    assert estimate_noise(spoiled, mask).kind == "gaussian"
+
+
+def test_tiny_and_flat_images_have_an_estimate():
+    assert estimate_noise(torch.full((1, 1, 2, 2), 0.5)).level == LEAST_SIGMA
+    assert estimate_noise(torch.zeros(1, 1, 16, 16)).level == LEAST_SIGMA
+
+
+def test_photons_are_counted_in_line_integrals():
+    p = torch.linspace(0, 4, 120)[:, None] * torch.linspace(0.2, 1, 90)[None]
+    counts = torch.poisson(5e3 * torch.exp(-p), generator=generator())
+    integrals = -torch.log(counts / 5e3)
+    assert photons_of(integrals[None, None]) == pytest.approx(5e3, rel=0.15)
+
+
+def test_noise_says_what_it_is():
+    assert str(Noise("gaussian", 0.1)) == "Gaussian noise, sigma 0.1 (estimated)"
+    assert "25 %" in str(Noise("salt-and-pepper", 0.25, estimated=False))
+    with pytest.raises(ValueError, match="finite"):
+        Noise("gaussian", math.nan)
+
+
+def test_weights_of_cards_are_scaled():
+    weights = {"gaussian-denoising": 1.0, "salt-and-pepper": 7.0}
+    assert card_weight(weights, "gaussian-denoising", Noise("gaussian", 0.1)) == pytest.approx(1)
+    small = card_weight(weights, "gaussian-denoising", Noise("gaussian", 0.01))
+    assert small == pytest.approx(10**-1.2)
+    # Inpainting and denoising have the same data term: one stands in for the other.
+    assert card_weight(weights, "inpainting", Noise("gaussian", 0.01)) == pytest.approx(small)
+    assert card_weight(weights, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) == 7.0
+    assert card_weight({}, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) is None
+    assert card_weight({"ct": 2.0}, "ct", None) == 2.0
+
+
+def test_the_vertex_of_a_parabola():
+    values = [(k - 0.3) ** 2 for k in (-1, 0, 1)]
+    assert vertex(*values) == pytest.approx(0.3)
+    assert vertex(1.0, 1.0, 1.0) == 0.0
+    assert -1 <= vertex(1.0, 0.999, 0.0) <= 1
+
+
+@pytest.fixture(scope="module")
+def crop():
+    return load_example("camera")[..., 80:128, 100:148]
+
+
+def statement_of(kind, x):
+    if kind == "gaussian":
+        return Gaussian(y=gaussian_noise(x, 0.1, generator(1)), sigma=0.1)
+    if kind == "inpainting":
+        mask = (torch.rand(x.shape, generator=generator(2)) > 0.3).float()
+        return Gaussian(y=mask * gaussian_noise(x, 0.05, generator(1)), sigma=0.05, mask=mask)
+    if kind == "impulses":
+        return Impulses(y=salt_and_pepper(x, 0.2, generator(1)), fraction=0.2)
+    operator = 4.0 * cl.ParallelBeam(x.shape[-1], 40, 48)
+    if kind == "integrals":
+        clean = operator(x)
+        omega = 1 / (0.5 + 0.02 * clean)
+        noise = torch.randn(clean.shape, generator=generator(1)) / omega.sqrt()
+        return Integrals(y=clean + noise, operator=operator, omega=omega)
+    counts = torch.poisson(operator(x) + 5.0, generator=generator(1))
+    return Photons(y=counts, operator=operator, background=5.0)
+
+
+KINDS = ("gaussian", "inpainting", "impulses", "integrals", "photons")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_truth_has_the_discrepancy_of_noise(kind, crop):
+    # The statement in words: at the clean image, residuals are as large as noise alone.
+    assert statement_of(kind, crop).discrepancy(crop) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "inpainting", "integrals", "photons"])
+def test_parts_of_split_data_are_independent(kind, crop):
+    statement = statement_of(kind, crop)
+    kept, score = statement.split(generator(5))
+    # The truth predicts what was kept apart better than an image that knows the noise of the rest.
+    assert kept.y.shape == statement.y.shape
+    assert not torch.equal(kept.y, statement.y)
+    other = (crop + 0.05 * torch.randn(crop.shape, generator=generator(6))).clamp(0, 1)
+    assert score(crop) < score(other)
+    if kind in ("gaussian", "inpainting"):
+        first = kept.y - (crop if kept.mask is None else kept.mask * crop)
+        apart = kept.y + (statement.y - kept.y) * (1 + 1 / 0.1)  # y - sigma n / sqrt(a)
+        second = apart - (crop if kept.mask is None else kept.mask * crop)
+        correlation = (first * second).sum() / (first.norm() * second.norm())
+        assert abs(float(correlation)) < 0.1
+
+
+def test_pixels_kept_apart_are_not_seen(crop):
+    statement = statement_of("impulses", crop)
+    kept, score = statement.split(generator(5))
+    hidden = kept.mask == 0
+    assert 0.05 < float(hidden.float().mean()) < 0.15
+    assert bool((kept.y[hidden] == 0).all())
+    assert score(crop) < score((crop + 0.1).clamp(0, 1))
+    changed = torch.where(hidden, crop, torch.rand_like(crop))
+    assert score(changed) == pytest.approx(score(crop))
+
+
+@pytest.fixture(scope="module")
+def tv_engine():
+    return Engine(cl.TotalVariation(), torch.device("cpu"), weight="auto")
+
+
+def by_solving(engine, statement):
+    def image(of, weight):
+        problem = of.problem(engine.network, weight)
+        return cl.solve(problem, stop=cl.StopWhen(gap=2e-3, max_iterations=300)).x
+
+    return image
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "inpainting", "impulses"])
+def test_discrepancy_keeps_its_promise(kind, crop, tv_engine):
+    statement = statement_of(kind, crop)
+    chosen = discrepancy_weight(statement, 0.02, by_solving(tv_engine, statement))
+    assert chosen.note == ""
+    x = cl.solve(statement.problem(tv_engine.network, chosen.value)).x
+    assert statement.discrepancy(x) == pytest.approx(1, abs=3 * ACCURACY)
+    assert 2 <= len(chosen.trials) <= 14
+
+
+def test_discrepancy_says_when_it_cannot():
+    flat = Gaussian(y=torch.full((1, 1, 16, 16), 0.5), sigma=0.1)
+    chosen = discrepancy_weight(flat, 1.0, lambda of, weight: of.y)
+    assert "residual" in chosen.note
+    assert math.isfinite(chosen.value)
+
+
+def test_auto_is_near_the_best_weight(crop, tv_engine):
+    statement = statement_of("gaussian", crop)
+    solve = by_solving(tv_engine, statement)
+    chosen = predictive_weight(statement, 0.02, solve, generator())
+    quality = {
+        w: float(psnr(solve(statement, w), crop)) for w in (0.01, 0.03, 0.06, 0.09, 0.13, 0.3)
+    }
+    reached = float(psnr(solve(statement, chosen.value), crop))
+    assert reached > max(quality.values()) - 0.3
+    assert reached > quality[0.01] + 1  # where it could have stayed
+    assert len(chosen.trials) <= 8
+
+
+def test_the_engine_falls_back_to_auto(crop):
+    network = cl.networks.ridge(channels=2, kernel=3)
+    engine = Engine(
+        network, torch.device("cpu"), weight="card", search=cl.StopWhen(max_iterations=5)
+    )
+    statement = statement_of("gaussian", crop[..., :16, :16])
+    assert (
+        engine.choose_weight(statement, "gaussian-denoising", Noise("gaussian", 0.1)).rule == "auto"
+    )
+    fixed = Engine(network, torch.device("cpu"), weight=0.7)
+    assert fixed.choose_weight(statement, "ct", None).value == 0.7
+
+
+def test_clipped_noise_does_not_mislead_the_rules(tv_engine):
+    # Half the image is black, where 8 bits keep half of the noise.
+    x = load_example("camera")[..., 60:124, 100:164].clone()
+    x[..., 32:] = 0
+    y = gaussian_noise(x, 0.15, generator(3)).clamp(0, 1)
+    statement = Gaussian(y=y, sigma=0.15)
+    counted = statement._counted()
+    assert float(counted[..., 40:].max()) == 0
+    residual = (counted * (x - y)).norm() / (0.15 * counted.sum().sqrt())
+    assert statement.discrepancy(x) == pytest.approx(float(residual))
+    assert statement.discrepancy(x) == pytest.approx(1, abs=0.1)
+    assert float((x - y).std()) < 0.85 * 0.15  # of all pixels
+
+
+def test_simulated_noise_of_common_seeds_is_not_that_of_the_split():
+    drawn = torch.randn(1000, generator=generator(Engine.seed))
+    for seed in (0, 1, 2, 42, 123, 1234):
+        other = torch.randn(1000, generator=generator(seed))
+        assert abs(float((drawn * other).mean())) < 0.2

@@ -1,0 +1,96 @@
+"""Pictures with all their planes: what is kept, and what cannot be."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from convexlift.whole_pictures import Picture, read_picture, writable, write_picture
+
+ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
+
+
+def deep_colour_png(path):
+    """16 bits, RGB, by hand: no library here writes it."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    pixels = zlib.compress(b"\0" + bytes(6))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def test_colours_that_would_lose_bits_are_refused(tmp_path):
+    deep_colour_png(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match="cut to 8; save it as TIFF"):
+        read_picture(tmp_path / "deep.png")
+
+
+def test_palettes_become_colours(tmp_path):
+    Image.fromarray(np.dstack([ROWS * 20] * 3)).convert("P").save(tmp_path / "p.png")
+    picture = read_picture(tmp_path / "p.png")
+    assert picture.channels == 3
+    tifffile.imwrite(
+        tmp_path / "p.tif", ROWS, photometric="palette", colormap=np.zeros((3, 256), np.uint16)
+    )
+    with pytest.raises(ValueError, match="palette; save it as RGB"):
+        read_picture(tmp_path / "p.tif")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32, np.float64, bool])
+def test_values_and_back(dtype):
+    stored = (ROWS % 2 if dtype is bool else ROWS).astype(dtype)[None]
+    picture = Picture(stored)
+    again = picture.with_values(picture.values((0.0, 11.0)), (0.0, 11.0))
+    if dtype is not bool:
+        assert again.stored.dtype == stored.dtype
+        assert np.allclose(again.stored, stored, atol=1e-6)
+    full = picture.with_values(picture.values(picture.full_range), picture.full_range)
+    assert np.allclose(full.stored, stored, atol=1e-6)
+
+
+def test_integers_are_rounded_and_clipped():
+    picture = Picture(ROWS[None])
+    values = np.broadcast_to([-0.5, 0.4999 / 255, 0.501 / 255, 2.0], (1, 3, 4))
+    changed = picture.with_values(values, (0.0, 255.0))
+    assert changed.stored[0, 0].tolist() == [0, 0, 1, 255]
+
+
+def test_nan_survives_both_ways(tmp_path):
+    values = ROWS.astype(np.float32)
+    values[1, 2] = np.nan
+    np.save(tmp_path / "a.npy", values)
+    picture = read_picture(tmp_path / "a.npy")
+    assert np.isnan(picture.values(picture.full_range)[0, 1, 2])
+
+
+def test_what_formats_cannot_hold():
+    stack = Picture(np.zeros((2, 3, 4), np.uint8))
+    assert "one page" in (writable(stack, ".png") or "")
+    assert writable(stack, ".tif") is None
+    assert "JPEG has 8 bits" in (writable(Picture(np.zeros((1, 3, 4), np.uint16)), ".jpg") or "")
+    with_alpha = Picture(np.zeros((3, 3, 4), np.uint8), np.zeros((1, 3, 4), np.uint8), 3)
+    assert "no alpha" in (writable(with_alpha, ".jpg") or "")
+    assert writable(with_alpha, ".png") is None
+    with pytest.raises(ValueError, match="PNG, JPEG, TIFF or NPY"):
+        write_picture(stack, "a.gif", ".gif")  # type: ignore[arg-type]
+
+
+def test_damaged_files_are_named(tmp_path):
+    for name in ("a.png", "a.tif", "a.npy", "a.jpg"):
+        (tmp_path / name).write_bytes(b"nothing of that kind")
+        with pytest.raises(ValueError, match=f"{name} cannot be read as a picture"):
+            read_picture(tmp_path / name)
+    np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
+    with pytest.raises(ValueError, match="write real numbers"):
+        read_picture(tmp_path / "text.npy")
