@@ -13,7 +13,7 @@ from functools import partial
 
 from convexlift.benchmark.cases import Case
 from convexlift.models.files import names as shipped_names
-from convexlift.models.store import load
+from convexlift.models.store import card, load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.operators.tomography.filtered import Filter
@@ -192,7 +192,8 @@ def tests(
         "test-tv": (TotalVariation, values.tv_weight)
     }
     if values.shipped in shipped_names():
-        others["test-shipped"] = (partial(load, values.shipped), 1.0)
+        weights = card(values.shipped).weights
+        others["test-shipped"] = (partial(load, values.shipped), weights[SparseViewCT.name])
     return [
         Step("test-learned", settings, learned, (TRAINING,), cost, "Test slices"),
         *(
