@@ -1,7 +1,7 @@
 """Docstrings as Markdown: <A x, y> is no tag, A* no emphasis, :func: no word.
 
-An extension of griffe, which mkdocstrings reads the code with. Docstrings are written for people who
-read code; indented formulas become code blocks, which Markdown makes of them anyway.
+An extension of griffe, which mkdocstrings reads the code with. Docstrings are written for people
+who read code. Indented formulas become code blocks, which Markdown makes of them anyway.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 INTRODUCTION = """# Commands
 
-`convexlift COMMAND`, or `python -m convexlift COMMAND`. This page is made from the program itself when
-the site is built; `convexlift COMMAND --help` says the same in a terminal. The commands come with the
-extra `cli`, and `train` needs `train`: `pip install -e '.[train]'`.
+`convexlift COMMAND`, or `python -m convexlift COMMAND`. This page is made from the program itself
+when the site is built; `convexlift COMMAND --help` says the same in a terminal. The commands come
+with the extra `cli`, and `train` needs `train`: `pip install -e '.[train]'`.
 
-An error is one sentence and a hint on standard error; `--debug` shows the traceback. Progress bars appear
-on terminals and not in pipes.
+An error is one sentence and a hint on standard error; `--debug` shows the traceback. Progress bars
+appear on terminals and not in pipes.
 """
 
 
