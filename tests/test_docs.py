@@ -38,10 +38,13 @@ def test_the_command_reference_has_every_command_and_option():
     found = dict(commands(typer.main.get_command(app)))
     assert {"convexlift demo", "convexlift models", "convexlift train bilevel"} <= set(found)
     for path, command in found.items():
-        _, heading, section = text.partition(f"# {path}\n")
+        _, heading, section = text.partition(f"\n\n## {path}\n\n")
+        if not heading:  # inside a group
+            _, heading, section = text.partition(f"\n\n### {path}\n\n")
         assert heading, path
         section = re.split(r"^#+ ", section, flags=re.MULTILINE)[0]
-        assert " ".join(command.help.split("\n\n")[0].split()) in " ".join(section.split())
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert first in " ".join(section.replace("`", "").split())
         for parameter in command.params:
             names = parameter.opts if parameter.param_type_name == "option" else ()
             for name in names:
@@ -59,7 +62,7 @@ def test_docstrings_with_mathematics_are_no_markup():
 Args:
     weight_of: w >= 0 in <w, z>.
     other: a * b
-        and c*.
+        and c*, (a_- + b)_+.
 """
     assert (
         escaped(text)
@@ -70,7 +73,7 @@ Args:
 Args:
     weight_of: w >= 0 in &lt;w, z>.
     other: a \* b
-        and c\*.
+        and c\*, (a\_- + b)\_+.
 """
     )
 
@@ -87,6 +90,27 @@ def test_every_public_name_has_its_place_in_the_reference():
     assert public - modules <= documented
     for module in (cl.networks, cl.models, cl.scans):
         assert set(module.__all__) - {"ScanGeometry", "WINDOWS"} <= documented
+
+
+@pytest.mark.parametrize(
+    ("html", "count"),
+    [
+        ('<script src="https://example.org/a.js">', 1),
+        ('<link rel="stylesheet" href="http://example.org/a.css">', 1),
+        ("<img alt=x src=https://example.org/a.png>", 1),
+        ('<script src="assets/a.js">', 0),
+        ('<a href="https://example.org">', 0),
+    ],
+)
+def test_what_is_loaded_from_elsewhere_is_found(html, count):
+    assert len(tool("hooks").LOADED.findall(html)) == count
+
+
+@pytest.mark.parametrize("name", pages.documentation())
+def test_mathematics_on_pages_is_no_html(name):
+    text = pages.documentation()[name].read_text()
+    prose = re.sub(r"```.*?```|``.+?``|`[^`]+`", "", text, flags=re.DOTALL)
+    assert not re.findall(r"<[A-Za-z/][^>\n]*>?", prose)  # write it between backticks
 
 
 def test_every_picture_is_shown():

@@ -165,7 +165,7 @@ def closing_in() -> tuple[Any, Any]:
 
 def gap_maps(data: Measurement, problem: cl.VariationalProblem) -> Any:
     """The data; images after 2 and 30 iterations, each with its map on one scale."""
-    figure, axes = plt.subplots(1, 5, figsize=(8.6, 2.05))
+    figure, axes = plt.subplots(1, 5, figsize=(8.6, 1.98))
     panels: list[tuple[str, torch.Tensor, bool]] = [("data", data.fidelity.y, False)]
     for count in (2, 30):
         solution = cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=count))
@@ -182,7 +182,7 @@ def gap_maps(data: Measurement, problem: cl.VariationalProblem) -> Any:
             axis.imshow(picture[0, 0], cmap="gray", vmin=0, vmax=1)
         axis.set_title(title, fontsize=9)
         axis.set_axis_off()
-    figure.tight_layout(pad=0.4)
+    figure.subplots_adjust(left=0.005, right=0.995, bottom=0.01, top=0.86, wspace=0.04)
     return figure
 
 

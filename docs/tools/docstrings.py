@@ -14,6 +14,7 @@ import griffe
 CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 ROLE = re.compile(r":(?:func|class|meth|mod):(?=`)")
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields):$")
+MARKUP = re.compile(r"\*|_(?!\w)|(?<!\w)_")
 ITEM = re.compile(r"    [\w*]+:")
 
 
@@ -42,7 +43,7 @@ def _escape(line: str) -> str:
     start = name.end() if name else 0
     parts = CODE.split(line[start:])
     plain = (
-        part if i % 2 else part.replace("<", "&lt;").replace("*", "\\*")
+        part if i % 2 else MARKUP.sub(r"\\\g<0>", part.replace("<", "&lt;"))
         for i, part in enumerate(parts)
     )
     return line[:start] + "".join(plain)

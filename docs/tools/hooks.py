@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,19 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from convexlift.cli import app
 
+log = logging.getLogger("mkdocs.hooks")  # a warning of it ends a strict build
+
 ROOT = Path(__file__).parents[2]
 COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|link rel="?(?:stylesheet|preload))[^>]*["'=]https?:[^>]*>"""
+)
 
 INTRODUCTION = """# Commands
 
@@ -35,11 +45,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse what a browser would load from elsewhere; links are another matter."""
+    for tag in LOADED.findall(output):
+        log.warning("%s loads something from elsewhere: %s", page.file.src_uri, tag)
+    return output
+
+
 def command_reference() -> str:
     """Every command of ``convexlift``, with its arguments and options, as Markdown."""
     group = typer.main.get_command(app)
     with group.make_context("convexlift", [], resilient_parsing=True) as context:
-        sections = [INTRODUCTION, "\n".join(options(group, context))]
+        sections = [INTRODUCTION, "\n".join(options(group, context)) + "\n"]
         for name, command in sorted(group.commands.items()):
             sections += describe(command, name, context)
     return "\n".join(sections) + "\n"
@@ -68,9 +85,15 @@ def options(command: Any, context: Any) -> Iterator[str]:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and not getattr(parameter, "hidden", False):
-            names, text = record
-            cell = " ".join(markdown(text).split()).replace("|", "\\|")
-            yield f"| {code(names.strip())} | {cell} |"
+            names, _, kind = record[0].strip().partition(" <")
+            cell = " ".join(markdown(record[1]).split()).replace("|", "\\|")
+            if "|" in kind:
+                cell = f"{', '.join(code(each) for each in kind.rstrip('>').split('|'))}: {cell}"
+            elif kind.startswith("list["):
+                names = f"{names}..."
+            elif kind:
+                names = f"{names} <{kind}"
+            yield f"| {code(names)} | {cell} |"
 
 
 def code(text: str) -> str:
@@ -81,4 +104,5 @@ def code(text: str) -> str:
 
 def markdown(text: str) -> str:
     """A help text as Markdown: what looks like a tag or an emphasis is neither."""
-    return text.replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("\b", "")
+    plain = text.replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("\b", "")
+    return OPTION.sub(r"`\g<0>`", plain)
