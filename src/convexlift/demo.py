@@ -37,6 +37,13 @@ REGULARIZER = "photo-any-size"
 DEBLURRING_WEIGHT = 40.0
 """Chosen once for the best PSNR on another picture (camera); the other two are on the card."""
 
+NEXT = (
+    ("models photo-any-size", "what this regularizer is for, and its licence"),
+    ("benchmark --quick", "six methods side by side, in minutes"),
+    ("train bilevel FOLDER", "a regularizer of your own, from a folder of pictures"),
+)
+"""Commands to try after the demo, and what they do."""
+
 
 @dataclass(frozen=True)
 class DemoOptions:
