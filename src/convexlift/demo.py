@@ -40,7 +40,7 @@ DEBLURRING_WEIGHT = 40.0
 NEXT = (
     ("models photo-any-size", "what this regularizer is for, and its licence"),
     ("benchmark --quick", "six methods side by side, in minutes"),
-    ("train bilevel FOLDER", "a regularizer of your own, from a folder of pictures"),
+    ("train bilevel FOLDER", "a regularizer of your own (needs the extra train)"),
 )
 """Commands to try after the demo, and what they do."""
 
