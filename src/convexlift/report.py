@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from convexlift.demo import Demo, Result
+from convexlift.demo import NEXT, Demo, Result
 from convexlift.images import atomic_path, save_image
 from convexlift.pages import COLOURS, embedded, with_code
 
@@ -189,6 +189,10 @@ def page(demo: Demo, folder: Path, version: str) -> str:
     note = with_code(regularizer_note(demo))
     images = "\n".join(_images(result, folder) for result in demo.results)
     plots = "\n".join(_plot(result, demo.options.gap) for result in demo.results)
+    commands = "\n".join(
+        f"<li><code>convexlift {html.escape(command)}</code>: {html.escape(purpose)}</li>"
+        for command, purpose in NEXT
+    )
     scaling = "pixelated" if demo.options.size < 128 else "auto"
     return f"""<!doctype html>
 <html lang="en">
@@ -235,6 +239,10 @@ lies between them. Below, the certified relative gap, and the tolerance as a das
 <div class="row plots">
 {plots}
 </div>
+<h2>Next, try</h2>
+<ul>
+{commands}
+</ul>
 <p><small>convexlift {html.escape(version)}</small></p>
 </body>
 </html>
