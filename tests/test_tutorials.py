@@ -1,6 +1,7 @@
 """The documentation: its Python as printed, and the output that it shows.
 
-``docs/ct.md`` is run on a smaller slice; as printed, by ``make test-slow``.
+``docs/ct.md`` is run on a smaller slice; as printed, by ``make test-slow``. ``docs/command-line.md``
+needs files of its reader, and has a test of its own (``test_command_line_page``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import convexlift as cl
 from convexlift.images import psnr
 
 PAGES = pages.documentation()
-CT = "docs/ct.md"
-WITH_CODE = [name for name, page in PAGES.items() if name != CT and pages.blocks(page)]
+CT, FILES = "docs/ct.md", "docs/command-line.md"
+WITH_CODE = [name for name, page in PAGES.items() if name not in (CT, FILES) and pages.blocks(page)]
 SMALLER = {
     "cl.scans.read_volume(path)": "an_eighth(cl.scans.read_volume(path))",
     "SparseViewCT()": "SparseViewCT(scanner=10 * cl.ParallelBeam(64, 40, 64, 256.0))",
