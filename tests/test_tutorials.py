@@ -1,7 +1,7 @@
 """The documentation: its Python as printed, and the output that it shows.
 
-``docs/ct.md`` is run on a smaller slice; as printed, by ``make test-slow``. ``docs/command-line.md``
-needs files of its reader, and has a test of its own (``test_command_line_page``).
+``docs/ct.md`` is run on a smaller slice; as printed, by ``make test-slow``.
+``docs/command-line.md`` needs files of its reader, and has its own ``test_command_line_page``.
 """
 
 from __future__ import annotations
