@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+CELL = re.compile(r"<t[dh][^>]*>.*?</t[dh]>", re.DOTALL)
+POWER = re.compile(r"\b\d+(?:\.\d+)?e-\d+\b")
 LOADED = re.compile(
     r"""<(?:script|img|iframe|link rel="?(?:stylesheet|preload))[^>]*["'=]https?:[^>]*>"""
 )
@@ -43,6 +45,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Numbers such as 1e-3 in tables are not broken at their sign."""
+    return CELL.sub(lambda cell: POWER.sub(r'<span class="number">\g<0></span>', cell[0]), html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
