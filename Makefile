@@ -2,15 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help test test-slow lint format demo clean
+# Experiments of the paper, in the order of their sections.
+EXPERIMENTS := denoising ct ct-deep inpainting training
+
+.PHONY: help test test-slow lint docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-test: $(VENV)/dev lint ## lint, check types and layers, run the quick test suite
+test: $(VENV)/dev lint docs ## lint, check types and layers, build the documentation, run the quick tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/dev ## the tests marked slow
@@ -22,6 +26,12 @@ lint: $(VENV)/dev ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/dev ## the documentation, into site/; warnings are errors
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: $(VENV)/dev ## the documentation on 127.0.0.1:8000, built anew when a page changes
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8000
+
 format: $(VENV)/dev ## rewrite the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -29,8 +39,13 @@ format: $(VENV)/dev ## rewrite the code in house style
 demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
 	$(BIN)/convexlift demo --output demo-output
 
+reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in reproduce-quick/
+	for name in $(EXPERIMENTS); do \
+		$(BIN)/convexlift reproduce $$name --quick --output reproduce-quick/$$name || exit 1; \
+	done
+
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # torch first and alone: once it is there, no other package pulls in another build of it.
 $(VENV)/torch: constraints.txt

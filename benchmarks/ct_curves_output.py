@@ -139,7 +139,8 @@ def draw(cases: Sequence[dict[str, Any]], folder: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:  # machines with GPUs may be bare
         print("matplotlib is not here; draw elsewhere with --redraw")
         return
-    from convexlift.benchmark.plot import FLOOR, STYLES, plt
+    from convexlift.benchmark.plot import plt
+    from convexlift.benchmark.styles import FLOOR, STYLES
 
     for case in cases:
         figure, axes = plt.subplots(2, 2, figsize=(11, 7.6), sharex=True)

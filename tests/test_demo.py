@@ -11,11 +11,14 @@ import time
 
 import pytest
 import torch
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift import demo as demo_module
 from convexlift.cli import app
+from convexlift.cli import demo as cli_demo
 from convexlift.images import load_image
 
 
@@ -40,6 +43,33 @@ def test_it_succeeds_quietly(finished):
     assert "photo-any-size" in " ".join(result.output.split())
     assert "━" not in result.output  # no progress bar in a pipe
     assert str(folder / "report.html") in result.output.replace("\n", "")
+
+
+def test_the_next_commands(finished):
+    folder, result = finished
+    page = (folder / "report.html").read_text()
+    _, _, following = result.output.partition("Next, try\n")
+    lines = following.strip().splitlines()
+    assert len(lines) == len(demo_module.NEXT) == 3
+    for line, (command, purpose) in zip(lines, demo_module.NEXT, strict=True):
+        assert f"convexlift {command} " in line
+        assert line.endswith(f"# {purpose}")
+        assert f"convexlift {command}</code>: {purpose}" in page
+        words = [word for word in command.split() if word.islower() and word[0] != "-"]
+        group = get_command(app)
+        while isinstance(group, TyperGroup):  # the command is there, and has these options
+            group = group.commands[words.pop(0)]
+        known = {name for parameter in group.params for name in parameter.opts}
+        assert {word for word in command.split() if word.startswith("-")} <= known
+
+
+def test_commands_to_copy_are_found_by_a_shell(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv/bin/convexlift"), "demo"])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert cli_demo._program() == ".venv/bin/convexlift"
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert cli_demo._program() == "convexlift"
 
 
 def test_the_pictures(finished):

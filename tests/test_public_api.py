@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import convexlift as cl
 
@@ -67,25 +65,6 @@ def test_solving_on_a_processor_does_not_load_triton():
         "assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def python_blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/files.md"])
-def test_the_examples_run_as_printed(page, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some write files
-    torch.set_default_dtype(torch.float32)
-    blocks = python_blocks(ROOT / page)
-    assert blocks
-    scope: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), scope)
-    if page == "README.md":
-        printed = capsys.readouterr().out
-        assert "converged" in printed
-        assert "mine: An untrained example." in printed
 
 
 def test_modules_stay_small():

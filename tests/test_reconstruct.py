@@ -341,7 +341,7 @@ def test_batches_do_not_change_results(tmp_path):
 
 
 def test_a_time_limit_is_kept_and_said(tmp_path):
-    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=160)))
     result = run(
         "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--tolerance", 0,
         "--max-iterations", 10**9, "--time-limit", 0.3, quick=False,

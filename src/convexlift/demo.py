@@ -37,6 +37,13 @@ REGULARIZER = "photo-any-size"
 DEBLURRING_WEIGHT = 40.0
 """Chosen once for the best PSNR on another picture (camera); the other two are on the card."""
 
+NEXT = (
+    ("reconstruct denoise PHOTO.png -o CLEAN.png", "a picture of your own"),
+    ("models photo-any-size", "what this regularizer is for, and its licence"),
+    ("reproduce denoising --quick", "an experiment of the paper, in minutes"),
+)
+"""Commands to try after the demo, and what they do."""
+
 
 @dataclass(frozen=True)
 class DemoOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import json
@@ -18,8 +17,9 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from convexlift.demo import Demo, Result
+from convexlift.demo import NEXT, Demo, Result
 from convexlift.images import atomic_path, save_image
+from convexlift.pages import COLOURS, embedded, with_code
 
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
 COLUMNS = (
@@ -186,9 +186,13 @@ def page(demo: Demo, folder: Path, version: str) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows(demo)
     )
-    note = _with_code(html.escape(regularizer_note(demo)))
+    note = with_code(regularizer_note(demo))
     images = "\n".join(_images(result, folder) for result in demo.results)
     plots = "\n".join(_plot(result, demo.options.gap) for result in demo.results)
+    commands = "\n".join(
+        f"<li><code>convexlift {html.escape(command)}</code>: {html.escape(purpose)}</li>"
+        for command, purpose in NEXT
+    )
     scaling = "pixelated" if demo.options.size < 128 else "auto"
     return f"""<!doctype html>
 <html lang="en">
@@ -197,11 +201,7 @@ def page(demo: Demo, folder: Path, version: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>convexlift demo</title>
 <style>
-:root {{ color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --line: #d0d7de; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ink: #e6edf3; --paper: #14181d; --line: #3d444d; }}
-  .plot {{ filter: invert(0.91) hue-rotate(180deg); }}
-}}
+{COLOURS}
 body {{ font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
         max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 img {{ display: block; width: 100%; height: auto; border-radius: 6px; }}
@@ -239,6 +239,10 @@ lies between them. Below, the certified relative gap, and the tolerance as a das
 <div class="row plots">
 {plots}
 </div>
+<h2>Next, try</h2>
+<ul>
+{commands}
+</ul>
 <p><small>convexlift {html.escape(version)}</small></p>
 </body>
 </html>
@@ -254,7 +258,7 @@ def _images(result: Result, folder: Path) -> str:
     }
     figures = "".join(
         f'<figure><img class="picture" alt="{caption}" '
-        f'src="{_embedded(_picture(folder, result, kind).read_bytes())}">'
+        f'src="{embedded(_picture(folder, result, kind).read_bytes())}">'
         f"<figcaption>{caption}</figcaption></figure>"
         for kind, caption in captions.items()
     )
@@ -270,15 +274,7 @@ def _images(result: Result, folder: Path) -> str:
 def _plot(result: Result, tolerance: float) -> str:
     figure = _png(plot_convergence([result], tolerance), dpi=180)
     alt = f"Objective, lower bound and gap against iterations: {result.task.title}"
-    return f'<img class="plot" alt="{html.escape(alt)}" src="{_embedded(figure)}">'
-
-
-def _with_code(text: str) -> str:
-    """What stands between backticks, as code."""
-    plain, *others = text.split("`")
-    return plain + "".join(
-        f"<code>{part}</code>" if i % 2 == 0 else part for i, part in enumerate(others)
-    )
+    return f'<img class="plot" alt="{html.escape(alt)}" src="{embedded(figure)}">'
 
 
 def _picture(folder: Path, result: Result, kind: str) -> Path:
@@ -295,7 +291,3 @@ def _png(figure: Any, dpi: int) -> bytes:
     figure.savefig(file, dpi=dpi, format="png")
     plt.close(figure)
     return file.getvalue()
-
-
-def _embedded(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -158,7 +158,7 @@ class Bench:
             self.trial.problem([image], bounded=contender.bounded),
             self.trial.truth([image]),
             method,
-            self.reference(image, bounded=contender.bounded),
+            self.reference(image, bounded=contender.bounded).objective,
             self.limits,
             error=smallest,
             gap=smallest,

@@ -16,7 +16,7 @@ from convexlift.models.store import load
 from convexlift.networks.architectures import deep
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
+from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, Task
 from convexlift.training.data import ImageSet, mix
 from convexlift.training.initial import start_from_filters_
 
@@ -85,11 +85,15 @@ class Trial:
 
     def problem(self, chosen: Sequence[int], *, bounded: bool = True) -> VariationalProblem:
         """The problem of some of the images, with the task's box or without."""
-        generators = [torch.Generator().manual_seed(mix("benchmark", self.seed, i)) for i in chosen]
-        measured = self.case.task.measure(self.clean[list(chosen)], generators)
+        measured = self.measurement(chosen)
         if not bounded:
             measured = replace(measured, box=None)
-        return measured.to(device=self.device).problem(self.regularizer, self.weight)
+        return measured.problem(self.regularizer, self.weight)
+
+    def measurement(self, chosen: Sequence[int]) -> Measurement:
+        """Data of some of the images, on the device."""
+        generators = [torch.Generator().manual_seed(mix("benchmark", self.seed, i)) for i in chosen]
+        return self.case.task.measure(self.clean[list(chosen)], generators).to(device=self.device)
 
 
 def _shipped(name: str, size: int, seed: int) -> InputConvexNetwork:

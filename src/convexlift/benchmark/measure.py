@@ -127,12 +127,13 @@ def record_curve(
     problem: VariationalProblem,
     truth: Tensor | None,
     method: Method,
-    reference: Reference,
+    optimum: float,
     limits: Limits,
     *,
     error: float,
     gap: float | None = None,
     check_every: int = 1,
+    start: Tensor | None = None,
 ) -> Curve:
     """Run one image until both the error and the gap are reached, or to the limits."""
     errors: list[float] = []
@@ -140,7 +141,7 @@ def record_curve(
     quality: list[float] = []
 
     def watch(progress: Progress) -> bool:
-        now = (float(progress.objective) - reference.objective) / abs(reference.objective)
+        now = (float(progress.objective) - optimum) / abs(optimum)
         errors.append(min(errors[-1], now) if errors else now)  # keeps the old one from NaN
         gaps.append(float(progress.gap))
         quality.append(math.nan if truth is None else float(psnr(progress.x, truth)))
@@ -152,12 +153,16 @@ def record_curve(
         seconds=limits.seconds,
         check_every=check_every,
     )
-    _finished(solve(problem, method=method, stop=stop, callback=watch))
+    _finished(solve(problem, method=method, stop=stop, start=start, callback=watch))
     return Curve(tuple(errors), tuple(gaps), tuple(quality))
 
 
 def time_iterations(
-    problem: VariationalProblem, method: Method, iterations: int, repeats: int
+    problem: VariationalProblem,
+    method: Method,
+    iterations: int,
+    repeats: int,
+    start: Tensor | None = None,
 ) -> list[float]:
     """Seconds of runs of so many iterations, set-up included, with one evaluation at the end."""
     stop = StopWhen(gap=None, max_iterations=iterations, check_every=max(iterations, 1))
@@ -166,10 +171,10 @@ def time_iterations(
     for _ in range(repeats):
         fresh = _fresh(problem)
         _synchronise(device)
-        start = time.perf_counter()
-        solution = solve(fresh, method=method, stop=stop)
+        began = time.perf_counter()
+        solution = solve(fresh, method=method, stop=stop, start=start)
         _synchronise(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - began)
         _finished(solution)
     return seconds
 

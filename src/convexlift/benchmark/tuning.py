@@ -39,7 +39,7 @@ def choose_steps(
             problem,
             None,
             candidate,
-            reference,
+            reference.objective,
             Limits(limit, limits.seconds),
             error=TUNING_TOLERANCE,
             check_every=TUNING_CHECKS,

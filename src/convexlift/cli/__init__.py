@@ -4,8 +4,9 @@ from convexlift.cli import benchmark as benchmark
 from convexlift.cli import demo as demo
 from convexlift.cli import models as models
 from convexlift.cli import reconstruct as reconstruct
+from convexlift.cli import reproduce as reproduce
 from convexlift.cli import serve as serve
 from convexlift.cli import train as train
 from convexlift.cli.app import app as app
 
-__all__ = ["app", "benchmark", "demo", "models", "reconstruct", "serve", "train"]
+__all__ = ["app", "benchmark", "demo", "models", "reconstruct", "reproduce", "serve", "train"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +28,7 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.demo import QUICK, Demo, DemoOptions, run_demo
+from convexlift.demo import NEXT, QUICK, Demo, DemoOptions, run_demo
 from convexlift.report import COLUMNS, as_json, regularizer_note, rows, write_report
 
 
@@ -75,3 +78,17 @@ def _show(result: Demo, page: Path, screen: Console) -> None:
     screen.print(table)
     screen.print(regularizer_note(result), highlight=False)
     screen.print(f"Report: {page}", highlight=False)
+    screen.print("\nNext, try", highlight=False)
+    program = _program()
+    width = max(len(command) for command, _ in NEXT)
+    for command, purpose in NEXT:
+        line = f"  {program} {command:<{width}}  # {purpose}"
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """What to type for this program: its name, or where it is if no shell would find it."""
+    name, path = "convexlift", Path(sys.argv[0])
+    if shutil.which(name):
+        return name
+    return os.path.relpath(path) if path.name == name else f"python -m {name}"

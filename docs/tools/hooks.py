@@ -1,0 +1,115 @@
+"""Pages that are made when the site is built: the command reference, and files of the root."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from convexlift.cli import app
+
+log = logging.getLogger("mkdocs.hooks")  # a warning of it ends a strict build
+
+ROOT = Path(__file__).parents[2]
+COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+CELL = re.compile(r"<t[dh][^>]*>.*?</t[dh]>", re.DOTALL)
+POWER = re.compile(r"\b\d+(?:\.\d+)?e-\d+\b")
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|link rel="?(?:stylesheet|preload))[^>]*["'=]https?:[^>]*>"""
+)
+
+INTRODUCTION = """# Commands
+
+`convexlift COMMAND`, or `python -m convexlift COMMAND`. This page is made from the program itself
+when the site is built; `convexlift COMMAND --help` says the same in a terminal. The commands come
+with the extra `cli`; `train` needs `train` (`pip install -e '.[train]'`), and `serve` needs `web`.
+
+An error is one sentence and a hint on standard error; `--debug` shows the traceback. Progress bars
+appear on terminals and not in pipes.
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in the folder."""
+    pages = {"commands.md": command_reference()}
+    pages |= {page: (ROOT / source).read_text("utf-8") for page, source in COPIES.items()}
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Numbers such as 1e-3 in tables are not broken at their sign."""
+    return CELL.sub(lambda cell: POWER.sub(r'<span class="number">\g<0></span>', cell[0]), html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse what a browser would load from elsewhere; links are another matter."""
+    for tag in LOADED.findall(output):
+        log.warning("%s loads something from elsewhere: %s", page.file.src_uri, tag)
+    return output
+
+
+def command_reference() -> str:
+    """Every command of ``convexlift``, with its arguments and options, as Markdown."""
+    group = typer.main.get_command(app)
+    with group.make_context("convexlift", [], resilient_parsing=True) as context:
+        sections = [INTRODUCTION, "\n".join(options(group, context)) + "\n"]
+        for name, command in sorted(group.commands.items()):
+            sections += describe(command, name, context)
+    return "\n".join(sections) + "\n"
+
+
+def describe(command: Any, name: str, parent: Any, level: int = 2) -> Iterator[str]:
+    """The sections of a command and of those inside it."""
+    if command.hidden:
+        return
+    context = command.context_class(command, info_name=name, parent=parent)
+    yield f"{'#' * level} {context.command_path}\n"
+    yield f"{markdown(command.help or '')}\n"
+    inner = getattr(command, "commands", {})
+    if not inner:
+        usage = command.get_usage(context).removeprefix("Usage: ").strip()
+        yield f"```sh\n{' '.join(usage.split())}\n```\n"
+        yield "\n".join(options(command, context)) + "\n"
+    for each, below in sorted(inner.items()):
+        yield from describe(below, each, context, level + 1)
+
+
+def options(command: Any, context: Any) -> Iterator[str]:
+    """A table of arguments and options, in the order of ``--help``."""
+    yield "| argument or option | meaning |"
+    yield "|---|---|"
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and not getattr(parameter, "hidden", False):
+            names, _, kind = record[0].strip().partition(" <")
+            cell = " ".join(markdown(record[1]).split()).replace("|", "\\|")
+            if "|" in kind:
+                cell = f"{', '.join(code(each) for each in kind.rstrip('>').split('|'))}: {cell}"
+            elif kind.startswith("list["):
+                names = f"{names}..."
+            elif kind:
+                names = f"{names} <{kind}"
+            yield f"| {code(names)} | {cell} |"
+
+
+def code(text: str) -> str:
+    """Code in a cell of a table; a bar would end the cell."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+    return f"<code>{escaped}</code>"
+
+
+def markdown(text: str) -> str:
+    """A help text as Markdown: what looks like a tag or an emphasis is neither."""
+    plain = text.replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("\b", "")
+    return OPTION.sub(r"`\g<0>`", plain)

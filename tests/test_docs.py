@@ -1,0 +1,137 @@
+"""The documentation as a site: what is made from the code, and that nothing is left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import pages
+import pytest
+import typer.main
+
+import convexlift as cl
+from convexlift.cli import app
+
+DOCS = pages.ROOT / "docs"
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def commands(group, path: str = "convexlift"):
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        yield from commands(command, f"{path} {name}") if inner else [(f"{path} {name}", command)]
+
+
+def test_the_command_reference_has_every_command_and_option():
+    text = tool("hooks").command_reference()
+    found = dict(commands(typer.main.get_command(app)))
+    assert {"convexlift demo", "convexlift models", "convexlift train bilevel"} <= set(found)
+    for path, command in found.items():
+        _, heading, section = text.partition(f"\n\n## {path}\n\n")
+        if not heading:  # inside a group
+            _, heading, section = text.partition(f"\n\n### {path}\n\n")
+        assert heading, path
+        section = re.split(r"^#+ ", section, flags=re.MULTILINE)[0]
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert first in " ".join(section.replace("`", "").split())
+        for parameter in command.params:
+            names = parameter.opts if parameter.param_type_name == "option" else ()
+            for name in names:
+                assert name in section, (path, name)
+        rows = [line for line in section.splitlines() if line.startswith("|")]
+        assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
+
+
+def test_docstrings_with_mathematics_are_no_markup():
+    escaped = tool("docstrings").escaped
+    text = """<A x, y> = <x, A* y>, see :func:`lift` and ``A* y``.
+
+    min_x  <c, x> + D*(v)
+
+Args:
+    weight_of: w >= 0 in <w, z>.
+    other: a * b
+        and c*, (a_- + b)_+.
+"""
+    assert (
+        escaped(text)
+        == r"""&lt;A x, y> = &lt;x, A\* y>, see `lift` and ``A* y``.
+
+    min_x  <c, x> + D*(v)
+
+Args:
+    weight_of: w >= 0 in &lt;w, z>.
+    other: a \* b
+        and c\*, (a\_- + b)\_+.
+"""
+    )
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    documented = {
+        name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    }
+    modules = {"models", "networks", "scans", "annotations"}
+    public = {name for name in vars(cl) if not name.startswith("_")} - {
+        name for name, value in vars(cl).items() if isinstance(value, ModuleType)
+    }
+    assert public - modules <= documented
+    for module in (cl.networks, cl.models, cl.scans):
+        assert set(module.__all__) - {"ScanGeometry", "WINDOWS"} <= documented
+
+
+@pytest.mark.parametrize(
+    ("html", "count"),
+    [
+        ('<script src="https://example.org/a.js">', 1),
+        ('<link rel="stylesheet" href="http://example.org/a.css">', 1),
+        ("<img alt=x src=https://example.org/a.png>", 1),
+        ('<script src="assets/a.js">', 0),
+        ('<a href="https://example.org">', 0),
+    ],
+)
+def test_what_is_loaded_from_elsewhere_is_found(html, count):
+    assert len(tool("hooks").LOADED.findall(html)) == count
+
+
+@pytest.mark.parametrize("name", pages.documentation())
+def test_mathematics_on_pages_is_no_html(name):
+    text = pages.documentation()[name].read_text()
+    prose = re.sub(r"```.*?```|``.+?``|`[^`]+`", "", text, flags=re.DOTALL)
+    assert not re.findall(r"<[A-Za-z/][^>\n]*>?", prose)  # write it between backticks
+
+
+def test_every_picture_is_shown():
+    text = "\n".join(page.read_text() for page in pages.documentation().values())
+    for picture in (DOCS / "images").iterdir():
+        assert f"images/{picture.name}" in text, picture.name
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    settings = (pages.ROOT / "mkdocs.yml").read_text()
+    assert "font: false" in settings
+    assert "http" not in settings
+    assert "http" not in (DOCS / "styles.css").read_text()
+    for page in pages.documentation().values():  # Material would load its renderer
+        assert "```mermaid" not in page.read_text()
+
+
+@pytest.mark.parametrize("script", ["architecture", pytest.param("lift", marks=pytest.mark.slow)])
+def test_figures_are_made_by_scripts(script, tmp_path):
+    path = DOCS / "figures" / f"{script}.py"
+    subprocess.run([sys.executable, path, "--output", tmp_path], check=True, capture_output=True)
+    made = {file.name for file in tmp_path.iterdir()}
+    assert made
+    assert made <= {file.name for file in (DOCS / "images").iterdir()}

@@ -1,0 +1,290 @@
+"""Machinery of reproductions: parts, resuming, data, tables, and what the command refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from convexlift.cli import app
+from convexlift.images import save_image
+from convexlift.reproduction import parts as parts_module
+from convexlift.reproduction.data import VARIABLE, find_data, load_faces
+from convexlift.reproduction.document import Document, Section
+from convexlift.reproduction.experiments import EXPERIMENTS
+from convexlift.reproduction.paper import Printed
+from convexlift.reproduction.parts import Part, PartStore
+from convexlift.reproduction.running import NotComputed, compute, finished_parts
+from convexlift.reproduction.steps import Plan, Step
+from convexlift.reproduction.study import Experiment, Study
+from convexlift.reproduction.tables import Comparison, Table, comparison_table
+
+
+def made(value):
+    return Part({"value": value}, {"array": np.full(3, value)})
+
+
+def chain(calls, *, first=1, interrupt=False):
+    """Three steps: b and c need a; c may be interrupted."""
+
+    def a(work):
+        calls.append("a")
+        return made(first)
+
+    def b(work):
+        calls.append("b")
+        work.tell(0.5)
+        return made(10 * work.parts["a"].values["value"])
+
+    def c(work):
+        if interrupt:
+            raise KeyboardInterrupt
+        calls.append("c")
+        return made(-1)
+
+    return [
+        Step("a", {"first": first}, a, cost=1.0),
+        Step("b", {}, b, ("a",), cost=2.0),
+        Step("c", {"fixed": torch.ones(2)}, c, cost=1.0),
+    ]
+
+
+def test_a_part_comes_back_as_it_was(tmp_path):
+    store = PartStore(tmp_path)
+    values = {"a": [1.5, math.inf, -math.inf], "b": None, "c": {"d": "text"}, "e": math.nan}
+    store.write("part", "digest", Part(values, {"x": np.eye(2)}, {"seconds": 1.0}))
+    read = store.read("part", "digest")
+    assert read is not None
+    assert read.values["a"] == values["a"]
+    assert read.values["c"] == values["c"]
+    assert math.isnan(read.values["e"])
+    assert np.array_equal(read.arrays["x"], np.eye(2))
+    assert read.about == {"seconds": 1.0}
+
+
+def test_a_part_of_other_settings_is_not_there(tmp_path):
+    store = PartStore(tmp_path)
+    store.write("part", "digest", made(1))
+    assert store.read("part", "another") is None
+    assert store.read("absent", "digest") is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "json"])
+def test_a_damaged_part_is_not_there(tmp_path, damage):
+    store = PartStore(tmp_path)
+    store.write("part", "digest", made(1))
+    file = tmp_path / ("part.json" if damage == "json" else "part.npz")
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-20])
+    assert store.read("part", "digest") is None
+
+
+def test_a_crash_between_the_two_files_leaves_no_part(tmp_path, monkeypatch):
+    store = PartStore(tmp_path)
+    store.write("part", "digest", made(1))
+
+    def crash(*arguments, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(parts_module.json, "dumps", crash)
+    with pytest.raises(OSError, match="no space"):
+        store.write("part", "digest", made(2))
+    monkeypatch.undo()
+    assert store.read("part", "digest") is None  # the array of 2 does not fit the values of 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_finished_parts_are_not_computed_again(tmp_path):
+    calls, seen = [], []
+    plan = Plan(chain(calls), PartStore(tmp_path))
+    plan.run({"machine": "here"}, seen.append)
+    assert calls == ["a", "b", "c"]
+    assert plan.finished["b"].values["value"] == 10
+    assert plan.finished["b"].about["machine"] == "here"
+    assert plan.finished["b"].about["seconds"] >= 0
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].total == 4.0
+    again = Plan(chain(calls), PartStore(tmp_path))
+    assert not again.missing
+    again.run({})
+    assert calls == ["a", "b", "c"]
+
+
+def test_other_settings_are_computed_again_with_what_needs_them(tmp_path):
+    calls = []
+    Plan(chain(calls), PartStore(tmp_path)).run({})
+    calls.clear()
+    plan = Plan(chain(calls, first=2), PartStore(tmp_path))
+    plan.run({})
+    assert calls == ["a", "b"]
+    assert plan.finished["b"].values["value"] == 20
+
+
+def test_steps_have_different_names_and_need_earlier_ones(tmp_path):
+    steps = chain([])
+    for wrong in ([*steps, steps[0]], steps[::-1]):
+        with pytest.raises(ValueError, match="named twice, or needs later"):
+            Plan(wrong, PartStore(tmp_path))
+
+
+def experiment(calls, **options):
+    def report(parts):
+        comparison = Comparison("Value", Printed(9.0, "Table 1"), parts["b"].values["value"])
+        return Document("Chain", ["Text."], [comparison], [Section("More", ["`code` & text"])])
+
+    return Experiment("chain", "A chain", "1", lambda study: chain(calls, **options), report)
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    calls = []
+    with pytest.raises(KeyboardInterrupt):
+        compute(experiment(calls, interrupt=True), Study(), tmp_path)
+    assert calls == ["a", "b"]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["finished"], run["complete"]) == (2, False)
+    with pytest.raises(NotComputed, match="1 of the 3 parts"):
+        finished_parts(experiment(calls), tmp_path)
+    compute(experiment(calls), Study(), tmp_path)
+    assert calls == ["a", "b", "c"]
+    compute(experiment(calls, first=2), Study(), tmp_path)  # other settings, and what needs them
+    assert calls == ["a", "b", "c", "a", "b"]
+    found, run = finished_parts(experiment(calls), tmp_path)
+    assert found["b"].values["value"] == 20
+    assert set(found) == {"a", "b", "c"}
+    assert run["complete"]
+
+
+def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls, interrupt=True))
+    options = ["reproduce", "denoising", "--output", str(tmp_path / "out")]
+    stopped = CliRunner().invoke(app, options)
+    assert stopped.exit_code == 130
+    assert "the same command goes on" in " ".join(stopped.output.split())
+    drawn = CliRunner().invoke(app, [*options, "--draw"])
+    assert drawn.exit_code == 2
+    assert "1 of the 3 parts" in " ".join(drawn.output.split())
+    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls))
+    results = tmp_path / "results.json"
+    done = CliRunner().invoke(app, [*options, "--json", str(results)])
+    assert done.exit_code == 0, done.output
+    assert calls == ["a", "b", "c"]
+    assert "agrees" not in done.output
+    assert "better" in done.output
+    content = json.loads(results.read_text())
+    assert content == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert content["comparisons"][0]["difference"] == 1.0
+    assert content["machine"]["torch"] == torch.__version__
+    assert content["date"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<code>code</code> &amp; text" in page
+    assert "http" not in page.replace("http-equiv", "")  # nothing from elsewhere
+    assert (tmp_path / "out" / "tables" / "comparison.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "nothing"),
+        (["denoising", "--data", "nowhere"], "nowhere is not a folder"),
+        (["denoising", "--data", "."], "holds neither faces/test nor ct/test"),
+        (["denoising", "--draw", "--output", "empty"], "holds no finished run"),
+        (["denoising", "--json", "."], "is a folder"),
+        (["denoising", "--seed", "-1"], "seed"),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_sentence(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_the_help_names_the_experiments():
+    result = CliRunner().invoke(app, ["reproduce", "--help"])
+    assert result.exit_code == 0
+    for name in EXPERIMENTS:
+        assert name in result.output
+
+
+def faces(folder, count=2, size=256):
+    for i in range(count):
+        save_image(folder / "faces" / "test" / f"{i}.png", torch.full((size, size), 0.25 * i))
+    save_image(folder / "faces" / "mask.png", torch.eye(size))
+    return folder
+
+
+def test_where_data_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    there, named = faces(tmp_path / "there"), faces(tmp_path / "named")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert find_data(None) is None
+    faces(tmp_path / "shared" / "data")
+    assert find_data(None).resolve() == tmp_path / "shared" / "data"
+    monkeypatch.setenv(VARIABLE, str(named))
+    assert find_data(None) == named
+    assert find_data(there) == there
+
+
+def test_faces_and_what_stands_in_for_them(tmp_path):
+    found = load_faces(faces(tmp_path), 5)
+    assert found.clean.shape == (2, 1, 256, 256)
+    assert found.faithful
+    assert float(found.mask.sum()) == 256
+    examples = load_faces(None, 3)
+    assert examples.clean.shape == (3, 1, 256, 256)
+    assert not examples.faithful
+    assert examples.mask is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "better", "verdict"),
+    [
+        (10.4, "higher", "agrees"),
+        (12.0, "higher", "better"),
+        (12.0, "lower", "worse"),
+        (8.0, "neither", "lower"),
+        (None, "higher", "not reached"),
+        (math.inf, "lower", "not reached"),
+    ],
+)
+def test_verdicts(ours, better, verdict):
+    comparison = Comparison("x", Printed(10.0, "1"), ours, better)
+    assert comparison.verdict == verdict
+    if verdict != "not reached":
+        assert replace(comparison, comparable=False).verdict == "not comparable"
+
+
+def test_tables_as_files():
+    table = Table("t", ("a", "b|c"), (("1", "x<y"), ("2", "")), bold=frozenset({(0, 1)}))
+    assert table.as_csv() == "a,b|c\n1,x<y\n2,\n"
+    assert "| 1 | **x<y** |" in table.as_markdown()
+    assert "<b>x&lt;y</b>" in table.as_html()
+    with pytest.raises(ValueError, match="columns"):
+        replace(table, rows=(("1",),))
+    compared = comparison_table([Comparison("q", Printed(0.18, "T", "s", 0.026), 0.02)])
+    assert compared.rows[0][:5] == ("q, s", "T", "0.18 ± 0.026", "0.02", "-0.16")
+
+
+def test_computing_needs_neither_matplotlib_nor_typer():
+    code = (
+        "import sys, convexlift.reproduction.experiments, convexlift.reproduction.running; "
+        "sys.exit(' '.join({'matplotlib', 'typer', 'rich', 'PIL'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,204 @@
+"""The experiments in a shortened version: small images, few iterations, one fact about each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.images import load_image
+from convexlift.reproduction import denoising, inpainting
+from convexlift.reproduction.comparing import SideBySide
+from convexlift.reproduction.curves import Start, trace
+from convexlift.reproduction.data import example_photographs
+from convexlift.reproduction.denoising import DENOISING
+from convexlift.reproduction.inpainting import INPAINTING
+from convexlift.reproduction.measuring import Accuracy
+from convexlift.reproduction.running import finished_parts
+from convexlift.training.initial import start_from_filters_
+
+SIZE, ITERATIONS = 64, 60
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def network(smoothing):
+    """The paper's architecture, small, about a total variation of cosine filters."""
+
+    def make(size, seed):
+        torch.manual_seed(seed)
+        made = cl.networks.baseline(image_size=size, channels=8, hidden=16, smoothing=smoothing)
+        start_from_filters_(made)
+        return made
+
+    return make
+
+
+def reproduce(name, folder, *options):
+    torch.set_default_dtype(torch.float32)
+    arguments = ["reproduce", name, "--quick", "--device", "cpu", "--output", str(folder)]
+    result = CliRunner().invoke(app, [*arguments, *options])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def denoised(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("denoising")
+    tiny = replace(
+        denoising.QUICK, c_1=(5e-2, 1.0), c_2=(1e-4,), ablation_iterations=20, sm_c=(0.5, 2.0),
+        sm_d=(3.0, 10.0), more_sm_d=(), iterations=ITERATIONS, images=2,
+        reference=Accuracy(gap=1e-3, iterations=400),
+    )  # fmt: skip
+    original = denoising.case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(denoising, "QUICK", tiny)
+        patch.setattr(denoising, "load_faces", lambda data, count: example_photographs(2, SIZE))
+        patch.setattr(
+            denoising,
+            "case",
+            lambda values: replace(original(values), network=network(0.0), weight=0.3),
+        )
+        patch.chdir(folder)
+        reproduce("denoising", folder)
+        before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+        reproduce("denoising", folder)  # resumes: everything is there
+        after = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+        assert after == before
+        parts, _ = finished_parts(DENOISING, folder)
+        yield folder, SideBySide.of(parts, 15, ITERATIONS)
+
+
+@pytest.fixture(scope="module")
+def inpainted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inpainting")
+    tiny = replace(
+        inpainting.FULL, more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
+        more_sm_d=(5.0,), search_iterations=20, early=20, iterations=80, every=2, images=1,
+        reference=Accuracy(gap=1e-4, iterations=400),
+        race=replace(inpainting.RACE, iterations=80, repeats=1),
+    )  # fmt: skip
+    original = inpainting.case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inpainting, "QUICK", tiny)
+        patch.setattr(inpainting, "load_faces", lambda data, count: example_photographs(1, SIZE))
+        patch.setattr(
+            inpainting,
+            "case",
+            lambda *given: replace(original(*given), network=network(0.01), weight=1.0),
+        )
+        patch.chdir(folder)
+        reproduce("inpainting", folder)
+        parts, _ = finished_parts(INPAINTING, folder)
+        yield folder, SideBySide.of(parts, 20, 80)
+
+
+def test_files_of_a_report(denoised):
+    folder, _ = denoised
+    for name in ("ablation", "curves", "certificates", "pictures"):
+        assert load_image(folder / "figures" / f"{name}.png").shape[-1] > 300
+        assert (folder / "figures" / f"{name}.svg").read_text().startswith("<?xml")
+    for name in ("comparison", "methods"):
+        assert (folder / "tables" / f"{name}.csv").exists()
+        assert (folder / "tables" / f"{name}.md").exists()
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") >= 3 + 10  # figures, and pictures one by one
+    assert f'width="{SIZE}" height="{SIZE}"' in page  # at their true size
+    assert not list(folder.rglob("*.part"))
+
+
+def test_numbers_beside_the_paper_s(denoised):
+    folder, _ = denoised
+    results = json.loads((folder / "results.json").read_text())
+    assert [each["paper"] for each in results["comparisons"]] == [
+        10.90, 28.80, 28.87, 16.00, 28.52, 28.02, 28.75,
+    ]  # fmt: skip
+    assert {each["verdict"] for each in results["comparisons"]} == {"not comparable"}  # no faces
+    assert results["experiment"] == "denoising"
+    assert results["quick"] is True
+    assert results["data"]["source"] == "photographs inside the package"
+    assert len(results["ablation"]) == 2
+
+
+def assert_proved(found, best, others):
+    """The objective of the best is below the others' by more than the certificate leaves open."""
+    for other in others:
+        lower, higher = best.curve.objective[-1], other.curve.objective[-1]
+        assert (lower < higher).all()
+        # Every image has an objective above the bound: the others are certified to be worse
+        # than the optimum by at least their distance to the best, and no method gets below it.
+        assert (found.optimum.bound <= found.optimum.objective).all()
+        assert (found.optimum.objective <= lower * (1 + 1e-6)).all()
+        assert (found.optimum.gap < (higher - found.optimum.objective) / higher).all()
+
+
+def test_pdhg_ends_below_the_subgradient_methods_and_the_certificate_proves_it(denoised):
+    _, found = denoised
+    subgradient = [*found.family("sm-c"), *found.family("sm-d")]
+    assert len(subgradient) == 4
+    assert_proved(found, found.runs["proposed"], subgradient)
+    assert found.certified(found.runs["default"], ITERATIONS) < 1e-2
+
+
+def test_the_default_is_nearest_to_the_optimum_and_proves_most(denoised):
+    _, found = denoised
+    default, proposed = found.runs["default"], found.runs["proposed"]
+    assert found.error(default, ITERATIONS) < found.error(proposed, ITERATIONS)
+    assert found.own_gap(default, ITERATIONS) < found.own_gap(found.best("sm-d"), ITERATIONS)
+
+
+def test_bounds_are_bounds(denoised, inpainted):
+    for _, found in (denoised, inpainted):
+        for run in found.runs.values():
+            assert (run.curve.lower_bound <= found.optimum.objective * (1 + 1e-6)).all()
+            assert np.isfinite(run.curve.psnr).all()
+
+
+def test_inpainting_pdhg_is_below_the_gradient_methods(inpainted):
+    _, found = inpainted
+    gradient = [*found.family("sm-c"), *found.family("sm-d")]
+    assert_proved(found, found.runs["searched"], gradient)
+
+
+def test_times_to_an_error(inpainted):
+    folder, found = inpainted
+    results = json.loads((folder / "results.json").read_text())
+    times = {each["key"]: each for each in results["times"]}
+    assert times["default"]["seconds"][0] > 0
+    assert times["default"]["iterations"][0] == found.iterations_to(found.runs["default"], 1e-3)
+    assert times["sm-d-50"]["seconds"] == [None]  # not reached, and said so
+    verdicts = {each["quantity"]: each["verdict"] for each in results["comparisons"]}
+    assert verdicts["SM-D, 50, time"] == "not reached"
+    assert results["bilevel_methods"] is not None
+
+
+def small_problem():
+    y = torch.rand(1, 1, 16, 16)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    return Start(problem, y, y)
+
+
+def test_half_a_curve_is_none():
+    def press(fraction):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace([small_problem()], cl.PDHG(), 20, tell=press)
+
+
+def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
+    curve = trace([small_problem()], cl.Subgradient(1e30), 20, keep=(5, 20))
+    assert curve.iteration[-1] < 20
+    assert np.isfinite(curve.picture(20)).all()
+    assert curve.kept.tolist() == [5, 20]

@@ -1,0 +1,228 @@
+"""Experiments that train their regularizers, shortened, with one fact about each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from convexlift.images import load_image, save_image
+from convexlift.reproduction import ct, ct_deep, training
+from convexlift.reproduction.comparing import SideBySide
+from convexlift.reproduction.document import Document
+from convexlift.reproduction.learned import Training
+from convexlift.reproduction.measuring import Accuracy
+from convexlift.reproduction.running import compute
+from convexlift.reproduction.searching import Search, climb
+from convexlift.reproduction.slices import (
+    SHOWN,
+    VALIDATION_PATIENT,
+    Counts,
+    load_slices,
+    phantom_slices,
+    scanner,
+)
+from convexlift.reproduction.study import Study
+from convexlift.reproduction.training_images import training_images
+from convexlift.reproduction.training_report import Row
+from convexlift.reproduction.writing import results, write
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import SparseViewCT
+from convexlift.training.data import ImageSet
+
+SIZE, ITERATIONS = 32, 80
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+def run(experiment, folder):
+    """All parts, and the report written from them."""
+    torch.set_default_dtype(torch.float32)
+    parts = compute(experiment, Study(quick=True), folder)
+    document = experiment.report(parts)
+    assert isinstance(document, Document)
+    content = results(document, json.loads((folder / "run.json").read_text()), parts)
+    write(document, folder, content)
+    return parts, document
+
+
+def short(values, **changes):
+    """A setting of tomography that takes seconds."""
+    return replace(
+        values, size=SIZE, counts=Counts(training=12, validation=1, test=2), steps=20,
+        batch_size=4, early=20, iterations=ITERATIONS, every=10,
+        validation_stop=StopWhen(gap=1e-2, max_iterations=20),
+        test_stop=StopWhen(gap=1e-2, max_iterations=30),
+        reference=Accuracy(gap=1e-3, iterations=200), search_iterations=20, tries_c=4,
+        tries_step=2, **changes,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ct")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ct, "QUICK", short(ct.QUICK, as_printed=True))
+        patch.chdir(folder)
+        parts, document = run(ct.CT, folder)
+        before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+        compute(ct.CT, Study(quick=True), folder)  # resumes: everything is there
+        after = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+        assert after == before
+        yield folder, parts, document
+
+
+def test_pdhg_ends_below_the_subgradient_methods_and_the_certificate_proves_it(scanned):
+    _, parts, _ = scanned
+    found = SideBySide.of(parts, 20, ITERATIONS)
+    assert found.optimum.gap[0] < 1e-2
+    best = found.runs["default"].curve.objective[-1, 0]
+    for other in (*found.family("sm-c"), *found.family("sm-d")):
+        last = other.curve.objective[-1, 0]
+        assert best < last or found.optimum.gap[0] > (last - best) / last
+    # The printed steps are ten times those of the released script, and only these converge.
+    largest = found.runs["sm-c-0.005"].curve.objective[-1, 0]
+    assert found.optimum.bound[0] < found.runs["sm-c-0.0001"].curve.objective[-1, 0] < largest
+    assert (largest - found.optimum.objective[0]) / largest > found.optimum.gap[0]
+
+
+def test_pdhg_with_the_printed_steps_is_near_the_optimum(scanned):
+    _, parts, _ = scanned
+    found = SideBySide.of(parts, 20, ITERATIONS)
+    assert found.certified(found.runs["proposed"], ITERATIONS) < 0.1
+    searched = found.runs["proposed-searched"]
+    assert not searched.printed
+    tried = parts["search-proposed"].values["tried"]
+    assert len(tried) == 4
+    assert min(tried, key=lambda each: each["objective"])["numbers"] == list(searched.parameters)
+
+
+def test_files_and_tables_of_tomography(scanned):
+    folder, parts, document = scanned
+    for name in ("printed-steps", "released-steps", "certificates", "pictures"):
+        assert load_image(folder / "figures" / f"{name}.png").shape[-1] > 200
+    table = (folder / "tables" / "regularizers.md").read_text()
+    for row in ("Trained here", "to the letter", "`ct-abdomen-chest`", "Total variation"):
+        assert row in table
+    assert [each.paper.value for each in document.comparisons] == [
+        21.29, 31.06, 31.16, 26.19, 31.16, 26.67, 29.06,
+    ]  # fmt: skip
+    assert "weights.output" in parts["training"].arrays
+    assert "weights.output" not in parts["training-as-printed"].arrays
+
+
+def test_a_deeper_network_has_five_step_sizes_and_no_shipped_row_until_there_is_one(
+    tmp_path, monkeypatch
+):
+    tiny = short(ct_deep.QUICK, sm_c=(1e-3,), sm_d=(1e-2,), shipped="no-such-model")
+    monkeypatch.setattr(ct_deep, "QUICK", replace(tiny, steps=8, iterations=60))
+    parts, document = run(ct_deep.CT_DEEP, tmp_path)
+    found = SideBySide.of(parts, 20, 60)
+    assert found.runs["proposed"].parameters == (500.0, 100.0, 5.0, 0.5, 0.1)
+    assert "test-shipped" not in parts
+    assert found.error(found.runs["default"], 60) < found.error(found.runs["proposed"], 60)
+    assert "baseline" in document.comparisons[0].paper.where
+
+
+@pytest.fixture(scope="module")
+def schemes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    quick = training.QUICK
+    tiny = replace(
+        quick, size=SIZE, images=1, iterations=90, every=30, search_iterations=20, tries_c=3,
+        tries_step=2,
+        adversarial=replace(quick.adversarial, options=replace(
+            quick.adversarial.options, steps=40, validate_every=40)),
+        bilevel=replace(quick.bilevel, images=8, batch_size=4, options=replace(
+            quick.bilevel.options, steps=6, validate_every=6)),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "QUICK", tiny)
+        patch.chdir(folder)
+        parts, document = run(training.TRAINING, folder)
+        yield folder, parts, document
+
+
+def test_bilevel_learning_is_better_than_adversarial_training(schemes):
+    _, parts, _ = schemes
+    # On images held out from both: what each of them was chosen by.
+    before = parts["adversarial"].values["validation_psnr"]
+    for scheme in ("bilevel-nmapg", "bilevel-proposed", "bilevel-default"):
+        assert parts[scheme].values["validation_psnr"] > before
+
+
+def test_solvers_that_converge_agree_in_psnr(schemes):
+    _, parts, document = schemes
+    for scheme in ("adversarial", "bilevel-proposed"):
+        row = Row.of(parts, scheme, 90)
+        values = [row.psnr(row.found.runs[key]) for key in ("default", "nmapg", "lbfgs")]
+        assert np.ptp(values) < 0.1
+        assert row.found.certified(row.found.runs["default"], 90) < 1e-3
+    psnrs = [each.paper.value for each in document.comparisons if each.paper.unit == "dB"]
+    assert psnrs == [28.18, 28.22, 25.88, 28.14, 29.46, 29.40, 27.31, 29.46,
+                     29.80, 29.72, 26.47, 29.80]  # fmt: skip
+
+
+def test_files_of_training(schemes):
+    folder, _, _ = schemes
+    for name in ("curves", "crops"):
+        assert load_image(folder / "figures" / f"{name}.png").shape[-1] > 200
+    assert (folder / "tables" / "psnr.md").read_text().count("Bilevel + ") == 3
+
+
+def test_a_trained_network_is_what_its_part_holds(scanned):
+    _, parts, _ = scanned
+    slices = phantom_slices(SIZE, Counts(2, 1, 1))
+    task = SparseViewCT(scanner=scanner(SIZE))
+    recipe = ct.tomography.changed_recipe(short(ct.QUICK), task)
+    network = Training("training", recipe, slices.training, None, Study()).network(
+        parts["training"]
+    )
+    stored = parts["training"].arrays["weights.output"]
+    assert np.array_equal(network.output.detach().numpy(), stored.astype(np.float32))
+
+
+def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):
+    for folder, names in (
+        (
+            "train",
+            [f"A_{i}.png" for i in range(5)] + [f"{VALIDATION_PATIENT}_{i}.png" for i in "12"],
+        ),
+        ("test", ["T_1.png", SHOWN, "T_2.png"]),
+    ):
+        (tmp_path / "ct" / folder).mkdir(parents=True)
+        for name in names:
+            save_image(tmp_path / "ct" / folder / name, torch.rand(1, 1, 64, 64))
+    slices = load_slices(tmp_path, SIZE, Counts(3, 8, 2))
+    assert len(slices.training) == 3
+    assert all(name.startswith("A") for name in slices.training.names)
+    assert all(name.startswith(VALIDATION_PATIENT) for name in slices.validation.names)
+    assert slices.test.names[0] == SHOWN
+    assert slices.shown.clean.shape == (1, 1, SIZE, SIZE)
+
+
+def test_phantoms_are_the_same_every_time_and_differ_by_purpose():
+    one, other = (phantom_slices(SIZE, Counts(2, 1, 1)) for _ in range(2))
+    assert torch.equal(one.training[0], other.training[0])
+    pictures = [one.training[0], one.training[1], one.validation[0], one.test[0]]
+    assert len({picture.numpy().tobytes() for picture in pictures}) == 4
+
+
+def test_tiles_of_photographs_stand_in_for_faces():
+    found = training_images(None, 5, SIZE)
+    assert isinstance(found, ImageSet)
+    assert len(found) == 64
+    assert found.size(0) == (SIZE, SIZE)
+
+
+def test_a_search_goes_downhill_one_number_at_a_time():
+    search = Search((1.0, 1.0), 10.0, 20, 0)
+    scores = climb(search, lambda c: abs(np.log10(c[0]) - 2) + abs(np.log10(c[1]) + 1))
+    assert min(scores, key=scores.__getitem__) == (100.0, 0.1)
+    assert len(climb(replace(search, tries=3), lambda c: -c[0])) == 3
