@@ -81,7 +81,7 @@ class CTTab:
         limits = self.visitors.limits
         taken = take_upload(self.visitors, request, path, lambda p: read_slice(p, limits))
         if taken is None:
-            return SAME, None
+            return gr.skip(), None
         session, picture = taken
         session.uploads["ct"] = picture
         return gr.update(choices=_choices(True), value=UPLOAD), None

@@ -37,7 +37,7 @@ class Limits:
     seconds: float = 120.0
     runs: int = 2
     waiting: int = 16
-    sessions: int = 100
+    sessions: int = 50
     idle_seconds: float = 1800.0
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import wraps
 from typing import Any
 
@@ -60,7 +61,9 @@ def told(*otherwise: Any) -> Callable[[Handler], Handler]:
                 return handler(*arguments, **named)
             except Exception as error:
                 tell(error)
-                return otherwise if len(otherwise) > 1 else otherwise[0]
+                # Copies, since gradio takes updates apart.
+                values = tuple(copy(value) for value in otherwise)
+                return values if len(values) > 1 else values[0]
 
         return shielded
 

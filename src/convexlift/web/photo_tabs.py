@@ -89,7 +89,7 @@ class PhotoTab:
             self.visitors, request, path, lambda p: read_upload(p, limits, colours=colours)
         )
         if taken is None:
-            return SAME, None
+            return gr.skip(), None
         session, picture = taken
         session.uploads[self.name] = picture
         return gr.update(choices=example_choices(uploaded=True), value=UPLOAD), None
@@ -273,7 +273,7 @@ class InpaintTab(PhotoTab):
             self.visitors, request, path, lambda p: read_upload(p, limits, colours=False)
         )
         if taken is None:
-            return SAME, None
+            return gr.skip(), None
         session, picture = taken
         session.uploads["mask"] = picture
         return gr.update(value=_mask_text(session), visible=True), None
