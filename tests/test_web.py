@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import math
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +21,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from convexlift.cli import app
 from convexlift.images import load_example
 from convexlift.phantoms import shepp_logan
 from convexlift.web.guard import HEADERS, LOOPBACK, Guard, names_other_server
@@ -480,6 +484,10 @@ def test_sessions_are_apart_and_leave_nothing(tmp_path):
     first = one.folder / "result-1"
     one.new_folder(), one.new_folder()
     assert not first.exists()  # only the last two results are kept
+    canvas = one.new_canvas()
+    canvas.write_bytes(b"x")
+    assert one.new_canvas() != canvas
+    assert not canvas.exists()
     stopped = []
     one.begin(lambda: stopped.append(1))
     sessions.close("one")
@@ -496,9 +504,11 @@ def test_sessions_are_apart_and_leave_nothing(tmp_path):
 def test_idle_sessions_are_forgotten(tmp_path):
     sessions = Sessions(tmp_path, Limits(idle_seconds=0.05))
     old = sessions.of("old")
+    (tmp_path / "tmpabc").write_bytes(b"half an upload")
     time.sleep(0.1)
     sessions.of("new")
     assert not old.folder.exists()
+    assert not (tmp_path / "tmpabc").exists()
 
 
 def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
@@ -572,15 +582,32 @@ def test_the_server_is_for_this_machine_unless_told_otherwise():
     assert not ServerOptions(host="0.0.0.0").local
 
 
-def test_without_gradio_it_says_what_to_install(tmp_path):
-    (tmp_path / "gradio.py").write_text("raise ImportError('no gradio')")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from convexlift.__main__ import main\n"
-        "sys.argv = ['convexlift', 'serve', '--no-open']\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert NEEDED in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_without_a_trace(ending, tmp_path):
+    pytest.importorskip("gradio")
+    with subprocess.Popen(
+        [sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        line = process.stdout.readline()
+        folders = list(tmp_path.iterdir())
+        process.send_signal(ending)
+        try:
+            status = process.wait(20)
+        finally:
+            process.kill()
+        errors = process.stderr.read()
+    assert "127.0.0.1" in line
+    assert [folder.name[:14] for folder in folders] == ["convexlift-web"]
+    assert (status, errors) == (0, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_gradio_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["serve", "--no-open"])
+    assert result.exit_code == 2
+    assert NEEDED in result.output
+    assert "Traceback" not in result.output

@@ -43,8 +43,8 @@ CT_BINS, CT_EXTENT, CT_FACTOR = 400, 256.0, 10.0
 CT_SIZES, CT_VIEWS = (128, 256, 512), (10, 400)
 BOX = (0.0, BRIGHTEST)
 
-FEW_PIXELS = 100_000
-"""Up to here an iteration takes less than a tenth of a second."""
+FEW_PIXELS, MANY_PIXELS = 100_000, 500_000
+"""Iterations take less than a tenth of a second up to the first, and about one from the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,8 @@ class Job(ABC):
     @property
     def check_every(self) -> int:
         """Iterations between two looks; large pictures have long ones, and want to be stopped."""
-        return 5 if self.picture.values.numel() <= FEW_PIXELS else 2
+        count = self.picture.values.numel()
+        return 5 if count <= FEW_PIXELS else 2 if count <= MANY_PIXELS else 1
 
     @abstractmethod
     def task_name(self) -> str:

@@ -251,7 +251,7 @@ class InpaintTab(PhotoTab):
     def _editor(self, session: Session, picture: Picture, mask: str) -> Any:
         if mask != BRUSH:
             return gr.update(visible=False, value=None)
-        place = session.new_folder() / "canvas.png"
+        place = session.new_canvas()
         place.write_bytes(png(grey_or_colour(picture.values)))
         value: dict[str, Any] = {"background": str(place), "layers": [], "composite": None}
         return gr.update(visible=True, value=value)

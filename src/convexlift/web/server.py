@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
@@ -53,19 +55,19 @@ class ServerOptions:
 
 
 def require_gradio() -> None:
-    """ImportError, with what to do, where the extra is not installed."""
-    _quiet_gradio()
-    try:
-        import gradio  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError:
-        raise ImportError(NEEDED) from None
+    """ImportError, with what to do, where the extra is not installed.
+
+    It is looked for and not imported: it makes folders when it is, and not yet where it should.
+    """
+    if importlib.util.find_spec("gradio") is None or importlib.util.find_spec("uvicorn") is None:
+        raise ImportError(NEEDED)
 
 
 @contextlib.contextmanager
 def application(options: ServerOptions) -> Iterator[Any]:
     """The ASGI application, with a folder that lives as long as it does."""
     require_gradio()
+    _quiet_gradio()
     root = Path(tempfile.mkdtemp(prefix="convexlift-web-")).resolve()
     # Components take their folder from here when they are made.
     before = os.environ.get("GRADIO_TEMP_DIR")
@@ -119,6 +121,8 @@ def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
     # Threads of runs side by side would wait for each other more than they compute.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    # Uvicorn ends well and then sends the signal again: what is left to do is done all the same.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with application(options) as app:
         config = uvicorn.Config(
             app,

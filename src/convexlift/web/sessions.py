@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import shutil
@@ -27,6 +28,7 @@ class Session:
         self._stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._results = 0
+        self._canvas: Path | None = None
         self.used = time.monotonic()
 
     def begin(self, stop: Callable[[], None]) -> None:
@@ -60,6 +62,15 @@ class Session:
         place.mkdir(parents=True, mode=0o700)
         return place
 
+    def new_canvas(self) -> Path:
+        """For the picture under the brush, in the place of the last; browsers know it by name."""
+        with self._lock:
+            previous, self._canvas = self._canvas, self.folder / f"{secrets.token_hex(8)}.png"
+            canvas = self._canvas
+        if previous is not None:
+            previous.unlink(missing_ok=True)
+        return canvas
+
     def close(self) -> None:
         """Stop, and delete every file."""
         self.stop()
@@ -89,6 +100,7 @@ class Sessions:
             ended = self._outdated(now, key)
         for other in ended:
             other.close()
+        self._sweep()
         return session
 
     def close(self, key: str) -> None:
@@ -104,6 +116,14 @@ class Sessions:
             sessions, self._known = list(self._known.values()), {}
         for session in sessions:
             session.close()
+
+    def _sweep(self) -> None:
+        """Delete what is left of uploads that were cut off on their way."""
+        oldest = time.time() - self.limits.idle_seconds
+        for path in self.root.glob("tmp*"):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()
 
     def _outdated(self, now: float, mine: str) -> list[Session]:
         by_age = sorted((s.used, key) for key, s in self._known.items() if key != mine)

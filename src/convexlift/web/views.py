@@ -88,6 +88,8 @@ def verdict(outcome: Outcome) -> str:
         return banner(f"{outcome.ending.value}.", "bad", "There is no bound yet: run it longer.")
     proved = f"Certified gap {gap:.1e}"
     meaning = f"no image has an objective more than {_percent(gap)} below this one."
+    if gap >= 1:
+        meaning = "the lower bound says little yet; run it longer."
     if outcome.ending is Ending.CERTIFIED:
         return banner(f"{proved}.", "good", meaning.capitalize())
     kind = "bad" if outcome.ending is Ending.FAILED else "partial"
