@@ -128,6 +128,8 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
     colours = np.stack([clean, clean**2, 1 - clean], axis=-1)
     noisy = np.clip(colours + 0.1 * generator.standard_normal(colours.shape), 0, 1)
     Image.fromarray((255 * noisy).astype(np.uint8)).save(tmp_path / "old.png")
+    visitor.upload("#denoise-file", crop(tmp_path / "first.png"))
+    visitor.wait(lambda: "first.png" in visitor.text("#denoise-picture"), "the first upload")
     visitor.upload("#denoise-file", tmp_path / "old.png")
     visitor.wait(lambda: "in colour" in visitor.text("#denoise-picture"), "the upload")
     visitor.choose("#denoise-mode", "Noisy already")

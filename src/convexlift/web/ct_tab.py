@@ -62,12 +62,10 @@ class CTTab:
         self._events()
 
     def _events(self) -> None:
-        self.file.upload(self._uploaded, [self.file], [self.choice, self.file], **QUIET).then(
-            lambda: None, None, self.file, queue=False, **QUIET
-        )
+        uploaded = self.file.upload(self._uploaded, [self.file], [self.choice, self.file], **QUIET)
         shown = [self.panel.picture, self.panel.slider]
-        for control in (self.choice, self.size):
-            control.change(self._chosen, [self.choice, self.size], shown, **QUIET)
+        for event in (self.choice.change, self.size.change, uploaded.then):
+            event(self._chosen, [self.choice, self.size], shown, **QUIET)
         self.panel.connect(
             [
                 *(self.choice, self.size, self.views, self.regularizer, self.tolerance),

@@ -78,7 +78,7 @@ class PhotoTab:
         raise NotImplementedError
 
     def _events(self) -> None:
-        self.file.upload(
+        self.uploaded = self.file.upload(
             self._uploaded, [self.file, self.colours], [self.choice, self.file], **QUIET,
         )  # fmt: skip
 
@@ -130,10 +130,12 @@ class DenoiseTab(PhotoTab):
         self.kind.change(
             self._kind, [self.kind, self.choice], [self.level, self.regularizer], **QUIET,
         )  # fmt: skip
-        self.choice.change(
-            self._chosen, [self.choice, self.kind],
-            [self.panel.picture, self.panel.slider, self.regularizer], **QUIET,
-        )  # fmt: skip
+        # A second upload leaves the choice as it is, and is another picture all the same.
+        for event in (self.choice.change, self.uploaded.then):
+            event(
+                self._chosen, [self.choice, self.kind],
+                [self.panel.picture, self.panel.slider, self.regularizer], **QUIET,
+            )  # fmt: skip
         self.panel.connect(
             [
                 *(self.choice, self.mode, self.kind, self.level, self.regularizer),
@@ -216,10 +218,12 @@ class InpaintTab(PhotoTab):
         shown = [self.missing, self.editor, self.mask_file, self.mask_note]
         self.mask.change(self._mask, [self.mask, self.choice], shown, **QUIET)
         self.mode.change(self._mode, [self.mode], [self.mask, self.level], queue=False, **QUIET)
-        self.choice.change(
-            self._chosen, [self.choice, self.mask],
-            [self.panel.picture, self.panel.slider, self.regularizer, self.editor], **QUIET,
-        )  # fmt: skip
+        # A second upload leaves the choice as it is, and is another picture all the same.
+        for event in (self.choice.change, self.uploaded.then):
+            event(
+                self._chosen, [self.choice, self.mask],
+                [self.panel.picture, self.panel.slider, self.regularizer, self.editor], **QUIET,
+            )  # fmt: skip
         self.mask_file.upload(
             self._mask_uploaded, [self.mask_file], [self.mask_note, self.mask_file], **QUIET
         )
