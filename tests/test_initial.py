@@ -118,6 +118,9 @@ def test_a_deepened_network_is_the_same(depth, smoothing):
     torch.testing.assert_close(varied(x), shallow(x), rtol=0.05, atol=0)
     assert not torch.allclose(varied(x), shallow(x), rtol=1e-5)
     varied.check_convexity()
+    again, another = (deepened(shallow, depth, variety=0.05, scale=scale, seed=s) for s in (0, 1))
+    assert torch.equal(again(x), varied(x))
+    assert not torch.equal(another(x), varied(x))
 
 
 def test_a_threshold_turns_units_off():

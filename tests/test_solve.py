@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,28 @@ def test_a_warm_start_goes_on_where_it_stopped(method):
         problem, method=method, stop=cl.StopWhen(gap=None, max_iterations=0), start=first.state
     )
     torch.testing.assert_close(again.history[0].objective, first.history[-1].objective)
+
+
+@pytest.mark.parametrize("method", [cl.LBFGS(), cl.NMAPG(), cl.PDHG()], ids=repr)
+@pytest.mark.parametrize("weights", [(0.05, 0.5), (0.5, 0.05)])
+def test_a_warm_start_with_another_weight_gets_there_too(method, weights):
+    first, second = (
+        replace(zoo.problem("deep", zoo.MONOTONE["smoothed"], "L2"), weight=w) for w in weights
+    )
+    stop = cl.StopWhen(gap=1e-5, max_iterations=500)
+    near = cl.solve(first, method=method, stop=stop)
+    warm = cl.solve(second, method=method, stop=stop, start=near.state)
+    assert warm.status == (cl.Status.CONVERGED,), str(warm)
+
+
+@pytest.mark.parametrize("method", [cl.LBFGS(), cl.NMAPG()], ids=repr)
+def test_what_was_learned_of_a_problem_is_kept_for_it(method):
+    problem = zoo.problem("deep", zoo.MONOTONE["smoothed"], "L2")
+    stops = [cl.StopWhen(gap=None, max_iterations=n) for n in (20, 10)]
+    whole = cl.solve(problem, method=method, stop=stops[0])
+    half = cl.solve(problem, method=method, stop=stops[1])
+    rest = cl.solve(problem, method=method, stop=stops[1], start=half.state)
+    torch.testing.assert_close(rest.state.x, whole.state.x, rtol=0, atol=0)
 
 
 def test_a_warm_start_of_pdhg_keeps_the_duals():

@@ -41,6 +41,12 @@ def sum_per_image(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1, dtype=torch.float64)
 
 
+def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
+    """||left - right|| <= tolerance ||right||."""
+    difference, size = torch.linalg.vector_norm(left - right), torch.linalg.vector_norm(right)
+    return bool(difference <= tolerance * size)
+
+
 def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     """The index of the first NaN or infinity, or None."""
     bad = ~torch.isfinite(values)

@@ -48,13 +48,14 @@ def cubic_root(p: Tensor, q: Tensor) -> Tensor:
 
     From upper bounds of it, min(q/p, q^1/3) for p > 0 and s + min(q/(2 s^2), q^1/3) with s =
     sqrt(-p) else, Newton's method comes down to it. The bounds are less than half too large (the
-    worst are those of u^3 + u = 1, where 1 stands for 0.68, and u^3 - u = 8): five steps do.
+    worst are those of u^3 + u = 1, 1 for 0.68, and of u^3 - u = sqrt(8), 2.41 for 1.65): after
+    five steps errors are below 1e-13, and after six there are rounding errors only.
     """
     tiny = torch.finfo(q.dtype).tiny
     s = (-p).clamp_min(0).sqrt()
     slope = torch.where(p > 0, p, -2 * p).clamp_min(tiny)
     u = s + torch.minimum(q / slope, q ** (1 / 3))
-    for _ in range(5):
+    for _ in range(6):
         square = u * u
         u = (2 * u * square + q) / (3 * square + p).clamp_min(tiny)
     return u

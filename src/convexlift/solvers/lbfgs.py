@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
-from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+from convexlift.tensors import are_close, choose_images, expand_per_image, sum_per_image
 
 ARMIJO = 1e-4
 MAX_BACKTRACKS = 40
@@ -73,9 +73,14 @@ class LBFGSSolver(Solver[State]):
         return LBFGSState(x, objective, gradient, (empty,) * self.method.memory, scale)
 
     def resume(self, state: State) -> LBFGSState | None:
-        """With the pairs collected."""
-        usable = isinstance(state, LBFGSState) and len(state.pairs) == self.method.memory
-        return state if usable else None  # type: ignore[return-value]
+        """With the pairs collected, if they belong to this problem: not after a change of weight."""
+        if not isinstance(state, LBFGSState) or len(state.pairs) != self.method.memory:
+            return None
+        objective, gradient = self._evaluate(state.x)
+        same = are_close(objective, state.objective, 1e-6) and are_close(
+            gradient, state.gradient, 1e-3
+        )
+        return state if same else None
 
     def step(self, state: State) -> LBFGSState:
         """Direction, line search, new pair."""

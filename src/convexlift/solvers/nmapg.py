@@ -30,7 +30,7 @@ from torch import Tensor
 from convexlift.functionals.terms import BoxTerm, DiagonalFidelityTerm, PrimalTerm
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
-from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+from convexlift.tensors import are_close, choose_images, expand_per_image, sum_per_image
 
 MAX_BACKTRACKS = 60
 
@@ -112,8 +112,16 @@ class NMAPGSolver(Solver[State]):
         )  # fmt: skip
 
     def resume(self, state: State) -> NMAPGState | None:
-        """The recursion goes on."""
-        return state if isinstance(state, NMAPGState) else None
+        """The recursion goes on, if it belongs to this problem: not after a change of weight.
+
+        Levels are at least F(x); too low ones would let no step pass.
+        """
+        if not isinstance(state, NMAPGState):
+            return None
+        objective, _ = self._evaluate(state.x)
+        _, gradient = self._evaluate(state.y_previous)
+        reached = bool((objective <= state.level + 1e-6 * objective.abs()).all())
+        return state if reached and are_close(gradient, state.gradient_previous, 1e-3) else None
 
     def step(self, state: State) -> NMAPGState:
         """One iteration of Algorithm 4."""

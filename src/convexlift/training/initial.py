@@ -127,6 +127,7 @@ def deepened(
     variety: float = 0.0,
     scale: float = 1.0,
     threshold: float = 0.0,
+    seed: int = 0,
 ) -> InputConvexNetwork:
     """A deeper ``ridge`` network with the same R: a sum of groups of the responses z, passed on.
 
@@ -143,6 +144,7 @@ def deepened(
         scale: of the sums, taken back from the output.
         threshold: that units subtract from their sums. ReLUs that are always on are no layer: their
             biases have no effect, and no gradient.
+        seed: of the random weights.
     """
     if depth < 2:
         raise ValueError(f"deepened makes networks of depth >= 2, got depth={depth}")
@@ -161,16 +163,18 @@ def deepened(
     if not bool(network.output.any()):
         raise ValueError("deepened needs a network with a positive output weight; here R = 0")
     weight = first.skip.weight
-    deeper = ridge(
-        in_channels=weight.shape[1],
-        channels=weight.shape[0],
-        kernel=weight.shape[-1],
-        smoothing=0.0 if isinstance(first.activation, Abs) else first.activation.delta,
-        padding=first.skip.padding,
-        depth=depth,
-        inner_channels=inner_channels,
-        inner_kernel=inner_kernel,
-    ).to(weight)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        deeper = ridge(
+            in_channels=weight.shape[1],
+            channels=weight.shape[0],
+            kernel=weight.shape[-1],
+            smoothing=0.0 if isinstance(first.activation, Abs) else first.activation.delta,
+            padding=first.skip.padding,
+            depth=depth,
+            inner_channels=inner_channels,
+            inner_kernel=inner_kernel,
+        ).to(weight)
     start, *others = deeper.layers
     assert isinstance(start, ConvexLayer)
     assert isinstance(start.skip, Convolution)
