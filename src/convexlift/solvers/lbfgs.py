@@ -73,7 +73,7 @@ class LBFGSSolver(Solver[State]):
         return LBFGSState(x, objective, gradient, (empty,) * self.method.memory, scale)
 
     def resume(self, state: State) -> LBFGSState | None:
-        """With the pairs collected, if they belong to this problem: not after a change of weight."""
+        """With the pairs collected, unless they belong to another problem (another weight, say)."""
         if not isinstance(state, LBFGSState) or len(state.pairs) != self.method.memory:
             return None
         objective, gradient = self._evaluate(state.x)
