@@ -8,21 +8,24 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import convexlift
 from convexlift.cli import app
 from convexlift.images import save_image
 from convexlift.reproduction import parts as parts_module
+from convexlift.reproduction.__main__ import main
 from convexlift.reproduction.data import VARIABLE, find_data, load_faces
 from convexlift.reproduction.document import Document, Section
 from convexlift.reproduction.experiments import EXPERIMENTS
 from convexlift.reproduction.paper import Printed
 from convexlift.reproduction.parts import Part, PartStore
-from convexlift.reproduction.running import NotComputed, compute, finished_parts
+from convexlift.reproduction.running import NotComputed, OtherRun, compute, finished_parts
 from convexlift.reproduction.steps import Plan, Step
 from convexlift.reproduction.study import Experiment, Study
 from convexlift.reproduction.tables import Comparison, Table, comparison_table
@@ -157,12 +160,84 @@ def test_an_interrupted_run_goes_on(tmp_path):
         finished_parts(experiment(calls), tmp_path)
     compute(experiment(calls), Study(), tmp_path)
     assert calls == ["a", "b", "c"]
-    compute(experiment(calls, first=2), Study(), tmp_path)  # other settings, and what needs them
+    with pytest.raises(OtherRun, match=r"3 finished parts .* other images or settings"):
+        compute(experiment(calls, first=2), Study(), tmp_path)
+    assert calls == ["a", "b", "c"]
+    compute(experiment(calls, first=2), Study(), tmp_path, force=True)  # and what needs them
     assert calls == ["a", "b", "c", "a", "b"]
     found, run = finished_parts(experiment(calls), tmp_path)
     assert found["b"].values["value"] == 20
     assert set(found) == {"a", "b", "c"}
     assert run["complete"]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("study", "version", "message"),
+    [
+        (Study(seed=1), None, "another seed. Use another"),
+        (Study(quick=True), None, "another length"),
+        (Study(device=torch.device("meta")), None, "another device. Use --draw"),
+        (Study(data=Path()), None, "another source of images"),
+        (Study(seed=1, data=Path()), None, "another seed and source"),
+        (Study(), "0", "another version"),
+    ],
+)
+def test_a_run_with_other_options_leaves_parts_alone(
+    tmp_path, monkeypatch, study, version, message
+):
+    calls = []
+    compute(experiment(calls), Study(), tmp_path)
+    before = contents(tmp_path)
+    if version is not None:
+        monkeypatch.setattr(convexlift, "__version__", version)
+    with pytest.raises(OtherRun, match=message) as refused:
+        compute(experiment(calls), study, tmp_path)
+    assert "another --output, or --force" in str(refused.value)
+    assert contents(tmp_path) == before
+    assert calls == ["a", "b", "c"]
+    compute(experiment(calls), study, tmp_path, force=True)
+    compute(experiment(calls), study, tmp_path)  # the run of this folder is now that one
+
+
+def test_options_of_a_run_without_finished_parts_may_change(tmp_path):
+    compute(experiment([]), Study(), tmp_path)
+    for part in (tmp_path / "parts").iterdir():
+        part.unlink()
+    assert len(compute(experiment([]), Study(seed=1), tmp_path)) == 3
+
+
+def test_an_unfinished_run_of_another_device_has_nothing_to_draw(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        compute(experiment([], interrupt=True), Study(device=torch.device("meta")), tmp_path)
+    with pytest.raises(OtherRun, match=r"2 finished parts .* another device\. Use another"):
+        compute(experiment([]), Study(), tmp_path)
+
+
+def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls))
+    monkeypatch.setitem(EXPERIMENTS, "ct", replace(experiment(calls), name="ct"))
+    options = ["--output", str(tmp_path), "--device", "cpu"]
+    main(["denoising", *options])
+    before = contents(tmp_path)
+    for arguments in (["ct"], ["ct", "--draw"], ["denoising", "--seed", "1"]):
+        refused = CliRunner().invoke(app, ["reproduce", *arguments, *options])
+        assert refused.exit_code == 2
+        text = " ".join(refused.output.split())
+        assert "another --output" in text
+        assert "without --draw" not in text
+    with pytest.raises(SystemExit):
+        main(["ct", *options])
+    assert "of the experiment chain, not ct" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    main(["ct", *options, "--force"])
+    assert json.loads((tmp_path / "run.json").read_text())["experiment"] == "ct"
+    forced = CliRunner().invoke(app, ["reproduce", "denoising", *options, "--seed", "1", "--force"])
+    assert forced.exit_code == 0, forced.output
 
 
 def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path, monkeypatch):
