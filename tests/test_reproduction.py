@@ -25,7 +25,9 @@ from convexlift.reproduction.document import Document, Section
 from convexlift.reproduction.experiments import EXPERIMENTS
 from convexlift.reproduction.paper import Printed
 from convexlift.reproduction.parts import Part, PartStore
+from convexlift.reproduction.remarks import images_used, psnr_comparisons
 from convexlift.reproduction.running import NotComputed, OtherRun, compute, finished_parts
+from convexlift.reproduction.slices import Counts, load_slices
 from convexlift.reproduction.steps import Plan, Step
 from convexlift.reproduction.study import Experiment, Study
 from convexlift.reproduction.tables import Comparison, Table, comparison_table
@@ -294,9 +296,10 @@ def test_the_help_names_the_experiments():
         assert name in result.output
 
 
-def faces(folder, count=2, size=256):
+def faces(folder, count=20, size=256, name="{:05d}.png"):
     for i in range(count):
-        save_image(folder / "faces" / "test" / f"{i}.png", torch.full((size, size), 0.25 * i))
+        path = folder / "faces" / "test" / name.format(i)
+        save_image(path, torch.full((size, size), 0.05 * i))
     save_image(folder / "faces" / "mask.png", torch.eye(size))
     return folder
 
@@ -316,13 +319,43 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
 
 def test_faces_and_what_stands_in_for_them(tmp_path):
     found = load_faces(faces(tmp_path), 5)
-    assert found.clean.shape == (2, 1, 256, 256)
+    assert found.clean.shape == (5, 1, 256, 256)
     assert found.faithful
+    assert found.source == "test faces of the paper (FFHQ)"
     assert float(found.mask.sum()) == 256
     examples = load_faces(None, 3)
     assert examples.clean.shape == (3, 1, 256, 256)
     assert not examples.faithful
     assert examples.mask is None
+    smaller = load_faces(tmp_path, 2, 64)
+    assert smaller.source == found.source
+    assert not smaller.faithful
+
+
+@pytest.mark.parametrize(
+    "options", [{"count": 2}, {"size": 40}, {"name": "{}.png"}, {"name": "a{}.png", "count": 1}]
+)
+def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path, options):
+    found = load_faces(faces(tmp_path, **options), 2)
+    assert not found.faithful
+    assert found.source == f"images in {tmp_path / 'faces' / 'test'}"
+    data = Part({"psnr": [11.0], "names": found.names[:1], "source": found.source,
+                 "faithful": found.faithful})  # fmt: skip
+    rows = psnr_comparisons(None, data, Printed(10.9, "Figure"), {}, {})
+    assert comparison_table(rows).rows[0][-1] == "not comparable: another image"
+    assert "of the paper" not in images_used(data)
+
+
+def test_slices_are_never_the_papers(tmp_path):
+    for name in ("train/NLST-101287_1.png", "train/A_1.png", "test/TCGA-17-Z011_011.png"):
+        save_image(tmp_path / "ct" / name, torch.rand(512, 512))
+    slices = load_slices(tmp_path, 512, Counts(1, 1, 1))
+    assert slices.source == "CT slices of chest and abdomen (TCIA)"
+    assert not slices.shown.faithful
+    save_image(tmp_path / "ct" / "test" / "mine.png", torch.rand(512, 512))
+    others = load_slices(tmp_path, 64, Counts(1, 1, 1))
+    assert others.source == f"images in {tmp_path / 'ct'}"
+    assert not others.shown.faithful
 
 
 @pytest.mark.parametrize(
