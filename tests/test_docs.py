@@ -35,6 +35,8 @@ def commands(group, path: str = "convexlift"):
 
 def test_the_command_reference_has_every_command_and_option():
     text = tool("hooks").command_reference()
+    assert "<code>inputs...</code>" in text
+    assert "...." not in text
     found = dict(commands(typer.main.get_command(app)))
     assert {"convexlift demo", "convexlift models", "convexlift train bilevel"} <= set(found)
     for path, command in found.items():

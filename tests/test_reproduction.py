@@ -8,21 +8,26 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import convexlift
 from convexlift.cli import app
 from convexlift.images import save_image
 from convexlift.reproduction import parts as parts_module
+from convexlift.reproduction.__main__ import main
 from convexlift.reproduction.data import VARIABLE, find_data, load_faces
 from convexlift.reproduction.document import Document, Section
 from convexlift.reproduction.experiments import EXPERIMENTS
 from convexlift.reproduction.paper import Printed
 from convexlift.reproduction.parts import Part, PartStore
-from convexlift.reproduction.running import NotComputed, compute, finished_parts
+from convexlift.reproduction.remarks import images_used, psnr_comparisons
+from convexlift.reproduction.running import NotComputed, OtherRun, compute, finished_parts
+from convexlift.reproduction.slices import Counts, load_slices
 from convexlift.reproduction.steps import Plan, Step
 from convexlift.reproduction.study import Experiment, Study
 from convexlift.reproduction.tables import Comparison, Table, comparison_table
@@ -157,12 +162,84 @@ def test_an_interrupted_run_goes_on(tmp_path):
         finished_parts(experiment(calls), tmp_path)
     compute(experiment(calls), Study(), tmp_path)
     assert calls == ["a", "b", "c"]
-    compute(experiment(calls, first=2), Study(), tmp_path)  # other settings, and what needs them
+    with pytest.raises(OtherRun, match=r"3 finished parts .* other images or settings"):
+        compute(experiment(calls, first=2), Study(), tmp_path)
+    assert calls == ["a", "b", "c"]
+    compute(experiment(calls, first=2), Study(), tmp_path, force=True)  # and what needs them
     assert calls == ["a", "b", "c", "a", "b"]
     found, run = finished_parts(experiment(calls), tmp_path)
     assert found["b"].values["value"] == 20
     assert set(found) == {"a", "b", "c"}
     assert run["complete"]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("study", "version", "message"),
+    [
+        (Study(seed=1), None, "another seed. Use another"),
+        (Study(quick=True), None, "another length"),
+        (Study(device=torch.device("meta")), None, "another device. Use --draw"),
+        (Study(data=Path()), None, "another source of images"),
+        (Study(seed=1, data=Path()), None, "another seed and source"),
+        (Study(), "0", "another version"),
+    ],
+)
+def test_a_run_with_other_options_leaves_parts_alone(
+    tmp_path, monkeypatch, study, version, message
+):
+    calls = []
+    compute(experiment(calls), Study(), tmp_path)
+    before = contents(tmp_path)
+    if version is not None:
+        monkeypatch.setattr(convexlift, "__version__", version)
+    with pytest.raises(OtherRun, match=message) as refused:
+        compute(experiment(calls), study, tmp_path)
+    assert "another --output, or --force" in str(refused.value)
+    assert contents(tmp_path) == before
+    assert calls == ["a", "b", "c"]
+    compute(experiment(calls), study, tmp_path, force=True)
+    compute(experiment(calls), study, tmp_path)  # the run of this folder is now that one
+
+
+def test_options_of_a_run_without_finished_parts_may_change(tmp_path):
+    compute(experiment([]), Study(), tmp_path)
+    for part in (tmp_path / "parts").iterdir():
+        part.unlink()
+    assert len(compute(experiment([]), Study(seed=1), tmp_path)) == 3
+
+
+def test_an_unfinished_run_of_another_device_has_nothing_to_draw(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        compute(experiment([], interrupt=True), Study(device=torch.device("meta")), tmp_path)
+    with pytest.raises(OtherRun, match=r"2 finished parts .* another device\. Use another"):
+        compute(experiment([]), Study(), tmp_path)
+
+
+def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls))
+    monkeypatch.setitem(EXPERIMENTS, "ct", replace(experiment(calls), name="ct"))
+    options = ["--output", str(tmp_path), "--device", "cpu"]
+    main(["denoising", *options])
+    before = contents(tmp_path)
+    for arguments in (["ct"], ["ct", "--draw"], ["denoising", "--seed", "1"]):
+        refused = CliRunner().invoke(app, ["reproduce", *arguments, *options])
+        assert refused.exit_code == 2
+        text = " ".join(refused.output.split())
+        assert "another --output" in text
+        assert "without --draw" not in text
+    with pytest.raises(SystemExit):
+        main(["ct", *options])
+    assert "of the experiment chain, not ct" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    main(["ct", *options, "--force"])
+    assert json.loads((tmp_path / "run.json").read_text())["experiment"] == "ct"
+    forced = CliRunner().invoke(app, ["reproduce", "denoising", *options, "--seed", "1", "--force"])
+    assert forced.exit_code == 0, forced.output
 
 
 def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path, monkeypatch):
@@ -219,9 +296,10 @@ def test_the_help_names_the_experiments():
         assert name in result.output
 
 
-def faces(folder, count=2, size=256):
+def faces(folder, count=20, size=256, name="{:05d}.png"):
     for i in range(count):
-        save_image(folder / "faces" / "test" / f"{i}.png", torch.full((size, size), 0.25 * i))
+        path = folder / "faces" / "test" / name.format(i)
+        save_image(path, torch.full((size, size), 0.05 * i))
     save_image(folder / "faces" / "mask.png", torch.eye(size))
     return folder
 
@@ -241,13 +319,43 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
 
 def test_faces_and_what_stands_in_for_them(tmp_path):
     found = load_faces(faces(tmp_path), 5)
-    assert found.clean.shape == (2, 1, 256, 256)
+    assert found.clean.shape == (5, 1, 256, 256)
     assert found.faithful
+    assert found.source == "test faces of the paper (FFHQ)"
     assert float(found.mask.sum()) == 256
     examples = load_faces(None, 3)
     assert examples.clean.shape == (3, 1, 256, 256)
     assert not examples.faithful
     assert examples.mask is None
+    smaller = load_faces(tmp_path, 2, 64)
+    assert smaller.source == found.source
+    assert not smaller.faithful
+
+
+@pytest.mark.parametrize(
+    "options", [{"count": 2}, {"size": 40}, {"name": "{}.png"}, {"name": "a{}.png", "count": 1}]
+)
+def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path, options):
+    found = load_faces(faces(tmp_path, **options), 2)
+    assert not found.faithful
+    assert found.source == f"images in {tmp_path / 'faces' / 'test'}"
+    data = Part({"psnr": [11.0], "names": found.names[:1], "source": found.source,
+                 "faithful": found.faithful})  # fmt: skip
+    rows = psnr_comparisons(None, data, Printed(10.9, "Figure"), {}, {})
+    assert comparison_table(rows).rows[0][-1] == "not comparable: another image"
+    assert "of the paper" not in images_used(data)
+
+
+def test_slices_are_never_the_papers(tmp_path):
+    for name in ("train/NLST-101287_1.png", "train/A_1.png", "test/TCGA-17-Z011_011.png"):
+        save_image(tmp_path / "ct" / name, torch.rand(512, 512))
+    slices = load_slices(tmp_path, 512, Counts(1, 1, 1))
+    assert slices.source == "CT slices of chest and abdomen (TCIA)"
+    assert not slices.shown.faithful
+    save_image(tmp_path / "ct" / "test" / "mine.png", torch.rand(512, 512))
+    others = load_slices(tmp_path, 64, Counts(1, 1, 1))
+    assert others.source == f"images in {tmp_path / 'ct'}"
+    assert not others.shown.faithful
 
 
 @pytest.mark.parametrize(

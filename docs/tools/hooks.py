@@ -97,7 +97,7 @@ def options(command: Any, context: Any) -> Iterator[str]:
             if "|" in kind:
                 cell = f"{', '.join(code(each) for each in kind.rstrip('>').split('|'))}: {cell}"
             elif kind.startswith("list["):
-                names = f"{names}..."
+                names = f"{names.removesuffix('...')}..."  # arguments have the dots already
             elif kind:
                 names = f"{names} <{kind}"
             yield f"| {code(names)} | {cell} |"

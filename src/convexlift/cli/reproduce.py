@@ -31,7 +31,7 @@ from convexlift.cli.app import (
 from convexlift.reproduction.data import find_data
 from convexlift.reproduction.document import Document
 from convexlift.reproduction.experiments import EXPERIMENTS
-from convexlift.reproduction.running import NotComputed, compute, finished_parts
+from convexlift.reproduction.running import NotComputed, OtherRun, compute, finished_parts
 from convexlift.reproduction.steps import Report
 from convexlift.reproduction.study import Experiment, Study
 from convexlift.reproduction.tables import comparison_table
@@ -66,13 +66,20 @@ def reproduce(
             "--draw", help="Compute nothing; write the report of the parts in --output again."
         ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace finished parts of another run, which are kept unless given."
+        ),
+    ] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
     """One experiment of the paper, its numbers beside the paper's.
 
     Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
-    Finished parts are kept in the folder, so that an interrupted run goes on where it was.
+    Finished parts are kept in the folder, so that an interrupted run goes on where it was; those
+    of a run with other options are not replaced without --force.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
     screen = console()
@@ -87,11 +94,11 @@ def reproduce(
                 raise UserError(f"{error}.") from None
             study = Study(quick, seed, choose_device(device), found)
             check_folder(folder)
-            _compute(experiment, study, folder, screen)
+            _compute(experiment, study, folder, screen, force)
         try:
             parts, run = finished_parts(experiment, folder)
         except NotComputed as error:
-            raise UserError(f"{error}. Run the command without --draw first.") from None
+            raise UserError(str(error)) from None
         document = experiment.report(parts)
         content = results(document, run, parts)
         files = write(document, folder, content)
@@ -99,10 +106,14 @@ def reproduce(
         _show(experiment, document, files[-1], screen)
 
 
-def _compute(experiment: Experiment, study: Study, folder: Path, screen: Console) -> None:
+def _compute(
+    experiment: Experiment, study: Study, folder: Path, screen: Console, force: bool
+) -> None:
     try:
         with _progress(screen) as report:
-            compute(experiment, study, folder, report)
+            compute(experiment, study, folder, report, force=force)
+    except OtherRun as error:
+        raise UserError(str(error)) from None
     except KeyboardInterrupt:
         raise Interrupted(
             f"Interrupted; finished parts are kept in {folder / 'parts'}, and the same command "

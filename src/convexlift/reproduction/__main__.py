@@ -15,7 +15,7 @@ import torch
 
 from convexlift.reproduction.data import find_data
 from convexlift.reproduction.experiments import EXPERIMENTS
-from convexlift.reproduction.running import compute
+from convexlift.reproduction.running import OtherRun, compute
 from convexlift.reproduction.steps import Progress
 from convexlift.reproduction.study import Study
 
@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--force", action="store_true", help="replace parts of another run")
     given = parser.parse_args(arguments)
     try:
         study = Study(given.quick, given.seed, torch.device(given.device), find_data(given.data))
@@ -44,7 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
 
     try:
-        compute(EXPERIMENTS[given.experiment], study, given.output, report)
+        compute(EXPERIMENTS[given.experiment], study, given.output, report, force=given.force)
+    except OtherRun as error:
+        parser.error(str(error))
     except KeyboardInterrupt:
         sys.exit("Interrupted; finished parts are kept, and the same command goes on.")
 

@@ -25,6 +25,9 @@ from convexlift.training.data import ImageSet
 
 VARIABLE = "CONVEXLIFT_DATA"
 NEIGHBOUR = Path("../shared/data")
+FACE_SIZE = 256
+TEST_FACES = tuple(f"{i:05d}.png" for i in range(20))
+"""What the paper's test faces are called in its split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +38,8 @@ class Images:
         names: of the files or examples.
         clean: (B, 1, N, N), on the CPU.
         source: what they are, in a few words.
-        faithful: whether they are those of the paper.
-        mask: the paper's mask for inpainting, (N, N), if it is there.
+        faithful: whether they are those of the paper, in its size.
+        mask: for inpainting, (N, N), if it is there: the paper's, where they are faithful.
     """
 
     names: tuple[str, ...]
@@ -59,8 +62,8 @@ def find_data(given: Path | None) -> Path | None:
     return NEIGHBOUR if NEIGHBOUR.is_dir() else None
 
 
-def load_faces(data: Path | None, count: int, size: int = 256) -> Images:
-    """The first test faces with the paper's mask; photographs in the package without data."""
+def load_faces(data: Path | None, count: int, size: int = FACE_SIZE) -> Images:
+    """The first test faces with their mask; photographs in the package without data."""
     folder = None if data is None else data / "faces"
     if folder is None or not (folder / "test").is_dir():
         return example_photographs(count, size)
@@ -69,9 +72,9 @@ def load_faces(data: Path | None, count: int, size: int = 256) -> Images:
     mask = (load_image(mask_file)[0, 0] >= 0.5).float() if mask_file.exists() else None
     if mask is not None and tuple(mask.shape) != (size, size):
         mask = None
-    return Images(
-        found.names, _stacked(found, size), "test faces of the paper (FFHQ)", size == 256, mask
-    )
+    known = _are_test_faces(folder / "test", found)
+    source = "test faces of the paper (FFHQ)" if known else f"images in {folder / 'test'}"
+    return Images(found.names, _stacked(found, size), source, known and size == FACE_SIZE, mask)
 
 
 def example_photographs(count: int, size: int) -> Images:
@@ -80,6 +83,15 @@ def example_photographs(count: int, size: int) -> Images:
     pictures = ImageSet.from_tensors([load_example(name)[0, 0] for name in names], names)
     return Images(
         tuple(names), _stacked(pictures, size), "photographs inside the package", faithful=False
+    )
+
+
+def _are_test_faces(folder: Path, found: ImageSet) -> bool:
+    """As far as names and sizes tell: all of the paper's are there, and the first were read."""
+    return (
+        found.names == TEST_FACES[: len(found)]
+        and all((folder / name).is_file() for name in TEST_FACES)
+        and all(found.size(i) == (FACE_SIZE, FACE_SIZE) for i in range(len(found)))
     )
 
 

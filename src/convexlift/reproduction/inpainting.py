@@ -263,7 +263,8 @@ def searched_runs(found: SideBySide) -> dict[str, Run]:
 
 def about(data: Part, values: InpaintingSettings) -> str:
     """Problem, network and images."""
-    mask = "the paper's fixed mask" if data.values["mask"] else "random masks"
+    fixed = "the paper's fixed mask" if data.values["faithful"] else "the mask beside the images"
+    mask = fixed if data.values["mask"] else "random masks"
     return (
         f"The problem is `min_x 1/2 ||A x - y||^2 + {data.values['weight']:g} R(x)`: "
         f"{100 * values.missing:g} % of the pixels are missing ({mask}), the others have Gaussian "

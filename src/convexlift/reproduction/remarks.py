@@ -92,7 +92,8 @@ def images_used(data: Part) -> str:
     if data.values["faithful"]:
         return text
     return (
-        f"{text} These are not the paper's images, and the network was trained on aligned faces: "
+        f"{text} Only its own test faces can be held against the paper's numbers, and the network "
+        "was trained on aligned faces: "
         "PSNR says little here, while objectives and certificates mean what they mean on faces."
     )
 

@@ -1,6 +1,7 @@
 """CT slices for training, validation and test, and the paper's scanner for their size.
 
-With a data folder they are those in ct/train and ct/test, without one random ellipses that look
+With a data folder they are those in ct/train and ct/test, which are not the paper's (those cannot
+be redistributed), without one random ellipses that look
 a little like them: a body with lungs, bones and organs, in the same units, (HU + 1024) / 2524.
 """
 
@@ -23,8 +24,9 @@ from convexlift.reproduction.data import Images
 from convexlift.training.data import ImageSet, mix
 
 FULL_SIZE = 512
-SHOWN = "TCGA-17-Z011_011.png"
-"""The test slice of all curves and pictures."""
+TEST_PATIENT = "TCGA-17-Z011"
+SHOWN = f"{TEST_PATIENT}_011.png"
+"""The test slice of all curves and pictures, if it is there."""
 VALIDATION_PATIENT = "NLST-101287"
 """No slice of this patient is trained on; the test patient is another one again."""
 WATER = 0.406
@@ -48,20 +50,17 @@ class Slices:
         validation: to choose a weight on.
         test: looked at in the end, the shown one first.
         source: what they are, in a few words.
-        real: whether they are slices, rather than phantoms.
     """
 
     training: ImageSet
     validation: ImageSet
     test: ImageSet
     source: str
-    real: bool
 
     @property
     def shown(self) -> Images:
-        """The slice of curves and pictures; whole real ones stand in for the paper's."""
-        whole = self.real and self.test.size(0) == (FULL_SIZE, FULL_SIZE)
-        return Images(self.test.names[:1], self.test[0][None], self.source, faithful=whole)
+        """The slice of curves and pictures, which never is the paper's."""
+        return Images(self.test.names[:1], self.test[0][None], self.source, faithful=False)
 
 
 def load_slices(data: Path | None, size: int, counts: Counts) -> Slices:
@@ -73,12 +72,12 @@ def load_slices(data: Path | None, size: int, counts: Counts) -> Slices:
     own = [path for path in every if path.name.startswith(VALIDATION_PATIENT)]
     others = [path for path in every if path not in own]
     test = sorted((folder / "test").glob("*.png"), key=lambda path: (path.name != SHOWN, path.name))
+    known = all(path.name.startswith(TEST_PATIENT) for path in test) and own and others
     return Slices(
         _read(_spread(others, counts.training), size),
         _read(_spread(own, counts.validation), size),
         _read([test[0], *_spread(test[1:], counts.test - 1)], size),
-        "CT slices of chest and abdomen (TCIA)",
-        real=True,
+        "CT slices of chest and abdomen (TCIA)" if known else f"images in {folder}",
     )
 
 
@@ -95,7 +94,6 @@ def phantom_slices(size: int, counts: Counts) -> Slices:
         draw("validation", counts.validation),
         draw("test", counts.test),
         "random phantoms of ellipses",
-        real=False,
     )
 
 

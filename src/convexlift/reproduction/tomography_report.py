@@ -96,13 +96,14 @@ def about(parts: Parts, values: TomographySettings, story: Story) -> str:
     data, trained = parts["data"].values, parts[TRAINING].values
     smaller = "" if values.size == 512 else (
         f" This run is at {values.size} x {values.size} instead of 512 x 512, with as many fewer "
-        "views and bins, and a short training: its PSNR is not comparable with the paper's."
+        "views and bins, and a short training."
     )  # fmt: skip
     return (
         "The problem is `min D(A x, y) + gamma R(x)` over x >= 0, with the Kullback-Leibler "
         "divergence D, 200 views, 400 bins and a background of 50 counts. R is "
         f"{story.network}. Neither the paper's weights nor its data can be had: R was trained here "
-        f"on {data['source']}, which have other CT numbers and other anatomy. gamma is "
+        f"on {data['source']}, which have other CT numbers and other anatomy: "
+        "PSNR is not comparable with the paper's. gamma is "
         f"{trained['weight']:.3g}, the best on other slices; the paper has {values.gamma:g} for "
         f"its network. Curves are those of one test image, {data['names'][0]}.{smaller}"
     )

@@ -129,7 +129,8 @@ def about(rows: list[Row], iterations: int) -> str:
     """Problem, recipes and images."""
     data = rows[0].data.values
     first, second = rows[0].training.values, rows[1].training.values
-    masks = "the paper's mask" if data["mask"] else "random masks"
+    fixed = "the paper's mask" if data["faithful"] else "the mask beside the images"
+    masks = fixed if data["mask"] else "random masks"
     other = "" if data["faithful"] else (
         " Images are smaller than the paper's or not its faces, and trainings short: only rows of "
         "one table can be compared with one another."
