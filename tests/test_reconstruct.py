@@ -20,6 +20,13 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import gaussian_noise, load_example, load_image, psnr, save_image
+from convexlift.reconstruction.sources import (
+    SINOGRAMS,
+    InputError,
+    check_targets,
+    find_sources,
+)
+from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.whole_pictures import read_picture
 
 QUICK = ["--tolerance", "1e-2", "--max-iterations", "40", "--regularizer", "tv"]
@@ -407,6 +414,41 @@ def test_nothing_is_overwritten(tmp_path):
     assert result.exit_code == 2
     assert "is an input" in result.output
     assert (tmp_path / "a.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "out", "--json", "a.png", "--force"], "a.png is an input"),
+        (["-o", "out", "--json", "out/a.json"], "out/a.json is the name of a result"),
+        (["-o", "out", "--json", "old.json"], "old.json exists"),
+        (["-o", "m.png", "--mask", "m.png", "--force"], "m.png is an input"),
+        (["-o", "truths", "--truth", "truths/a.png", "--force"], "truths/a.png is an input"),
+        (["-o", "truths", "--truth", "truths", "--force"], "truths/a.png is an input"),
+        (["-o", "model.png", "--regularizer", "./model", "--force"], "model.json is an input"),
+    ],
+)
+def test_nothing_that_is_read_is_overwritten(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "m.png", "truths/a.png"):
+        save_image(Path(name), torch.from_numpy(noisy(size=16)))
+    Path("old.json").write_text("{}")
+    cl.save(cl.networks.ridge(channels=2, kernel=3), "model")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    task = "inpaint" if "--mask" in arguments else "denoise"
+    result = run(task, "a.png", *arguments, quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((8, 8), np.float32))
+    Path("a.json").write_text(json.dumps({"format": FORMAT}))
+    sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
+    with pytest.raises(InputError, match=r"a\.json is an input"):
+        check_targets(sources, force=True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from convexlift.reconstruction.sources import (
     InputError,
     RangeChoice,
     Source,
+    companions,
     read_contents,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
@@ -102,6 +103,10 @@ class Photographs:
             )
         if self.truth is not None and not self.truth.exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
+
+    def reads(self, sources: Sequence[Source]) -> list[Path]:
+        """Masks and truths."""
+        return companions(self.mask.file, sources) + companions(self.truth, sources)
 
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, look at its noise, and choose a weight."""

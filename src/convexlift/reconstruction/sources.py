@@ -132,20 +132,37 @@ def _require_distinct(sources: Sequence[Source]) -> None:
                 )
 
 
-def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = False) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders."""
-    inputs = {source.path.resolve() for source in sources}
-    inputs |= {p.resolve() for p in map(_geometry_file, sources) if p is not None}
+def check_targets(
+    sources: Sequence[Source],
+    *,
+    force: bool,
+    gap_map: bool = False,
+    also_read: Sequence[Path] = (),
+    summary: Path | None = None,
+) -> None:
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+
+    Args:
+        sources: files and targets.
+        force: whether earlier results may be replaced.
+        gap_map: whether maps of the gap are written.
+        also_read: further inputs: masks, truths, a saved regularizer.
+        summary: the file of all results, if there is to be one.
+    """
+    inputs = {place.resolve() for place in also_read}
+    for source in sources:
+        inputs |= {place.resolve() for place in (source.path, *_sides(source.path))}
+    written: set[Path] = set()
     for source in sources:
         places = [source.target, source.record]
         places += [source.gap_map, source.gap_picture] if gap_map else []
         for place in places:
-            if place.resolve() in inputs:
-                raise InputError(f"{place} is an input; write the results to another folder")
-            if place.exists() and not force:
-                raise InputError(f"{place} exists; name another output, or add --force")
-            if place.is_dir():
-                raise InputError(f"{place} is a folder; name another output")
+            _require_free(place, inputs, force)
+        written |= {place.resolve() for place in places}
+    if summary is not None:
+        _require_free(summary, inputs, force)
+        if summary.resolve() in written:
+            raise InputError(f"{summary} is the name of a result; name another file for all")
     for folder in {source.target.parent for source in sources}:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,12 +172,31 @@ def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = Fal
             ) from None
 
 
-def _geometry_file(source: Source) -> Path | None:
-    """The JSON file that belongs to a sinogram, which a record must not replace."""
-    side = source.path.with_suffix(".json")
-    if side != source.record or not side.is_file():
-        return None
-    return side if FORMAT in side.read_text(encoding="utf-8", errors="replace") else None
+def _require_free(place: Path, inputs: set[Path], force: bool) -> None:
+    if place.resolve() in inputs:
+        raise InputError(f"{place} is an input; write the results to another folder")
+    if place.is_dir():
+        raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not force:
+        raise InputError(f"{place} exists; name another output, or add --force")
+
+
+def _sides(path: Path) -> list[Path]:
+    """The geometry and the fields of a sinogram, which belong to it."""
+    side = path.with_suffix(".json")
+    if path.suffix.lower() not in SINOGRAMS or not side.is_file():
+        return []
+    if FORMAT not in side.read_text(encoding="utf-8", errors="replace"):
+        return []
+    return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
+
+
+def companions(place: Path | None, sources: Sequence[Source]) -> list[Path]:
+    """The file, or those of a folder that may belong to the sources: masks, truths."""
+    if place is None or not place.is_dir():
+        return [] if place is None else [place]
+    stems = {source.path.stem for source in sources}
+    return [p for p in files_in(place) if p.stem in stems and p.suffix.lower() in PICTURES]
 
 
 def glance(path: Path) -> str | None:
