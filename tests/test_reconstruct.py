@@ -24,6 +24,7 @@ from convexlift.reconstruction.sources import (
     SINOGRAMS,
     InputError,
     check_targets,
+    companion,
     find_sources,
 )
 from convexlift.scans.sinogram_arrays import FORMAT
@@ -356,6 +357,23 @@ def test_a_time_limit_is_kept_and_said(tmp_path):
     assert result.exit_code == 0, result.output
     assert one_record(tmp_path, "x")["status"] == "TIME_LIMIT"
     assert "time limit" in result.output
+
+
+def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):
+    folder = tmp_path / "masks"
+    folder.mkdir()
+    for name in ("a.alt.png", "a.gap.npy", "a.json", "b.png", "a.png"):
+        (folder / name).touch()
+    assert companion(folder, Path("in/a.tif"), "mask") == folder / "a.png"
+    (folder / "a.npy").touch()
+    assert companion(folder, Path("in/a.PNG"), "mask") == folder / "a.png"
+    with pytest.raises(InputError, match=r"has a\.npy and a\.png for a\.tif; keep one mask"):
+        companion(folder, Path("in/a.tif"), "mask")
+    with pytest.raises(InputError, match=r"has no truth for c\.png"):
+        companion(folder, Path("in/c.png"), "truth")
+    strange = folder / "x[1].png"
+    strange.touch()
+    assert companion(folder, Path("x[1].png"), "mask") == strange
 
 
 # Many files ---------------------------------------------------------------------------------------

@@ -10,14 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
-from convexlift.reconstruction.masks import MaskChoice, glob_escaped, seen_pixels
+from convexlift.reconstruction.masks import MaskChoice, seen_pixels
 from convexlift.reconstruction.noise import Kind, Noise, estimate_noise
 from convexlift.reconstruction.sources import (
+    PICTURES,
     Contents,
     InputError,
     RangeChoice,
     Source,
+    companion,
     companions,
     read_contents,
 )
@@ -159,10 +162,8 @@ class Photographs:
         assert self.truth is not None
         place = self.truth
         if place.is_dir():
-            matches = sorted(place.glob(f"{glob_escaped(source.path.stem)}.*"))
-            if not matches:
-                raise InputError(f"the folder {place} has no truth for {source.path.name}")
-            place = matches[0]
+            suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES
+            place = companion(place, source.path, "truth", suffixes)
         if not isinstance(contents.original, Picture):
             images = read_contents(place, source.target).images
         else:

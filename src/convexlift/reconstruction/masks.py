@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.reconstruction.sources import Contents, InputError
+from convexlift.reconstruction.sources import Contents, InputError, companion
 from convexlift.whole_pictures import Picture, read_picture
 
 
@@ -68,12 +68,7 @@ def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | 
 
 
 def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Tensor:
-    place = file
-    if file.is_dir():
-        candidates = sorted(file.glob(f"{glob_escaped(name.stem)}.*"))
-        if not candidates:
-            raise InputError(f"the folder {file} has no mask for {name.name}")
-        place = candidates[0]
+    place = companion(file, name, "mask") if file.is_dir() else file
     picture = read_picture(place)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5
@@ -111,8 +106,3 @@ def _from_colour(
             "JPEG changes colours, for which there is --colour-tolerance"
         )
     return seen.expand(-1, channels, -1, -1).reshape(planes, 1, height, width)
-
-
-def glob_escaped(text: str) -> str:
-    """The text, without a meaning for globs."""
-    return re.sub(r"([*?\[])", r"[\1]", text)

@@ -199,6 +199,26 @@ def companions(place: Path | None, sources: Sequence[Source]) -> list[Path]:
     return [p for p in files_in(place) if p.stem in stems and p.suffix.lower() in PICTURES]
 
 
+def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """The picture in a folder with the name of another: with its ending too, if there are several.
+
+    Args:
+        folder: to look in.
+        path: of the other picture.
+        what: it is wanted for, for errors.
+        suffixes: that it may have.
+    """
+    named = [p for p in files_in(folder) if p.stem == path.stem and p.suffix.lower() in suffixes]
+    if not named:
+        raise InputError(f"the folder {folder} has no {what} for {path.name}")
+    alike = [p for p in named if p.suffix.lower() == path.suffix.lower()] or named
+    alike = [p for p in alike if p.name == path.name] or alike
+    if len(alike) > 1:
+        names = " and ".join(p.name for p in alike)
+        raise InputError(f"the folder {folder} has {names} for {path.name}; keep one {what} there")
+    return alike[0]
+
+
 def glance(path: Path) -> str | None:
     """What is wrong with a file, as far as its first bytes say; None if nothing is."""
     try:
