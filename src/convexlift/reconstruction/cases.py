@@ -13,7 +13,7 @@ from torch import Tensor
 from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise
+from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art
 from convexlift.reconstruction.sources import (
     PICTURES,
     Contents,
@@ -151,6 +151,11 @@ class Photographs:
         # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
         unlikely = self.task == "inpaint" or not isinstance(contents.original, Picture)
         kind = "gaussian" if self.kind is None and unlikely else self.kind
+        if kind is None and is_line_art(contents.images, seen):
+            raise InputError(
+                "most pixels are black or white, as in text, and its noise cannot be estimated; "
+                "give --noise and --sigma"
+            )
         return estimate_noise(contents.images, seen, kind)
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
