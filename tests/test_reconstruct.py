@@ -20,12 +20,14 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import gaussian_noise, load_example, load_image, psnr, save_image
+from convexlift.reconstruction.masks import MaskChoice, seen_pixels
 from convexlift.reconstruction.sources import (
     SINOGRAMS,
     InputError,
     check_targets,
     companion,
     find_sources,
+    read_contents,
 )
 from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.whole_pictures import read_picture
@@ -357,6 +359,40 @@ def test_a_time_limit_is_kept_and_said(tmp_path):
     assert result.exit_code == 0, result.output
     assert one_record(tmp_path, "x")["status"] == "TIME_LIMIT"
     assert "time limit" in result.output
+
+
+@pytest.mark.parametrize(
+    ("data", "mask", "missing"),
+    [
+        ((3, 8, 8), (3, 8, 8), [1, 2, 3]),  # pages
+        ((3, 8, 8), (8, 8), [1, 1, 1]),
+        ((3, 8, 8), (8, 8, 3), [3, 3, 3]),  # colours of one page, for three pages
+        ((8, 8, 3), (8, 8), [1, 1, 1]),
+        ((8, 8, 3), (8, 8, 3), [1, 2, 3]),
+        ((2, 8, 8, 3), (2, 8, 8), [1, 1, 1, 2, 2, 2]),
+        ((3, 8, 8), (2, 8, 8), None),
+        ((2, 8, 8, 3), (5, 8, 8), None),
+    ],
+)
+def test_masks_of_pages_and_of_colours(data, mask, missing, tmp_path):
+    def write(name, array):
+        path = tmp_path / name
+        colours = array.shape[-1] == 3
+        tifffile.imwrite(path, array, photometric="rgb" if colours else "minisblack")
+        return path
+
+    seen = np.full(mask, 255, np.uint8)
+    planes = np.moveaxis(seen, -1, 0) if mask[-1] == 3 else seen.reshape(-1, 8, 8)
+    for i, plane in enumerate(planes):
+        plane[0, : i + 1] = 0
+    path = write("x.tif", np.full(data, 128, np.uint8))
+    choice = MaskChoice(write("m.tif", seen))
+    contents = read_contents(path, tmp_path / "out.tif")
+    if missing is None:
+        with pytest.raises(InputError, match="give one for each, or one for all"):
+            seen_pixels(contents, path, choice)
+    else:
+        assert (seen_pixels(contents, path, choice) == 0).flatten(1).sum(1).tolist() == missing
 
 
 def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):

@@ -81,9 +81,19 @@ def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Te
             f"the mask {place} is {mask.shape[-2]} x {mask.shape[-1]}, but {name} is "
             f"{height} x {width}; give one of its size"
         )
-    if len(mask) not in (1, planes):
-        mask = mask[: picture.channels].amin(0, keepdim=True)  # colours: seen if all are white
-    return mask[:, None]
+    channels = contents.original.channels if isinstance(contents.original, Picture) else 1
+    pages = planes // channels
+    mask = mask.reshape(-1, picture.channels, height, width)
+    if mask.shape[1] not in (1, channels):
+        mask = mask.amin(1, keepdim=True)  # colours: seen if all are white
+    if len(mask) in (1, pages):
+        return mask.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
+    if tuple(mask.shape[:2]) == (planes, 1):
+        return mask
+    raise InputError(
+        f"the mask {place} has {len(mask)} pages, but {name} has {pages}; give one for each, "
+        "or one for all"
+    )
 
 
 def _from_colour(
