@@ -395,6 +395,31 @@ def test_masks_of_pages_and_of_colours(data, mask, missing, tmp_path):
         assert (seen_pixels(contents, path, choice) == 0).flatten(1).sum(1).tolist() == missing
 
 
+@pytest.mark.parametrize(
+    ("data", "truth", "options"),
+    [
+        (GREY.astype(np.float32), GREY.astype(np.float64), []),
+        (1000 * GREY.astype(np.float32), 1000 * GREY.astype(np.float64), []),
+        (255 * GREY.astype(np.float32), bits(GREY, np.uint8), []),
+        (bits(GREY, np.uint8), 255 * GREY.astype(np.float32), []),
+        (bits(GREY, np.uint8), GREY.astype(np.float32), []),
+        (bits(GREY, np.uint8), bits(GREY, np.uint16), []),
+        (np.rint(4095 * GREY).astype(np.uint16), 4095 * GREY.astype(np.float32),
+         ["--range", "0,4095"]),
+    ],
+)  # fmt: skip
+def test_truths_are_on_the_scale_of_the_data(data, truth, options, tmp_path):
+    # The truth is the data itself: anything else than nearly the same is another scale.
+    np.save(tmp_path / "x.npy", data)
+    np.save(tmp_path / "truth.npy", truth)
+    result = run(
+        "denoise", tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--noise", "gaussian",
+        "--sigma", 0.02, "--truth", tmp_path / "truth.npy", *options,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert one_record(tmp_path, "y")["psnr"] > 25
+
+
 def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):
     folder = tmp_path / "masks"
     folder.mkdir()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from convexlift.reconstruction.sources import (
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
 from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, read_picture
+from convexlift.whole_pictures import Picture, Range, read_picture
 
 PictureTask = Literal["denoise", "inpaint"]
 
@@ -173,8 +174,7 @@ class Photographs:
             images = read_contents(place, source.target).images
         else:
             picture = read_picture(place)
-            same = picture.stored.dtype == contents.original.stored.dtype
-            numbers = contents.numbers if same else picture.full_range
+            numbers = self._truth_numbers(picture, contents, contents.original)
             images = torch.from_numpy(picture.values(numbers))[:, None]
         if images.shape != contents.images.shape:
             raise InputError(
@@ -182,6 +182,14 @@ class Photographs:
                 f"{_size(contents.images)}"
             )
         return images
+
+    def _truth_numbers(self, truth: Picture, contents: Contents, data: Picture) -> Range:
+        """Those of the data, unless both files use the whole range of different types."""
+        kinds = truth.stored.dtype, data.stored.dtype
+        beyond = kinds[0].kind == "f" and bool((np.nan_to_num(truth.stored) > 1.5).any())
+        mapped = self.numbers != "auto" or contents.numbers != data.full_range
+        alike = kinds[0] == kinds[1] or (kinds[0].kind, kinds[1].kind) == ("f", "f")
+        return contents.numbers if mapped or alike or beyond else truth.full_range
 
     def _about(self, contents: Contents, seen: Tensor | None) -> dict[str, Any]:
         about: dict[str, Any] = {"range": list(contents.numbers)}
