@@ -22,6 +22,7 @@ from convexlift.cli import app
 from convexlift.images import gaussian_noise, load_example, load_image, psnr, save_image
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
 from convexlift.reconstruction.sources import (
+    PICTURES,
     SINOGRAMS,
     InputError,
     check_targets,
@@ -462,6 +463,21 @@ def test_bad_files_are_listed_and_the_others_done(tmp_path):
     assert "empty" in failed["bad2.tif"]
     assert len(list((tmp_path / "out").glob("*.png"))) == 12
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_no_file_of_a_folder_is_skipped(tmp_path):
+    for name in ("a.png", "a.flat.png", "b.dark.npy", "b.npy"):
+        (tmp_path / name).touch()
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+
+    def found(suffixes, *more):
+        inputs = [str(tmp_path), *map(str, more)]
+        return {source.path.name for source in find_sources(inputs, tmp_path / "out", suffixes)}
+
+    names = {"a.png", "a.flat.png", "b.dark.npy", "b.npy", "link.png"}
+    assert found(PICTURES) == names
+    assert found(PICTURES, tmp_path / "a.png") == names  # once, though it is named again
+    assert found(SINOGRAMS) == {"b.npy"}
 
 
 def test_globs_and_json_on_standard_output(tmp_path):

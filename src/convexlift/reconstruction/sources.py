@@ -94,7 +94,8 @@ def find_sources(
             found += [(file, Path(file.name)) for file in files]
         else:
             raise InputError(f"there is no file or folder {each}; check the name")
-    found = list({path.resolve(): (path, name) for path, name in found}.values())
+    # Once each; a link with another name is another input, with a result of its own.
+    found = list({(path.resolve(), name): (path, name) for path, name in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
     for path, _ in found:
@@ -116,8 +117,9 @@ def find_sources(
 
 
 def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, and no part of another one."""
-    return path.suffix.lower() in suffixes and Path(path.stem).suffix not in (".flat", ".dark")
+    """Whether a file of a folder is an input, and no field of a sinogram."""
+    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
+    return path.suffix.lower() in suffixes and not is_field
 
 
 def _require_distinct(sources: Sequence[Source]) -> None:
