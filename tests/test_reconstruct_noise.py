@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -262,6 +263,22 @@ def test_the_engine_falls_back_to_auto(crop):
     )
     fixed = Engine(network, torch.device("cpu"), weight=0.7)
     assert fixed.choose_weight(statement, "ct", None).value == 0.7
+
+
+def test_one_time_limit_for_the_search_and_all_pieces(crop):
+    stop = cl.StopWhen(gap=1e-12, max_iterations=10**6, seconds=0.6)
+    search = cl.StopWhen(gap=1e-12, max_iterations=10**6)
+    engine = Engine(
+        cl.TotalVariation(), torch.device("cpu"), stop, weight="auto", batch=1, search=search
+    )
+    pages = statement_of("gaussian", crop[..., :16, :16].expand(4, -1, -1, -1))
+    begin = time.perf_counter()
+    weight = engine.choose_weight(pages, "gaussian-denoising", Noise("gaussian", 0.1))
+    assert "time limit" in weight.note
+    solved = engine.solve(pages, weight.value, spent=weight.seconds)
+    assert time.perf_counter() - begin < 1.2  # 0.6 for each of them would be 3 seconds
+    assert set(solved.status) == {"TIME_LIMIT"}
+    assert int(solved.iterations.min()) > 1
 
 
 def test_clipped_noise_does_not_mislead_the_rules(tv_engine):

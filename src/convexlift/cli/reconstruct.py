@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -305,7 +304,7 @@ class _Common:
             read_weight(self.weight),
             read_batch(self.batch),
             self.gap_map,
-            search=replace(CT_SEARCH if task == "ct" else SEARCH, seconds=self.time_limit),
+            search=CT_SEARCH if task == "ct" else SEARCH,
         )  # fmt: skip
         settings = {
             "task": task, "regularizer": self.regularizer, "sha256": digest,

@@ -147,7 +147,10 @@ class _Run:
         try:
             statement = Statement.joined([case.statement for case in cases])
             solved = self.engine.solve(
-                statement, cases[0].weight.value, lambda now: self.report.progress(cases, now)
+                statement,
+                cases[0].weight.value,
+                lambda now: self.report.progress(cases, now),
+                spent=max(case.weight.seconds for case in cases),
             )
         except Exception as error:
             if len(cases) == 1:
