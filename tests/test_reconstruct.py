@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -535,6 +536,23 @@ def test_nothing_that_is_read_is_overwritten(arguments, message, tmp_path, monke
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.split())
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def refused(dir):  # whoever runs the tests may write everywhere
+        if dir.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open(os.devnull)
+
+    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
+    locked = tmp_path / "locked"
+    for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
+        result = run("denoise", tmp_path / "a.png", *options)
+        assert result.exit_code == 2, result.output
+        assert "(Permission denied); name another folder" in " ".join(result.output.split())
+        assert not list(locked.iterdir())
 
 
 def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,12 +166,20 @@ def check_targets(
         _require_free(summary, inputs, force)
         if summary.resolve() in written:
             raise InputError(f"{summary} is the name of a result; name another file for all")
-    for folder in {source.target.parent for source in sources}:
+    folders = {source.target.parent for source in sources}
+    for folder in folders if summary is None else folders | {summary.parent}:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be a folder ({error.strerror}); name another"
+            ) from None
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {folder} ({error.strerror}); name another folder"
             ) from None
 
 
