@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,17 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import gaussian_noise, load_example, load_image, psnr, save_image
+from convexlift.reconstruction.masks import MaskChoice, seen_pixels
+from convexlift.reconstruction.sources import (
+    PICTURES,
+    SINOGRAMS,
+    InputError,
+    check_targets,
+    companion,
+    find_sources,
+    read_contents,
+)
+from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.whole_pictures import read_picture
 
 QUICK = ["--tolerance", "1e-2", "--max-iterations", "40", "--regularizer", "tv"]
@@ -351,6 +363,82 @@ def test_a_time_limit_is_kept_and_said(tmp_path):
     assert "time limit" in result.output
 
 
+@pytest.mark.parametrize(
+    ("data", "mask", "missing"),
+    [
+        ((3, 8, 8), (3, 8, 8), [1, 2, 3]),  # pages
+        ((3, 8, 8), (8, 8), [1, 1, 1]),
+        ((3, 8, 8), (8, 8, 3), [3, 3, 3]),  # colours of one page, for three pages
+        ((8, 8, 3), (8, 8), [1, 1, 1]),
+        ((8, 8, 3), (8, 8, 3), [1, 2, 3]),
+        ((2, 8, 8, 3), (2, 8, 8), [1, 1, 1, 2, 2, 2]),
+        ((3, 8, 8), (2, 8, 8), None),
+        ((2, 8, 8, 3), (5, 8, 8), None),
+    ],
+)
+def test_masks_of_pages_and_of_colours(data, mask, missing, tmp_path):
+    def write(name, array):
+        path = tmp_path / name
+        colours = array.shape[-1] == 3
+        tifffile.imwrite(path, array, photometric="rgb" if colours else "minisblack")
+        return path
+
+    seen = np.full(mask, 255, np.uint8)
+    planes = np.moveaxis(seen, -1, 0) if mask[-1] == 3 else seen.reshape(-1, 8, 8)
+    for i, plane in enumerate(planes):
+        plane[0, : i + 1] = 0
+    path = write("x.tif", np.full(data, 128, np.uint8))
+    choice = MaskChoice(write("m.tif", seen))
+    contents = read_contents(path, tmp_path / "out.tif")
+    if missing is None:
+        with pytest.raises(InputError, match="give one for each, or one for all"):
+            seen_pixels(contents, path, choice)
+    else:
+        assert (seen_pixels(contents, path, choice) == 0).flatten(1).sum(1).tolist() == missing
+
+
+@pytest.mark.parametrize(
+    ("data", "truth", "options"),
+    [
+        (GREY.astype(np.float32), GREY.astype(np.float64), []),
+        (1000 * GREY.astype(np.float32), 1000 * GREY.astype(np.float64), []),
+        (255 * GREY.astype(np.float32), bits(GREY, np.uint8), []),
+        (bits(GREY, np.uint8), 255 * GREY.astype(np.float32), []),
+        (bits(GREY, np.uint8), GREY.astype(np.float32), []),
+        (bits(GREY, np.uint8), bits(GREY, np.uint16), []),
+        (np.rint(4095 * GREY).astype(np.uint16), 4095 * GREY.astype(np.float32),
+         ["--range", "0,4095"]),
+    ],
+)  # fmt: skip
+def test_truths_are_on_the_scale_of_the_data(data, truth, options, tmp_path):
+    # The truth is the data itself: anything else than nearly the same is another scale.
+    np.save(tmp_path / "x.npy", data)
+    np.save(tmp_path / "truth.npy", truth)
+    result = run(
+        "denoise", tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--noise", "gaussian",
+        "--sigma", 0.02, "--truth", tmp_path / "truth.npy", *options,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert one_record(tmp_path, "y")["psnr"] > 25
+
+
+def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):
+    folder = tmp_path / "masks"
+    folder.mkdir()
+    for name in ("a.alt.png", "a.gap.npy", "a.json", "b.png", "a.png"):
+        (folder / name).touch()
+    assert companion(folder, Path("in/a.tif"), "mask") == folder / "a.png"
+    (folder / "a.npy").touch()
+    assert companion(folder, Path("in/a.PNG"), "mask") == folder / "a.png"
+    with pytest.raises(InputError, match=r"has a\.npy and a\.png for a\.tif; keep one mask"):
+        companion(folder, Path("in/a.tif"), "mask")
+    with pytest.raises(InputError, match=r"has no truth for c\.png"):
+        companion(folder, Path("in/c.png"), "truth")
+    strange = folder / "x[1].png"
+    strange.touch()
+    assert companion(folder, Path("x[1].png"), "mask") == strange
+
+
 # Many files ---------------------------------------------------------------------------------------
 
 
@@ -376,6 +464,21 @@ def test_bad_files_are_listed_and_the_others_done(tmp_path):
     assert "empty" in failed["bad2.tif"]
     assert len(list((tmp_path / "out").glob("*.png"))) == 12
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_no_file_of_a_folder_is_skipped(tmp_path):
+    for name in ("a.png", "a.flat.png", "b.dark.npy", "b.npy"):
+        (tmp_path / name).touch()
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+
+    def found(suffixes, *more):
+        inputs = [str(tmp_path), *map(str, more)]
+        return {source.path.name for source in find_sources(inputs, tmp_path / "out", suffixes)}
+
+    names = {"a.png", "a.flat.png", "b.dark.npy", "b.npy", "link.png"}
+    assert found(PICTURES) == names
+    assert found(PICTURES, tmp_path / "a.png") == names  # once, though it is named again
+    assert found(SINOGRAMS) == {"b.npy"}
 
 
 def test_globs_and_json_on_standard_output(tmp_path):
@@ -407,6 +510,58 @@ def test_nothing_is_overwritten(tmp_path):
     assert result.exit_code == 2
     assert "is an input" in result.output
     assert (tmp_path / "a.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "out", "--json", "a.png", "--force"], "a.png is an input"),
+        (["-o", "out", "--json", "out/a.json"], "out/a.json is the name of a result"),
+        (["-o", "out", "--json", "old.json"], "old.json exists"),
+        (["-o", "m.png", "--mask", "m.png", "--force"], "m.png is an input"),
+        (["-o", "truths", "--truth", "truths/a.png", "--force"], "truths/a.png is an input"),
+        (["-o", "truths", "--truth", "truths", "--force"], "truths/a.png is an input"),
+        (["-o", "model.png", "--regularizer", "./model", "--force"], "model.json is an input"),
+    ],
+)
+def test_nothing_that_is_read_is_overwritten(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "m.png", "truths/a.png"):
+        save_image(Path(name), torch.from_numpy(noisy(size=16)))
+    Path("old.json").write_text("{}")
+    cl.save(cl.networks.ridge(channels=2, kernel=3), "model")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    task = "inpaint" if "--mask" in arguments else "denoise"
+    result = run(task, "a.png", *arguments, quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def refused(dir):  # whoever runs the tests may write everywhere
+        if dir.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open(os.devnull)
+
+    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
+    locked = tmp_path / "locked"
+    for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
+        result = run("denoise", tmp_path / "a.png", *options)
+        assert result.exit_code == 2, result.output
+        assert "(Permission denied); name another folder" in " ".join(result.output.split())
+        assert not list(locked.iterdir())
+
+
+def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((8, 8), np.float32))
+    Path("a.json").write_text(json.dumps({"format": FORMAT}))
+    sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
+    with pytest.raises(InputError, match=r"a\.json is an input"):
+        check_targets(sources, force=True)
 
 
 @pytest.mark.parametrize(

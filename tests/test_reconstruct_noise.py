@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 import convexlift as cl
 from convexlift.images import example_names, gaussian_noise, load_example, psnr, salt_and_pepper
@@ -15,6 +18,7 @@ from convexlift.reconstruction.noise import (
     Noise,
     estimate_noise,
     gaussian_level,
+    is_line_art,
     photons_of,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Integrals, Photons
@@ -65,6 +69,37 @@ def test_clean_pictures_have_little_gaussian_noise(name):
     noise = estimate_noise(load_example(name))
     assert noise.kind == "gaussian"
     assert LEAST_SIGMA <= noise.level < 0.01
+
+
+def letters(paper=255, ink=0, size=14):
+    picture = Image.new("L", (96, 96), paper)
+    draw = ImageDraw.Draw(picture)
+    for row in range(0, 96, size + 2):
+        draw.text((1, row), "The quick brown fox jumps", fill=ink, font_size=size)
+    return torch.from_numpy(np.asarray(picture) / np.float32(255))[None, None]
+
+
+@pytest.mark.parametrize("size", [8, 14, 30])
+def test_letters_are_no_salt_and_pepper(size):
+    for image in (letters(size=size), 1 - letters(size=size)):
+        assert estimate_noise(image).kind == "gaussian"
+        assert is_line_art(image)
+    on_grey = letters(paper=180, size=size)
+    assert estimate_noise(on_grey).kind == "gaussian"
+    assert not is_line_art(on_grey)
+
+
+def test_photographs_are_no_line_art():
+    x = load_example("camera")
+    for y in (x, salt_and_pepper(x, 0.7, generator(1)), torch.zeros(1, 1, 16, 16)):
+        assert not is_line_art(y)
+    assert is_line_art((letters() > 0.5).float())
+
+
+def test_salt_alone_is_recognised():
+    x = load_example("camera")
+    y = torch.where(torch.rand(x.shape, generator=generator(4)) < 0.2, torch.ones_like(x), x)
+    assert estimate_noise(y).kind == "salt-and-pepper"
 
 
 def test_missing_pixels_are_not_looked_at():
@@ -228,6 +263,22 @@ def test_the_engine_falls_back_to_auto(crop):
     )
     fixed = Engine(network, torch.device("cpu"), weight=0.7)
     assert fixed.choose_weight(statement, "ct", None).value == 0.7
+
+
+def test_one_time_limit_for_the_search_and_all_pieces(crop):
+    stop = cl.StopWhen(gap=1e-12, max_iterations=10**6, seconds=0.6)
+    search = cl.StopWhen(gap=1e-12, max_iterations=10**6)
+    engine = Engine(
+        cl.TotalVariation(), torch.device("cpu"), stop, weight="auto", batch=1, search=search
+    )
+    pages = statement_of("gaussian", crop[..., :16, :16].expand(4, -1, -1, -1))
+    begin = time.perf_counter()
+    weight = engine.choose_weight(pages, "gaussian-denoising", Noise("gaussian", 0.1))
+    assert "time limit" in weight.note
+    solved = engine.solve(pages, weight.value, spent=weight.seconds)
+    assert time.perf_counter() - begin < 1.2  # 0.6 for each of them would be 3 seconds
+    assert set(solved.status) == {"TIME_LIMIT"}
+    assert int(solved.iterations.min()) > 1
 
 
 def test_clipped_noise_does_not_mislead_the_rules(tv_engine):

@@ -36,6 +36,22 @@ def test_colours_that_would_lose_bits_are_refused(tmp_path):
         read_picture(tmp_path / "deep.png")
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_transparent_grey_level_becomes_alpha(dtype, tmp_path):
+    largest = np.iinfo(dtype).max
+    grey = ROWS.astype(dtype) * (largest // 12)
+    Image.fromarray(grey).save(tmp_path / "t.png", transparency=int(grey[1, 2]))
+    picture = read_picture(tmp_path / "t.png")
+    assert np.array_equal(picture.stored, grey[None])
+    assert (picture.stored.dtype, picture.channels) == (dtype, 1)
+    assert np.array_equal(picture.alpha[0] == 0, grey == grey[1, 2])
+    assert picture.alpha.max() == largest
+    write_picture(picture, tmp_path / "t.tif", ".tif")
+    again = read_picture(tmp_path / "t.tif")
+    assert np.array_equal(again.stored, picture.stored)
+    assert np.array_equal(again.alpha, picture.alpha)
+
+
 def test_palettes_become_colours(tmp_path):
     Image.fromarray(np.dstack([ROWS * 20] * 3)).convert("P").save(tmp_path / "p.png")
     picture = read_picture(tmp_path / "p.png")

@@ -169,12 +169,19 @@ def _from_pillow(path: Path) -> Picture:
         text = dict(getattr(image, "text", {}))
         if text:
             metadata[_PNG_TEXT] = text
-        if image.mode == "P" or "transparency" in info:
-            image = image.convert("RGBA" if "transparency" in info else "RGB")
+        clear = info.get("transparency")  # a grey level, a colour, or of a palette's colours
+        deep = image.mode.startswith("I")  # 16-bit grey; "I" from older versions of Pillow
+        if clear is not None and not deep:
+            image = image.convert("LA" if image.mode in ("1", "L") else "RGBA")
+        elif image.mode == "P":
+            image = image.convert("RGB")
         pixels = np.asarray(image)
         mode = image.mode
-    if mode.startswith("I"):  # 16-bit grey; "I" from older versions of Pillow
+    if deep:
         pixels = pixels.astype(np.uint16)
+        if clear is not None:  # by hand: Pillow would cut 16 bits to 8
+            opaque = np.where(pixels == clear, 0, 65535).astype(np.uint16)
+            return Picture(pixels[None], opaque[None], metadata=metadata)
     elif mode not in ("1", "L", "LA", "RGB", "RGBA", "F"):
         raise ValueError(f"it has the colours {mode}; save it as grey or RGB")
     if pixels.ndim == 2:

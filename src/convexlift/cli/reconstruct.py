@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +52,7 @@ from convexlift.cli.reconstruct_options import (
     read_window,
 )
 from convexlift.cli.reconstruct_report import Narrator, as_json, print_json
+from convexlift.models.files import pair
 from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
@@ -286,9 +286,12 @@ class _Common:
     ) -> None:  # fmt: skip
         """Check everything that can be checked, then go through the files."""
         sources = checked(find_sources, inputs, self.output, suffixes, ending)
-        checked(check_targets, sources, force=self.force, gap_map=self.gap_map)
-        if self.json_file not in (None, "-") and Path(str(self.json_file)).is_dir():
-            raise UserError(f"--json {self.json_file} is a folder. Name a file in it.")
+        saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
+        checked(
+            check_targets, sources, force=self.force, gap_map=self.gap_map,
+            also_read=[*preparation.reads(sources), *saved],
+            summary=None if self.json_file in (None, "-") else Path(str(self.json_file)),
+        )  # fmt: skip
         network, digest = _network(self.regularizer)
         place = choose_device(self.device)
         engine = checked(
@@ -301,7 +304,7 @@ class _Common:
             read_weight(self.weight),
             read_batch(self.batch),
             self.gap_map,
-            search=replace(CT_SEARCH if task == "ct" else SEARCH, seconds=self.time_limit),
+            search=CT_SEARCH if task == "ct" else SEARCH,
         )  # fmt: skip
         settings = {
             "task": task, "regularizer": self.regularizer, "sha256": digest,

@@ -74,7 +74,12 @@ WeightOption = Annotated[
     ),
 ]
 Tolerance = Annotated[float, typer.Option(help="Certified relative gap to stop at.")]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds for each file, or batch of files.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds for each file, or batch of files: half of them at most for its weight."
+    ),
+]
 MaxIterations = Annotated[int, typer.Option(help="Iterations for each file.")]
 MethodOption = Annotated[
     Method, typer.Option(help="How to solve; those with step sizes try some for a few iterations.")

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
-from convexlift.reconstruction.masks import MaskChoice, glob_escaped, seen_pixels
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise
+from convexlift.reconstruction.masks import MaskChoice, seen_pixels
+from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art
 from convexlift.reconstruction.sources import (
+    PICTURES,
     Contents,
     InputError,
     RangeChoice,
     Source,
+    companion,
+    companions,
     read_contents,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
 from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, read_picture
+from convexlift.whole_pictures import Picture, Range, read_picture
 
 PictureTask = Literal["denoise", "inpaint"]
 
@@ -103,6 +108,10 @@ class Photographs:
         if self.truth is not None and not self.truth.exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
 
+    def reads(self, sources: Sequence[Source]) -> list[Path]:
+        """Masks and truths."""
+        return companions(self.mask.file, sources) + companions(self.truth, sources)
+
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, look at its noise, and choose a weight."""
         contents = read_contents(source.path, source.target, self.numbers)
@@ -143,6 +152,11 @@ class Photographs:
         # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
         unlikely = self.task == "inpaint" or not isinstance(contents.original, Picture)
         kind = "gaussian" if self.kind is None and unlikely else self.kind
+        if kind is None and is_line_art(contents.images, seen):
+            raise InputError(
+                "most pixels are black or white, as in text, and its noise cannot be estimated; "
+                "give --noise and --sigma"
+            )
         return estimate_noise(contents.images, seen, kind)
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
@@ -154,16 +168,13 @@ class Photographs:
         assert self.truth is not None
         place = self.truth
         if place.is_dir():
-            matches = sorted(place.glob(f"{glob_escaped(source.path.stem)}.*"))
-            if not matches:
-                raise InputError(f"the folder {place} has no truth for {source.path.name}")
-            place = matches[0]
+            suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES
+            place = companion(place, source.path, "truth", suffixes)
         if not isinstance(contents.original, Picture):
             images = read_contents(place, source.target).images
         else:
             picture = read_picture(place)
-            same = picture.stored.dtype == contents.original.stored.dtype
-            numbers = contents.numbers if same else picture.full_range
+            numbers = self._truth_numbers(picture, contents, contents.original)
             images = torch.from_numpy(picture.values(numbers))[:, None]
         if images.shape != contents.images.shape:
             raise InputError(
@@ -171,6 +182,14 @@ class Photographs:
                 f"{_size(contents.images)}"
             )
         return images
+
+    def _truth_numbers(self, truth: Picture, contents: Contents, data: Picture) -> Range:
+        """Those of the data, unless both files use the whole range of different types."""
+        kinds = truth.stored.dtype, data.stored.dtype
+        beyond = kinds[0].kind == "f" and bool((np.nan_to_num(truth.stored) > 1.5).any())
+        mapped = self.numbers != "auto" or contents.numbers != data.full_range
+        alike = kinds[0] == kinds[1] or (kinds[0].kind, kinds[1].kind) == ("f", "f")
+        return contents.numbers if mapped or alike or beyond else truth.full_range
 
     def _about(self, contents: Contents, seen: Tensor | None) -> dict[str, Any]:
         about: dict[str, Any] = {"range": list(contents.numbers)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -49,8 +50,12 @@ _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files ar
 _LARGEST_ON_A_GPU = 64
 
 
+_SEARCH_SHARE = 0.5  # of the time limit, at most, for the search of a weight
+_SHORTEST = 1e-3  # seconds: a limit that is spent still leaves one evaluation
+
+
 class SearchEndedEarly(Exception):
-    """Ctrl-C came while a weight was searched."""
+    """Ctrl-C, or the end of its time, came while a weight was searched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,14 +94,14 @@ class Engine:
     Args:
         network: the regularizer, on the device.
         device: where to solve.
-        stop: of each solve.
+        stop: of each file; its seconds are for the search of a weight and all pieces together.
         method: a name in ``benchmark.methods.METHODS``.
         weight: a number, or a rule.
         batch: images at once, or None for as many as fit.
         gap_map: whether maps of the gap are wanted.
         seed: of the random numbers that split data.
         interruption: Ctrl-C.
-        search: when solves stop while a weight is searched.
+        search: when solves stop while a weight is searched, but for the time.
     """
 
     network: InputConvexNetwork
@@ -143,35 +148,54 @@ class Engine:
         generator = torch.Generator().manual_seed(self.seed)
         there = statement.to(self.device)
         warm: list[object] = [None]
+        begin = time.perf_counter()
+        limit = None if self.stop.seconds is None else _SEARCH_SHARE * self.stop.seconds
+
+        def left() -> float | None:
+            return None if limit is None else begin + limit - time.perf_counter()
 
         def image(of: Statement, weight: float) -> Tensor:
             seen[weight] = 0.0
-            solution = self._solve(of.problem(self.network, weight), self.search, warm[0], None)
-            if self.interruption.asked:
+            stop = _within(self.search, left())
+            solution = self._solve(of.problem(self.network, weight), stop, warm[0], None)
+            rest = left()
+            if self.interruption.asked or (rest is not None and rest <= 0):
                 raise SearchEndedEarly
             warm[0] = solution.state
             return solution.x
 
         try:
             if self.weight == "discrepancy":
-                return discrepancy_weight(there, start, image)
-            return predictive_weight(there, start, image, generator)
+                chosen = discrepancy_weight(there, start, image)
+            else:
+                chosen = predictive_weight(there, start, image, generator)
         except SearchEndedEarly:
-            note = "interrupted while the weight was searched"
-            return Weight(
+            asked = self.interruption.asked
+            note = (
+                "interrupted while the weight was searched"
+                if asked
+                else "the time limit ended the search of the weight"
+            )
+            chosen = Weight(
                 start, "discrepancy" if self.weight == "discrepancy" else "auto", (), note
             )
+        return replace(chosen, seconds=time.perf_counter() - begin)
 
-    def solve(self, statement: Statement, weight: float, watch: Watch | None = None) -> Solved:
-        """All images, in pieces."""
+    def solve(
+        self, statement: Statement, weight: float, watch: Watch | None = None, spent: float = 0.0
+    ) -> Solved:
+        """All images, in pieces that share the time; ``spent`` of it is gone already."""
+        end = None if self.stop.seconds is None else time.perf_counter() + self.stop.seconds - spent
         shape = statement.measurement().operator.input_shape or tuple(statement.y.shape[1:])
         size = self.fitting(*shape[-2:])
         pieces: list[Solved] = []
         done = 0
         while done < len(statement.y):
             rows = slice(done, done + size)
+            share = min(1.0, size / (len(statement.y) - done))
+            stop = _within(self.stop, None if end is None else share * (end - time.perf_counter()))
             try:
-                pieces.append(self._solve_piece(statement.part(rows), weight, watch))
+                pieces.append(self._solve_piece(statement.part(rows), weight, stop, watch))
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -181,9 +205,11 @@ class Engine:
             done = rows.stop
         return _together(pieces)
 
-    def _solve_piece(self, statement: Statement, weight: float, watch: Watch | None) -> Solved:
+    def _solve_piece(
+        self, statement: Statement, weight: float, stop: StopWhen, watch: Watch | None
+    ) -> Solved:
         problem = statement.to(self.device).problem(self.network, weight)
-        solution = self._solve(problem, self.stop, None, watch)
+        solution = self._solve(problem, stop, None, watch)
         gap_map = None
         if self.gap_map:
             gap_map = certify(self._stated(problem), solution.x, solution.duals).map.cpu()
@@ -214,9 +240,13 @@ class Engine:
         if not self.interruption.asked:
             try:
                 with self.interruption.during_a_solve():
+                    begin = time.perf_counter()
+                    method = self._method(problem, stop)
+                    if stop.seconds is not None:
+                        stop = _within(stop, begin + stop.seconds - time.perf_counter())
                     return solve(
                         problem,
-                        method=self._method(problem),
+                        method=method,
                         stop=stop,
                         start=start,  # type: ignore[arg-type]
                         callback=watch,
@@ -225,18 +255,24 @@ class Engine:
                 self.interruption.asked = True
         return solve(problem, stop=only_evaluate)
 
-    def _method(self, problem: VariationalProblem) -> Method:
+    def _method(self, problem: VariationalProblem, stop: StopWhen) -> Method:
         """With the step sizes that do best in a few iterations, where there are some."""
         grid = METHODS[self.method].grid(problem, True)
         if len(grid) == 1:
             return grid[0]
         few = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
+        few = _within(few, None if stop.seconds is None else stop.seconds / (2 * len(grid)))
 
         def reached(method: Method) -> float:
             value = float(solve(problem, method=method, stop=few).objective.sum())
             return value if value == value else float("inf")
 
         return min(grid, key=reached)
+
+
+def _within(stop: StopWhen, seconds: float | None) -> StopWhen:
+    """The same with a time limit, if there is one."""
+    return stop if seconds is None else replace(stop, seconds=max(_SHORTEST, seconds))
 
 
 def _together(pieces: list[Solved]) -> Solved:

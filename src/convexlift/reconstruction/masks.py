@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.reconstruction.sources import Contents, InputError
+from convexlift.reconstruction.sources import Contents, InputError, companion
 from convexlift.whole_pictures import Picture, read_picture
 
 
@@ -68,12 +68,7 @@ def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | 
 
 
 def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Tensor:
-    place = file
-    if file.is_dir():
-        candidates = sorted(file.glob(f"{glob_escaped(name.stem)}.*"))
-        if not candidates:
-            raise InputError(f"the folder {file} has no mask for {name.name}")
-        place = candidates[0]
+    place = companion(file, name, "mask") if file.is_dir() else file
     picture = read_picture(place)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5
@@ -86,9 +81,19 @@ def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Te
             f"the mask {place} is {mask.shape[-2]} x {mask.shape[-1]}, but {name} is "
             f"{height} x {width}; give one of its size"
         )
-    if len(mask) not in (1, planes):
-        mask = mask[: picture.channels].amin(0, keepdim=True)  # colours: seen if all are white
-    return mask[:, None]
+    channels = contents.original.channels if isinstance(contents.original, Picture) else 1
+    pages = planes // channels
+    mask = mask.reshape(-1, picture.channels, height, width)
+    if mask.shape[1] not in (1, channels):
+        mask = mask.amin(1, keepdim=True)  # colours: seen if all are white
+    if len(mask) in (1, pages):
+        return mask.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
+    if tuple(mask.shape[:2]) == (planes, 1):
+        return mask
+    raise InputError(
+        f"the mask {place} has {len(mask)} pages, but {name} has {pages}; give one for each, "
+        "or one for all"
+    )
 
 
 def _from_colour(
@@ -111,8 +116,3 @@ def _from_colour(
             "JPEG changes colours, for which there is --colour-tolerance"
         )
     return seen.expand(-1, channels, -1, -1).reshape(planes, 1, height, width)
-
-
-def glob_escaped(text: str) -> str:
-    """The text, without a meaning for globs."""
-    return re.sub(r"([*?\[])", r"[\1]", text)

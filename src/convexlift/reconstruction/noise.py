@@ -12,7 +12,9 @@ estimates of very small levels are too large.
 
 Salt and pepper: extreme values that no neighbour comes near. A pixel that is hit is noticed if all
 of its eight neighbours, but for other extremes, differ from it by more than ``STEP``; how often
-neighbours are like that is counted for black and for white, and divided by.
+neighbours are like that is counted for black and for white, and divided by. Hits are independent:
+black ones have about as many white neighbours as black ones. Strokes of letters and paper have not,
+and are no salt and pepper.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ LEAST_CHANCE = 0.05
 
 LEAST_FRACTION = 0.004
 """Fewer noticed pixels than this (above what Gaussian noise explains) are no salt and pepper."""
+
+CLUSTERED = 1.0
+"""Noticed pixels with so many more neighbours of their own kind than of the other (mean, of eight)
+are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."""
 
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
@@ -84,11 +90,23 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
     seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
     if kind == "gaussian":
         return Noise("gaussian", gaussian_level(images, seen))
-    noticed, fraction, explained = _impulses(images, seen)
-    salt_and_pepper = noticed > LEAST_FRACTION + 2 * explained
-    if kind == "salt-and-pepper" or salt_and_pepper:
-        return Noise("salt-and-pepper", min(1.0, fraction))
+    found = _impulses(images, seen)
+    if kind == "salt-and-pepper" or (found.many and found.independent):
+        return Noise("salt-and-pepper", min(1.0, found.fraction))
     return Noise("gaussian", gaussian_level(images, seen))
+
+
+def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
+    """Whether most pixels are black or white, as in text, so that no estimate is to be trusted."""
+    seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
+    extreme = ((images <= 0) | (images >= 1)) & (seen > 0)
+    if float(extreme.sum()) <= 0.5 * float((seen > 0).sum()):
+        return False
+    known = images[seen > 0]
+    if bool(((known <= 0) | (known >= 1)).all()):
+        return bool((known <= 0).any()) and bool((known >= 1).any())
+    found = _impulses(images, seen)
+    return found.many and not found.independent
 
 
 def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
@@ -144,8 +162,35 @@ def photons_of(integrals: Tensor) -> float | None:
     return level**-2 if scaled.numel() >= _LEAST_WINDOWS and level > 0 else None
 
 
-def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
-    """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains."""
+@dataclass(frozen=True)
+class _Impulses:
+    """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains.
+
+    And how many of the eight neighbours of noticed pixels are extremes of the same kind, and of
+    the other (means); and how many would be if all extremes were independent.
+    """
+
+    noticed: float = 0.0
+    fraction: float = 0.0
+    explained: float = 0.0
+    same: float = 0.0
+    other: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def many(self) -> bool:
+        return self.noticed > LEAST_FRACTION + 2 * self.explained
+
+    @property
+    def independent(self) -> bool:
+        # Salt alone, or pepper alone, has no neighbours of the other kind.
+        alone = self.other < 0.1 * self.same and self.expected < 8 * 0.3
+        return self.same - self.other <= CLUSTERED or (
+            alone and self.same < 1.5 * self.expected + 0.3
+        )
+
+
+def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     extreme = (images <= 0) | (images >= 1)
     usable = (seen > 0) & ~extreme
     highest = F.max_pool2d(torch.where(usable, images, -1.0), 3, 1, 1)
@@ -153,15 +198,29 @@ def _impulses(images: Tensor, seen: Tensor) -> tuple[float, float, float]:
     known = (seen > 0) & (highest >= 0)  # with a neighbour to compare with
     total = float(known.sum())
     if total < _LEAST_WINDOWS:
-        return 0.0, 0.0, 0.0
+        return _Impulses()
     # Without such neighbours there is no Gaussian noise: hardly a window is left.
     sigma = second_difference_level(images, seen * ~extreme) or 0.0
-    noticed = fraction = explained = 0.0
-    for distance, hit in ((lowest, images <= 0), (1 - highest, images >= 1)):
+    noticed = fraction = explained = same = other = expected = 0.0
+    black, white = (images <= 0) & (seen > 0), (images >= 1) & (seen > 0)
+    around = {True: _around(black), False: _around(white)}
+    for distance, hit in ((lowest, black), (1 - highest, white)):
         far = known & (distance > STEP)
-        share = float((hit & far).sum()) / total
+        chosen = hit & far
+        share = float(chosen.sum()) / total
+        same += float(around[hit is black][chosen].sum()) / total
+        other += float(around[hit is not black][chosen].sum()) / total
+        expected += 8 * share * float(hit.sum()) / float((seen > 0).sum())
         noticed += share
         fraction += share / max(LEAST_CHANCE, float(far.sum()) / total)
         reach = distance[far].double() / max(sigma, 1e-6)
         explained += float((torch.special.erfc(reach / math.sqrt(2)) / 2).sum()) / total
-    return noticed, fraction, explained
+    if noticed > 0:
+        same, other, expected = same / noticed, other / noticed, expected / noticed
+    return _Impulses(noticed, fraction, explained, same, other, expected)
+
+
+def _around(chosen: Tensor) -> Tensor:
+    """How many of the eight neighbours are chosen."""
+    ones = chosen.float()
+    return F.avg_pool2d(ones, 3, 1, 1, divisor_override=1) - ones

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from convexlift.reconstruction.cases import Case
@@ -16,6 +17,9 @@ from convexlift.solvers.solution import Progress
 
 class Preparation(Protocol):
     """How a file becomes a case."""
+
+    def reads(self, sources: Sequence[Source]) -> list[Path]:
+        """Files besides the sources that are read for them."""
 
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file and choose a weight; an error is about this file only."""
@@ -143,7 +147,10 @@ class _Run:
         try:
             statement = Statement.joined([case.statement for case in cases])
             solved = self.engine.solve(
-                statement, cases[0].weight.value, lambda now: self.report.progress(cases, now)
+                statement,
+                cases[0].weight.value,
+                lambda now: self.report.progress(cases, now),
+                spent=max(case.weight.seconds for case in cases),
             )
         except Exception as error:
             if len(cases) == 1:

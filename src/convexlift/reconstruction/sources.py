@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +95,8 @@ def find_sources(
             found += [(file, Path(file.name)) for file in files]
         else:
             raise InputError(f"there is no file or folder {each}; check the name")
-    found = list({path.resolve(): (path, name) for path, name in found}.values())
+    # Once each; a link with another name is another input, with a result of its own.
+    found = list({(path.resolve(), name): (path, name) for path, name in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
     for path, _ in found:
@@ -116,8 +118,9 @@ def find_sources(
 
 
 def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, and no part of another one."""
-    return path.suffix.lower() in suffixes and Path(path.stem).suffix not in (".flat", ".dark")
+    """Whether a file of a folder is an input, and no field of a sinogram."""
+    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
+    return path.suffix.lower() in suffixes and not is_field
 
 
 def _require_distinct(sources: Sequence[Source]) -> None:
@@ -132,35 +135,99 @@ def _require_distinct(sources: Sequence[Source]) -> None:
                 )
 
 
-def check_targets(sources: Sequence[Source], *, force: bool, gap_map: bool = False) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders."""
-    inputs = {source.path.resolve() for source in sources}
-    inputs |= {p.resolve() for p in map(_geometry_file, sources) if p is not None}
+def check_targets(
+    sources: Sequence[Source],
+    *,
+    force: bool,
+    gap_map: bool = False,
+    also_read: Sequence[Path] = (),
+    summary: Path | None = None,
+) -> None:
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+
+    Args:
+        sources: files and targets.
+        force: whether earlier results may be replaced.
+        gap_map: whether maps of the gap are written.
+        also_read: further inputs: masks, truths, a saved regularizer.
+        summary: the file of all results, if there is to be one.
+    """
+    inputs = {place.resolve() for place in also_read}
+    for source in sources:
+        inputs |= {place.resolve() for place in (source.path, *_sides(source.path))}
+    written: set[Path] = set()
     for source in sources:
         places = [source.target, source.record]
         places += [source.gap_map, source.gap_picture] if gap_map else []
         for place in places:
-            if place.resolve() in inputs:
-                raise InputError(f"{place} is an input; write the results to another folder")
-            if place.exists() and not force:
-                raise InputError(f"{place} exists; name another output, or add --force")
-            if place.is_dir():
-                raise InputError(f"{place} is a folder; name another output")
-    for folder in {source.target.parent for source in sources}:
+            _require_free(place, inputs, force)
+        written |= {place.resolve() for place in places}
+    if summary is not None:
+        _require_free(summary, inputs, force)
+        if summary.resolve() in written:
+            raise InputError(f"{summary} is the name of a result; name another file for all")
+    folders = {source.target.parent for source in sources}
+    for folder in folders if summary is None else folders | {summary.parent}:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be a folder ({error.strerror}); name another"
             ) from None
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {folder} ({error.strerror}); name another folder"
+            ) from None
 
 
-def _geometry_file(source: Source) -> Path | None:
-    """The JSON file that belongs to a sinogram, which a record must not replace."""
-    side = source.path.with_suffix(".json")
-    if side != source.record or not side.is_file():
-        return None
-    return side if FORMAT in side.read_text(encoding="utf-8", errors="replace") else None
+def _require_free(place: Path, inputs: set[Path], force: bool) -> None:
+    if place.resolve() in inputs:
+        raise InputError(f"{place} is an input; write the results to another folder")
+    if place.is_dir():
+        raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not force:
+        raise InputError(f"{place} exists; name another output, or add --force")
+
+
+def _sides(path: Path) -> list[Path]:
+    """The geometry and the fields of a sinogram, which belong to it."""
+    side = path.with_suffix(".json")
+    if path.suffix.lower() not in SINOGRAMS or not side.is_file():
+        return []
+    if FORMAT not in side.read_text(encoding="utf-8", errors="replace"):
+        return []
+    return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
+
+
+def companions(place: Path | None, sources: Sequence[Source]) -> list[Path]:
+    """The file, or those of a folder that may belong to the sources: masks, truths."""
+    if place is None or not place.is_dir():
+        return [] if place is None else [place]
+    stems = {source.path.stem for source in sources}
+    return [p for p in files_in(place) if p.stem in stems and p.suffix.lower() in PICTURES]
+
+
+def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """The picture in a folder with the name of another: with its ending too, if there are several.
+
+    Args:
+        folder: to look in.
+        path: of the other picture.
+        what: it is wanted for, for errors.
+        suffixes: that it may have.
+    """
+    named = [p for p in files_in(folder) if p.stem == path.stem and p.suffix.lower() in suffixes]
+    if not named:
+        raise InputError(f"the folder {folder} has no {what} for {path.name}")
+    alike = [p for p in named if p.suffix.lower() == path.suffix.lower()] or named
+    alike = [p for p in alike if p.name == path.name] or alike
+    if len(alike) > 1:
+        names = " and ".join(p.name for p in alike)
+        raise InputError(f"the folder {folder} has {names} for {path.name}; keep one {what} there")
+    return alike[0]
 
 
 def glance(path: Path) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from convexlift.scans.attenuation import (
 from convexlift.scans.data_exchange import AngleUnit
 from convexlift.scans.errors import ScanFileError
 from convexlift.scans.files import HDF5, read_sinogram, read_volume
+from convexlift.scans.folders import files_in
 from convexlift.scans.geometry import FanGeometry
 from convexlift.scans.pictures import write_png, write_tiff
 from convexlift.scans.sinograms import Quantity, Sinogram
@@ -102,6 +104,13 @@ class Scans:
             self._field(name)
         if self.truth is not None and not self.truth.exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
+
+    def reads(self, sources: Sequence[Source]) -> list[Path]:
+        """Fields and truths."""
+        fields = [Path(text) for text in (self.flat, self.dark) if text and Path(text).is_file()]
+        if self.truth is None or not self.truth.is_dir():
+            return fields if self.truth is None else [*fields, self.truth]
+        return fields + files_in(self.truth)
 
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, state its problem, and choose a weight."""

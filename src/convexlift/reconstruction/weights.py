@@ -71,12 +71,14 @@ class Weight:
         rule: that chose it.
         trials: (weight, what the rule measured) of a search.
         note: what went wrong with the rule, or nothing.
+        seconds: that a search took.
     """
 
     value: float
     rule: Rule
     trials: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """For files."""
