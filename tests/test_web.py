@@ -444,7 +444,7 @@ def test_errors_in_a_run_are_sentences(monkeypatch, caplog):
 
 def test_a_race():
     job = replace(jobs()["impulses"], kind="gaussian", level=0.1)
-    race = Race(job, ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"), seconds=0.3).start()
+    race = Race(job, ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"), seconds=1.0).start()
     assert list(race.news(pause=0.0))
     table = standings(race)
     for lap in race.laps:
