@@ -265,6 +265,23 @@ def test_the_engine_falls_back_to_auto(crop):
     assert fixed.choose_weight(statement, "ct", None).value == 0.7
 
 
+def test_a_search_has_no_more_images_at_once_than_fit(crop, monkeypatch):
+    sizes, solve = [], Engine._solve
+
+    def counted(engine, problem, *others):
+        sizes.append(problem.batch_size)
+        return solve(engine, problem, *others)
+
+    monkeypatch.setattr(Engine, "_solve", counted)
+    engine = Engine(
+        cl.TotalVariation(), torch.device("cpu"), weight="auto", batch=2,
+        search=cl.StopWhen(max_iterations=5),
+    )  # fmt: skip
+    pages = statement_of("gaussian", crop[..., :16, :16].expand(5, -1, -1, -1))
+    assert engine.choose_weight(pages, "gaussian-denoising", Noise("gaussian", 0.1)).value > 0
+    assert set(sizes) == {2}  # the first and the fourth
+
+
 def test_one_time_limit_for_the_search_and_all_pieces(crop):
     stop = cl.StopWhen(gap=1e-12, max_iterations=10**6, seconds=0.6)
     search = cl.StopWhen(gap=1e-12, max_iterations=10**6)

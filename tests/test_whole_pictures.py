@@ -110,3 +110,43 @@ def test_damaged_files_are_named(tmp_path):
     np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
     with pytest.raises(ValueError, match="write real numbers"):
         read_picture(tmp_path / "text.npy")
+
+
+def test_a_tiff_keeps_its_orientation(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", ROWS, extratags=[(274, "H", 1, 6, True)])
+    picture = read_picture(tmp_path / "a.tif")
+    write_picture(picture, tmp_path / "b.tif", ".tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        assert file.pages.first.tags["Orientation"].value == 6
+    write_picture(picture, tmp_path / "c.png", ".png")
+    with Image.open(tmp_path / "c.png") as image:
+        assert image.getexif()[274] == 6
+
+
+def test_the_orientation_of_exif_reaches_a_tiff(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 8
+    Image.fromarray(ROWS).save(tmp_path / "a.jpg", exif=exif)
+    write_picture(read_picture(tmp_path / "a.jpg"), tmp_path / "b.tif", ".tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        assert file.pages.first.tags["Orientation"].value == 8
+
+
+def test_a_sample_beside_colours_is_kept(tmp_path):
+    pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    options = {"photometric": "rgb", "extrasamples": ("unspecified",)}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **options)
+    picture = read_picture(tmp_path / "a.tif")
+    assert picture.channels == 3
+    write_picture(picture, tmp_path / "b.tif", ".tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        page = file.pages.first
+        assert (int(page.photometric), [int(e) for e in page.extrasamples]) == (2, [0])
+        np.testing.assert_array_equal(page.asarray(), pixels)
+
+
+def test_inks_are_refused(tmp_path):
+    pixels = np.zeros((3, 4, 4), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="separated")
+    with pytest.raises(ValueError, match="SEPARATED; save it as grey or RGB"):
+        read_picture(tmp_path / "a.tif")

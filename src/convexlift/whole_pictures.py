@@ -24,7 +24,9 @@ Range = tuple[float, float]
 
 TIFF = (".tif", ".tiff")
 JPEG = (".jpg", ".jpeg")
-_MINISWHITE, _PALETTE = 0, 3  # values of TIFF's photometric interpretation
+# Values of TIFF's photometric interpretation: grey, RGB, and what becomes RGB when it is decoded.
+_MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
+_ORIENTATION = 274  # the tag of TIFF, and of EXIF
 _ALPHA = (1, 2)  # and of its extra samples
 _JPEG_QUALITY = 95
 _PNG_TEXT = "tEXt"
@@ -203,6 +205,10 @@ def _to_pillow(picture: Picture, path: Path, kind: str) -> None:
     pages = replace(picture, layout=())
     pixels = np.ascontiguousarray(_as_laid_out(pages))
     options = {k: v for k, v in picture.metadata.items() if k in ("exif", "icc_profile", "dpi")}
+    if "orientation" in picture.metadata:
+        exif = module.Exif()
+        exif[_ORIENTATION] = picture.metadata["orientation"]
+        options["exif"] = exif
     if kind in JPEG:
         options |= {"format": "JPEG", "quality": _JPEG_QUALITY, "subsampling": 0}
     else:
@@ -226,6 +232,8 @@ def _from_tiff(path: Path) -> Picture:
         series, page = file.series[0], file.pages.first
         if page.photometric == _PALETTE:
             raise ValueError("its colours are a palette; save it as RGB")
+        if page.photometric not in (_MINISWHITE, _MINISBLACK, _RGB, _YCBCR):
+            raise ValueError(f"its colours are {page.photometric.name}; save it as grey or RGB")
         if page.bitspersample not in (1, 8, 16, 32, 64):
             raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
         array = series.asarray()
@@ -233,13 +241,17 @@ def _from_tiff(path: Path) -> Picture:
         extra = tuple(int(each) for each in page.extrasamples)
         metadata = _tiff_metadata(page)
         inverted = page.photometric == _MINISWHITE
+        colour = page.photometric in (_RGB, _YCBCR)
     array = array.astype(array.dtype.newbyteorder("="))
     if "S" not in axes:
         return Picture(
             array.reshape(-1, *array.shape[-2:]), None, 1, array.shape, inverted, metadata
         )
     last = np.moveaxis(array, axes.index("S"), -1)
-    has_alpha = bool(extra) and extra[-1] in _ALPHA
+    if colour and len(extra) > 1:
+        raise ValueError(f"it has {len(extra)} samples beside RGB; save it with one at most")
+    # What is beside RGB is no colour, whatever else it may be: it is kept as alpha is.
+    has_alpha = bool(extra) and (colour or extra[-1] in _ALPHA)
     pages = last.reshape(-1, *last.shape[-3:])
     alpha = pages[..., -1] if has_alpha else None
     colours = pages[..., :-1] if has_alpha else pages
@@ -256,6 +268,8 @@ def _tiff_metadata(page: Any) -> dict[str, Any]:
         kept["resolutionunit"] = int(page.resolutionunit)
     if page.description and not page.description.startswith('{"shape"'):  # tifffile's own
         kept["description"] = page.description.encode()  # bytes may have any letter
+    if "Orientation" in page.tags:
+        kept["orientation"] = int(page.tags["Orientation"].value)
     if "InterColorProfile" in page.tags:
         kept["icc_profile"] = page.tags["InterColorProfile"].value
     return kept
@@ -281,7 +295,21 @@ def _to_tiff(picture: Picture, path: Path) -> None:
         options["compression"] = "zlib"
     if "icc_profile" in kept:
         options["iccprofile"] = kept["icc_profile"]
+    if (turned := _orientation(kept)) is not None:
+        options["extratags"] = [(_ORIENTATION, "H", 1, turned, True)]
     tifffile.imwrite(path, array, **options)
+
+
+def _orientation(metadata: dict[str, Any]) -> int | None:
+    """How the picture is to be turned, of a TIFF file or in EXIF."""
+    if "orientation" in metadata:
+        return int(metadata["orientation"])
+    if "exif" not in metadata:
+        return None
+    exif = pillow().Exif()
+    exif.load(metadata["exif"])
+    turned = exif.get(_ORIENTATION)
+    return None if turned is None else int(turned)
 
 
 def _tifffile(path: Path) -> Any:
