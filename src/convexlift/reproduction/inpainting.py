@@ -37,7 +37,7 @@ from convexlift.reproduction.measuring import (
     race_step,
     reference_step,
 )
-from convexlift.reproduction.paper import Printed, psnr
+from convexlift.reproduction.paper import PaperInpainting, Printed, psnr
 from convexlift.reproduction.parts import Part
 from convexlift.reproduction.remarks import (
     certificate_reveals,
@@ -58,15 +58,9 @@ RACE = Race(error=1e-3, iterations=300, repeats=1)  # the error: section 5.3, Re
 
 
 @dataclass(frozen=True)
-class InpaintingSettings:
+class InpaintingSettings(PaperInpainting):
     """Values of the paper, and how much of them a run does."""
 
-    missing: float = 0.3  # section 5.3
-    noise: float = 0.03  # section 5.3
-    c: tuple[float, float] = (0.01, 0.001)  # section 5.3, Parameters
-    sm_c: float = 1.5  # section 5.3, Parameters
-    sm_d: float = 50.0  # section 5.3, Parameters
-    nmapg: float = 0.1  # section 5.3, Parameters
     more_c_1: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)  # ours: what suits this network?
     more_c_2: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)  # ours
     more_sm_c: tuple[float, ...] = (0.15, 0.3, 0.6)  # ours

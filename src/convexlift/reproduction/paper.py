@@ -29,3 +29,15 @@ class Printed:
 def psnr(value: float, where: str) -> Printed:
     """A PSNR in dB."""
     return Printed(value, where, "dB")
+
+
+@dataclass(frozen=True)
+class PaperInpainting:
+    """The task and the step sizes of section 5.3, which section 5.3.1 has too."""
+
+    missing: float = 0.3  # section 5.3
+    noise: float = 0.03  # section 5.3
+    c: tuple[float, float] = (0.01, 0.001)  # section 5.3, Parameters
+    sm_c: float = 1.5  # section 5.3, Parameters
+    sm_d: float = 50.0  # section 5.3, Parameters
+    nmapg: float = 0.1  # section 5.3, Parameters

@@ -28,6 +28,7 @@ from convexlift.reproduction.data import Images, load_faces
 from convexlift.reproduction.document import Document
 from convexlift.reproduction.learned import LearnedSetup, Parts, Training
 from convexlift.reproduction.measuring import Looks, curve_step, data_step
+from convexlift.reproduction.paper import PaperInpainting
 from convexlift.reproduction.parts import Part
 from convexlift.reproduction.searching import Make, Numbers, Search, search_step, searched
 from convexlift.reproduction.setup import Setup
@@ -50,15 +51,9 @@ LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=60)
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(PaperInpainting):
     """Values of the paper, and how much of them a run does."""
 
-    missing: float = 0.3  # section 5.3
-    noise: float = 0.03  # section 5.3
-    c: tuple[float, float] = (0.01, 0.001)  # section 5.3, Parameters
-    sm_c: float = 1.5  # section 5.3, Parameters
-    sm_d: float = 50.0  # section 5.3, Parameters
-    nmapg: float = 0.1  # section 5.3, Parameters
     c_training: tuple[float, float] = (0.3, 1e-3)  # ours: (0.01, 0.001) does not suit our network
     iterations: int = 300  # Figure "Inpainting: Visual comparison of reconstructions, with PSNR"
     every: int = 10

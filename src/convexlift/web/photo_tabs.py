@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import gradio as gr
@@ -36,7 +37,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """What may fail goes through the queue, too: only from there do errors reach the page."""
 
 
-class PhotoTab:
+class PhotoTab(ABC):
     """What both have: a picture, an upload, a regularizer, and a run."""
 
     name = ""
@@ -74,8 +75,9 @@ class PhotoTab:
                     True, label="Keep colours of uploads", info="three planes, three times the work"
                 )
 
+    @abstractmethod
     def _damage(self) -> None:
-        raise NotImplementedError
+        """The controls that say what is wrong with the picture."""
 
     def _events(self) -> None:
         self.uploaded = self.file.upload(

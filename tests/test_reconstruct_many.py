@@ -1,0 +1,351 @@
+"""``convexlift reconstruct`` on many files, and interrupted: bad ones, names, what is kept."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reconstruct_runs import QUICK, noisy, one_record, run
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.images import load_image, save_image
+from convexlift.reconstruction.sources import (
+    PICTURES,
+    SINOGRAMS,
+    InputError,
+    check_targets,
+    find_sources,
+)
+from convexlift.scans.sinogram_arrays import FORMAT
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+# Many files ---------------------------------------------------------------------------------------
+
+
+def test_bad_files_are_listed_and_the_others_done(tmp_path):
+    folder = tmp_path / "in"
+    for i in range(12):
+        save_image(folder / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    (folder / "bad1.png").write_bytes(b"this is no picture")
+    (folder / "bad2.tif").write_bytes(b"")
+    good = (folder / "3.png").read_bytes()
+    (folder / "bad3.png").write_bytes(good[: len(good) // 2])
+    (folder / "notes.txt").write_text("left alone")
+    result = run("denoise", folder, "-o", tmp_path / "out", "--json", tmp_path / "all.json")
+    assert result.exit_code == 1
+    assert "12 of 15 files done" in result.output
+    assert "3 failed:" in result.output
+    assert "Traceback" not in result.output
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert len(everything["files"]) == 12
+    failed = {Path(each["input"]).name: each["error"] for each in everything["failed"]}
+    assert set(failed) == {"bad1.png", "bad2.tif", "bad3.png"}
+    assert "no PNG file" in failed["bad1.png"]
+    assert "empty" in failed["bad2.tif"]
+    assert len(list((tmp_path / "out").glob("*.png"))) == 12
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_no_file_of_a_folder_is_skipped(tmp_path):
+    for name in ("a.png", "a.flat.png", "b.dark.npy", "b.npy"):
+        (tmp_path / name).touch()
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+
+    def found(suffixes, *more):
+        inputs = [str(tmp_path), *map(str, more)]
+        return {source.path.name for source in find_sources(inputs, tmp_path / "out", suffixes)}
+
+    names = {"a.png", "a.flat.png", "b.dark.npy", "b.npy", "link.png"}
+    assert found(PICTURES) == names
+    assert found(PICTURES, tmp_path / "a.png") == names  # once, though it is named again
+    assert found(SINOGRAMS) == {"b.npy"}
+
+
+def test_globs_and_json_on_standard_output(tmp_path):
+    for name in ("a1.png", "a2.png", "b1.png"):
+        save_image(tmp_path / name, torch.from_numpy(noisy(size=16)))
+    process = subprocess.run(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "a*.png"),
+         "-o", str(tmp_path / "out"), "--json", "-", *QUICK],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    content = json.loads(process.stdout)
+    assert [Path(each["input"]).name for each in content["files"]] == ["a1.png", "a2.png"]
+    assert "2 of 2 files done" in process.stderr
+
+
+def test_nothing_is_overwritten(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    (tmp_path / "x.png").write_text("precious")
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 2
+    assert "exists; name another output, or add --force" in result.output
+    assert (tmp_path / "x.png").read_text() == "precious"
+    assert run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--force").exit_code == 0
+    assert load_image(tmp_path / "x.png").shape == (1, 1, 16, 16)
+    # An input is never replaced.
+    before = (tmp_path / "a.png").read_bytes()
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path, "--force")
+    assert result.exit_code == 2
+    assert "is an input" in result.output
+    assert (tmp_path / "a.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "out", "--json", "a.png", "--force"], "a.png is an input"),
+        (["-o", "out", "--json", "out/a.json"], "out/a.json is the name of a result"),
+        (["-o", "out", "--json", "old.json"], "old.json exists"),
+        (["-o", "m.png", "--mask", "m.png", "--force"], "m.png is an input"),
+        (["-o", "truths", "--truth", "truths/a.png", "--force"], "truths/a.png is an input"),
+        (["-o", "truths", "--truth", "truths", "--force"], "truths/a.png is an input"),
+        (["-o", "model.png", "--regularizer", "./model", "--force"], "model.json is an input"),
+    ],
+)
+def test_nothing_that_is_read_is_overwritten(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "m.png", "truths/a.png"):
+        save_image(Path(name), torch.from_numpy(noisy(size=16)))
+    Path("old.json").write_text("{}")
+    cl.save(cl.networks.ridge(channels=2, kernel=3), "model")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    task = "inpaint" if "--mask" in arguments else "denoise"
+    result = run(task, "a.png", *arguments, quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def refused(dir):  # whoever runs the tests may write everywhere
+        if dir.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open(os.devnull)
+
+    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
+    locked = tmp_path / "locked"
+    for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
+        result = run("denoise", tmp_path / "a.png", *options)
+        assert result.exit_code == 2, result.output
+        assert "(Permission denied); name another folder" in " ".join(result.output.split())
+        assert not list(locked.iterdir())
+
+
+def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((8, 8), np.float32))
+    Path("a.json").write_text(json.dumps({"format": FORMAT}))
+    sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
+    with pytest.raises(InputError, match=r"a\.json is an input"):
+        check_targets(sources, force=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.png"], "there is no file or folder missing.png"),
+        (["a.txt"], "a.txt ends in none of .png"),
+        (["empty"], "the folder empty has no file that ends in"),
+        (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
+        (["a.png", "--weight", "-1"], "a weight is a number > 0"),
+        (["a.png", "--sigma", "25"], "25 of 255 is 0.098"),
+        (["a.png", "--batch", "0"], "--batch is auto or a whole number"),
+        (["a.png", "--range", "5,1"], "--range needs LOW < HIGH"),
+        (["a.png", "--regularizer", "nobody"], "nobody"),
+        (["a.png", "--tolerance", "-1"], "gap must be nonnegative"),
+        (["a.png", "--truth", "nowhere"], "there is no truth nowhere"),
+        (["a.png", "b/a.png"], "would both be written to"),
+        (["a.png", "--json", "empty"], "is a folder"),
+        (["a.png", "--device", "cuda"], "Use --device cpu"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, monkeypatch):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    monkeypatch.chdir(tmp_path)
+    save_image(Path("a.png"), torch.from_numpy(noisy(size=16)))
+    save_image(Path("b/a.png"), torch.from_numpy(noisy(size=16)))
+    Path("a.txt").write_text("")
+    Path("empty").mkdir()
+    result = run("denoise", *arguments, "-o", "out", quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not Path("out").exists() or not list(Path("out").iterdir())
+
+
+def test_a_regularizer_for_one_size_says_so(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png",
+        "--regularizer", "faces-denoising", "--noise", "salt-and-pepper", quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "256" in result.output
+
+
+def test_help_names_the_statuses():
+    for task in ("denoise", "inpaint", "ct"):
+        text = CliRunner().invoke(app, ["reconstruct", task, "--help"]).output
+        assert "130 interrupted" in " ".join(text.split())
+        assert "--weight" in text
+
+
+# Ctrl-C -------------------------------------------------------------------------------------------
+
+
+def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
+    for i in range(3):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=96, seed=i)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
+         "-o", str(tmp_path / "out"), "--json", str(tmp_path / "all.json"), "--tolerance", "0",
+         "--max-iterations", "1000000000", "--time-limit", "4", "--regularizer", "tv"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.time() + 60
+    while not (tmp_path / "out" / "0.json").exists() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)  # the second file is being solved
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "Interrupted; 2 of 3 results are written" in errors
+    assert "Traceback" not in errors
+    assert one_record(tmp_path / "out", "0")["status"] == "TIME_LIMIT"
+    current = one_record(tmp_path / "out", "1")
+    assert current["status"] == "INTERRUPTED"
+    assert current["lower_bound"] <= current["objective"]
+    # The bound is a proof, whenever it was found: no image is better.
+    y = load_image(tmp_path / "in" / "1.png")
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(),
+        weight=current["weight"]["value"], box=(0, 1),
+    )  # fmt: skip
+    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-3))
+    assert current["lower_bound"] <= float(best.objective) * (1 + 1e-6)
+    assert current["objective"] >= float(best.lower_bound) * (1 - 1e-6)
+    written = load_image(tmp_path / "out" / "1.png")
+    objective = float(problem.evaluate(written).objective)
+    assert objective == pytest.approx(current["objective"], rel=0.02)  # 8 bits
+    assert load_image(tmp_path / "out" / "1.png").shape == (1, 1, 96, 96)
+    assert not (tmp_path / "out" / "2.png").exists()
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert everything["interrupted"]
+    assert [Path(name).name for name in everything["not_done"]] == ["2.png"]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
+    from convexlift.reconstruction import engine
+
+    solve, calls = engine.solve, []
+
+    def interrupted(*arguments, **options):
+        calls.append(options["stop"].max_iterations)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return solve(*arguments, **options)
+
+    monkeypatch.setattr(engine, "solve", interrupted)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--weight", "auto")
+    assert result.exit_code == 130, result.output
+    record = one_record(tmp_path, "x")
+    assert record["status"] == "INTERRUPTED"
+    assert "while the weight was searched" in record["notes"][0]
+    assert record["lower_bound"] <= record["objective"]
+    assert calls[-1] == 0  # the last one only evaluates
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    for i in range(2):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    write = sources.write_picture
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        write(*arguments)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "in", "-o", tmp_path / "out")
+    assert result.exit_code == 130
+    assert one_record(tmp_path / "out", "0")["status"] == "CONVERGED"
+    assert load_image(tmp_path / "out" / "0.png").shape == (1, 1, 16, 16)
+    assert not (tmp_path / "out" / "1.png").exists()
+
+
+def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def signalled(*_):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sources, "write_picture", signalled)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 130
+    assert "only finished files are kept" in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+
+
+def test_slices_in_dicom_stay_dicom(tmp_path):
+    hu = -900 + 1000 * torch.from_numpy(noisy(size=24))[None]
+    hu[:, :5] = -1024.0  # padding
+    cl.scans.write_volume(cl.scans.Volume.stacked(hu, (2.0, 2.0)), tmp_path / "a.dcm")
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Gaussian noise" in result.output
+    written = cl.scans.read_volume(tmp_path / "out" / "a.dcm")
+    assert written.spacing == (2.0, 2.0)
+    assert 5 < float((written.values - hu).abs().mean()) < 100
+    assert float((written.values[:, :4] + 1024).abs().max()) < 20
+    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
+    assert result.exit_code == 1
+    assert "let it end in .dcm" in result.output
+
+
+def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
+    from convexlift.reconstruction import sources
+
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources, "write_picture", full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "Traceback" not in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
+    assert (
+        "Traceback"
+        in run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--debug").output
+    )
