@@ -1,0 +1,234 @@
+"""What the web page reads and shows: limits, uploads, pictures, plots."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import time
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from web_runs import LIMITS
+
+from convexlift.web.limits import Limits, PageError
+from convexlift.web.pictures import NotShown, deep_png, false_colours, grey_or_colour, preview
+from convexlift.web.plots import Line, closing_plot, nice_steps, race_plot
+from convexlift.web.uploads import read_layer, read_slice, read_upload, shown_name
+
+pydicom = pytest.importorskip("pydicom")
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+# Limits and uploads
+
+
+def test_limits_are_checked_when_they_are_made():
+    for wrong in ({"pixels": 3}, {"runs": 0}, {"seconds": math.inf}, {"upload_bytes": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Limits(**wrong)
+
+
+def saved(path, array, **options):
+    Image.fromarray(array).save(path, **options)
+    return path
+
+
+def grey(height=20, width=30, dtype=np.uint8):
+    top = np.iinfo(dtype).max
+    return (np.linspace(0, 1, height * width).reshape(height, width) * top).astype(dtype)
+
+
+def test_pictures_of_all_kinds(tmp_path):
+    eight, sixteen = grey(), grey(dtype=np.uint16)
+    colours = np.stack([eight, eight[::-1], eight.T.reshape(20, 30)], axis=-1)
+    np.save(tmp_path / "a.npy", eight.astype(np.float32) / 255)
+    files = [
+        saved(tmp_path / "a.png", eight),
+        saved(tmp_path / "b.png", sixteen),
+        saved(tmp_path / "a.tif", eight),
+        saved(tmp_path / "b.tiff", sixteen),
+        tmp_path / "a.npy",
+    ]
+    for path in files:
+        picture = read_upload(path, LIMITS)
+        assert picture.size == (20, 30)
+        assert torch.allclose(
+            picture.values[0, 0], torch.from_numpy(eight / 255).float(), atol=5e-3
+        )
+    rgb = saved(tmp_path / "c.png", colours)
+    assert read_upload(rgb, LIMITS).values.shape == (3, 1, 20, 30)
+    assert read_upload(rgb, LIMITS, colours=False).values.shape == (1, 1, 20, 30)
+    jpeg = saved(tmp_path / "c.jpg", colours)
+    assert read_upload(jpeg, LIMITS).values.shape == (3, 1, 20, 30)
+    same = saved(tmp_path / "d.png", np.stack([eight] * 3, axis=-1))
+    assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # colours that are none
+
+
+def bomb(path, width=60_000, height=60_000):
+    """A PNG file of a few bytes that says it has billions of pixels."""
+
+    def chunk(name, content):
+        body = name + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
+    return path
+
+
+def huge_npy(path):
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f8", "fortran_order": False, "shape": (100_000, 100_000)}
+        )
+    return path
+
+
+def pickled_npy(path):
+    np.save(path, np.array([[print, 1], [2, 3]], dtype=object), allow_pickle=True)
+    return path
+
+
+def written(path, content):
+    path.write_bytes(content)
+    return path
+
+
+BAD = {
+    "a bomb": (lambda p: bomb(p / "x.png"), "far too many pixels"),
+    "a smaller bomb": (lambda p: bomb(p / "x.png", 9000, 9000), "9000 x 9000"),
+    "a huge array": (lambda p: huge_npy(p / "x.npy"), "100000 x 100000"),
+    "a pickle": (lambda p: pickled_npy(p / "x.npy"), "Python objects"),
+    "text": (lambda p: written(p / "x.png", b"hello"), "no PNG, JPEG, TIFF or NPY"),
+    "nothing": (lambda p: written(p / "x.png", b""), "no PNG, JPEG, TIFF or NPY"),
+    "a GIF": (lambda p: saved(p / "x.gif", grey()), "no PNG, JPEG, TIFF or NPY"),
+    "SVG": (lambda p: written(p / "x.svg", b"<svg/>"), "no PNG, JPEG, TIFF or NPY"),
+    "half a file": (
+        lambda p: written(p / "x.png", saved(p / "y.png", grey(90, 90)).read_bytes()[:200]),
+        "x.png",
+    ),
+    "a wrong ending": (
+        lambda p: written(p / "x.png", saved(p / "y.tif", grey()).read_bytes()),
+        "TIFF file with another ending",
+    ),
+    "too many bytes": (lambda p: written(p / "x.png", bytes(60_000)), "0.1 MB"),
+    "too many pixels": (lambda p: saved(p / "x.png", grey(200, 200)), "200 x 200"),
+    "too few pixels": (lambda p: saved(p / "x.png", grey(8, 40)), "40 x 8"),
+    "two pages": (
+        lambda p: saved(
+            p / "x.tif", grey(), save_all=True, append_images=[Image.fromarray(grey())]
+        ),
+        "2 pages",
+    ),
+    "NaN": (lambda p: np.save(p / "x.npy", np.full((20, 20), np.nan)) or p / "x.npy", "NaN"),
+    "another scale": (
+        lambda p: np.save(p / "x.npy", np.full((20, 20), 255.0)) or p / "x.npy",
+        "from 255",
+    ),
+    "a cube": (
+        lambda p: np.save(p / "x.npy", np.zeros((20, 20, 20), np.uint8)) or p / "x.npy",
+        "shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_uploads_by_name(name, tmp_path):
+    make, said = BAD[name]
+    path = make(tmp_path)
+    with pytest.raises(PageError, match=said) as caught:
+        read_upload(path, LIMITS)
+    assert caught.value.hint.endswith(".")
+    assert str(tmp_path) not in str(caught.value)  # folders of the server are nobody's business
+
+
+def test_a_bomb_takes_no_time(tmp_path):
+    start = time.perf_counter()
+    with pytest.raises(PageError):
+        read_upload(bomb(tmp_path / "x.png"), Limits())
+    assert time.perf_counter() - start < 0.5
+
+
+def dicom(path, rows=32, columns=32, deflated=False, **changes):
+    from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian
+
+    from convexlift.scans.files import write_volume
+    from convexlift.scans.volumes import Volume
+
+    values = torch.linspace(-1000, 1000, rows * columns).reshape(1, rows, columns)
+    write_volume(Volume.stacked(values, (1.0, 1.0)), path)
+    dataset = pydicom.dcmread(path)
+    for key, value in changes.items():
+        setattr(dataset, key, value)
+    syntax = DeflatedExplicitVRLittleEndian if deflated else ExplicitVRLittleEndian
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+def test_slices(tmp_path):
+    picture = read_slice(dicom(tmp_path / "a.dcm", 40, 32), LIMITS)
+    assert picture.values.shape == (1, 1, 32, 32)
+    assert 0 <= float(picture.values.min()) < 0.2
+    for name, changes, said in (
+        ("large", {"Rows": 5000, "Columns": 5000}, "5000 x 5000"),
+        ("deflated", {"deflated": True}, "deflated"),
+        ("frames", {"NumberOfFrames": 7}, "7 frames"),
+    ):
+        with pytest.raises(PageError, match=said):
+            read_slice(dicom(tmp_path / f"{name}.dcm", **changes), LIMITS)
+    with pytest.raises(PageError, match="no DICOM file"):
+        read_slice(saved(tmp_path / "x.dcm", grey(), format="PNG"), LIMITS)
+
+
+def test_drawings(tmp_path):
+    drawing = np.zeros((20, 30, 4), np.uint8)
+    drawing[3:5, 6:9] = 255
+    file = io.BytesIO()
+    Image.fromarray(drawing).save(file, format="PNG")
+    assert (read_layer(file.getvalue(), LIMITS) == drawing[..., 3]).all()
+    with pytest.raises(PageError, match="far too many pixels"):
+        read_layer(bomb(tmp_path / "x.png").read_bytes(), LIMITS)
+    with pytest.raises(PageError, match="cannot be read"):
+        read_layer(b"GIF89a", LIMITS)
+
+
+def test_names_are_shown_without_anything_odd(tmp_path):
+    assert shown_name(tmp_path / "<img src=x>.png") == "_img src_x_.png"
+    assert len(shown_name(tmp_path / ("a" * 300 + ".png"))) <= 40
+
+
+# Pictures and plots
+
+
+def test_what_is_not_finite_is_no_picture():
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 1, 2] = math.nan
+    for show in (grey_or_colour, deep_png, lambda v: false_colours(v[0, 0], 1.0)):
+        with pytest.raises(NotShown):
+            show(x)
+    assert preview(torch.zeros(1, 1, 1500, 700)).shape[-2:] == (500, 233)
+
+
+def test_plots():
+    assert nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    drawn = closing_plot([0, 5, 10], [math.inf, 3.0, 2.0], [-math.inf, 1.0, 1.9])
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert drawn.count("<polyline") == 2
+    assert "<svg" in closing_plot([], [], [])
+    lines = [Line("a", [0.0, 1.0], [1.0, 0.1]), Line("b<", [0.0], [math.nan])]
+    assert "b&lt;" in race_plot(lines, "seconds")

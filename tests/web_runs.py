@@ -1,0 +1,30 @@
+"""Pictures and runs of the web page, for several test files."""
+
+from __future__ import annotations
+
+from convexlift.images import load_example
+from convexlift.web.jobs import DenoisingJob
+from convexlift.web.limits import Limits
+from convexlift.web.running import Run
+from convexlift.web.uploads import Picture
+
+LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
+
+
+def crop(size=48, planes=1):
+    values = load_example("camera")[..., 60 : 60 + size, 90 : 90 + size]
+    return Picture(values.repeat(planes, 1, 1, 1).contiguous(), "crop.png")
+
+
+def finished(job, seconds=60.0):
+    run = Run(job, seconds).start()
+    list(run.snapshots(pause=0.0))
+    return run.outcome
+
+
+def long_job():
+    return DenoisingJob(
+        picture=Picture(load_example("camera"), "camera", example=True),
+        regularizer="photo-any-size",
+        tolerance=1e-6,
+    )
