@@ -172,3 +172,38 @@ def test_the_geometry_of_a_sinogram_is_never_replaced(scans, tmp_path):
     assert result.exit_code == 2
     assert "is an input" in result.output
     assert (tmp_path / "scan.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wrong"),
+    [
+        ("integrals.npy", ["--photons", 1e5, "--sigma", 0.01], "two models of one noise"),
+        ("integrals.npy", ["--flat", 1e5], "--flat is for counts"),
+        ("through.npy", ["--dark", 1.0], "--dark is for counts"),
+        ("integrals.npy", ["--background", 5], "--background is for emission counts"),
+        ("fields.h5", ["--background", 5], "which have no flat field"),
+        ("fields.h5", ["--sigma", 0.01], "--sigma is for transmissions and line integrals"),
+        ("counts.npy", ["--background", 5, "--photons", 1e5], "--photons is for transmissions"),
+        ("truth.tif", ["--simulate", "--truth", "FOLDER/truth.tif"], "to which --truth"),
+        ("truth.tif", ["--simulate", "--angle-unit", "degrees"], "to which --angle-unit"),
+    ],
+)
+def test_options_that_say_nothing_about_the_data_are_refused(name, options, wrong, scans, tmp_path):
+    folder, _ = scans
+    words = [str(each).replace("FOLDER", str(folder)) for each in options]
+    result = run(folder / name, "-o", tmp_path / "out.tif", *words)
+    assert result.exit_code != 0
+    assert wrong in " ".join(result.output.split())
+    assert not (tmp_path / "out.tif").exists()
+
+
+def test_a_truth_in_hu_needs_pixels_in_mm(scans, tmp_path):
+    folder, _ = scans
+    record = json.loads((folder / "page.json").read_text())
+    record["geometry"]["unit"] = "pixel"
+    (tmp_path / "plain.json").write_text(json.dumps(record))
+    (tmp_path / "plain.tif").write_bytes((folder / "page.tif").read_bytes())
+    out = tmp_path / "out.tif"
+    result = run(tmp_path / "plain.tif", "-o", out, "--truth", folder / "truth.tif")
+    assert result.exit_code != 0
+    assert "no HU to compare with --truth" in " ".join(result.output.split())

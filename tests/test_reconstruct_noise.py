@@ -20,6 +20,7 @@ from convexlift.reconstruction.noise import (
     gaussian_level,
     is_line_art,
     photons_of,
+    spread,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Integrals, Photons
 from convexlift.reconstruction.weights import (
@@ -317,3 +318,33 @@ def test_simulated_noise_of_common_seeds_is_not_that_of_the_split():
     for seed in (0, 1, 2, 42, 123, 1234):
         other = torch.randn(1000, generator=generator(seed))
         assert abs(float((drawn * other).mean())) < 0.2
+
+
+def test_large_stacks_are_estimated_from_some_of_their_planes(monkeypatch):
+    stack = load_example("camera")[..., :64, :64].repeat(40, 1, 1, 1)
+    noisy = gaussian_noise(stack, 0.08, generator())
+    assert spread(noisy) == slice(None, None, 1)
+    monkeypatch.setattr("convexlift.reconstruction.noise.MOST_PIXELS", 10 * 64 * 64)
+    some = noisy[spread(noisy)]
+    assert len(some) == 10
+    assert estimate_noise(some).level == pytest.approx(estimate_noise(noisy).level, rel=0.02)
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(monkeypatch):
+    y = gaussian_noise(load_example("camera")[..., :32, :32].repeat(7, 1, 1, 1), 0.1, generator())
+    engine = Engine(cl.TotalVariation(), torch.device("cpu"), cl.StopWhen(gap=1e-3), batch=7)
+    statement = Gaussian(y=y, box=(0, 1), sigma=0.1)
+    expected = engine.solve(statement, 0.1)
+    whole, sizes = Engine._solve_piece, []
+
+    def small_memory(self, part, *rest):
+        sizes.append(len(part.y))
+        if len(part.y) > 2:
+            raise torch.cuda.OutOfMemoryError
+        return whole(self, part, *rest)
+
+    monkeypatch.setattr(Engine, "_solve_piece", small_memory)
+    solved = engine.solve(statement, 0.1)
+    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+    torch.testing.assert_close(solved.objective, expected.objective, rtol=2e-3, atol=0)
+    assert solved.x.shape == y.shape

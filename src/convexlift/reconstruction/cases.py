@@ -14,7 +14,7 @@ from torch import Tensor
 from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art
+from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art, spread
 from convexlift.reconstruction.sources import (
     PICTURES,
     Contents,
@@ -128,7 +128,7 @@ class Photographs:
                 "float file"
             )
         truth = None if self.truth is None else self._truth(source, contents)
-        noise = self._noise(contents, seen)
+        noise = self._noise(contents, seen, engine.device)
         y = contents.images if seen is None else contents.images * seen
         statement: Statement
         if noise.kind == "gaussian":
@@ -146,18 +146,21 @@ class Photographs:
             notes=contents.notes + ((weight.note,) if weight.note else ()),
         )  # fmt: skip
 
-    def _noise(self, contents: Contents, seen: Tensor | None) -> Noise:
+    def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.level is not None:
             return Noise(self.kind or "gaussian", self.level, estimated=False)
         # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
         unlikely = self.task == "inpaint" or not isinstance(contents.original, Picture)
         kind = "gaussian" if self.kind is None and unlikely else self.kind
-        if kind is None and is_line_art(contents.images, seen):
+        some = spread(contents.images)
+        images = contents.images[some].to(device)
+        mask = None if seen is None else seen.expand_as(contents.images)[some].to(device)
+        if kind is None and is_line_art(images, mask):
             raise InputError(
                 "most pixels are black or white, as in text, and its noise cannot be estimated; "
                 "give --noise and --sigma"
             )
-        return estimate_noise(contents.images, seen, kind)
+        return estimate_noise(images, mask, kind)
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
         if noise.kind == "salt-and-pepper":

@@ -45,6 +45,9 @@ are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
 
+MOST_PIXELS = 2**23
+"""Of stacks, evenly spread planes with about so many pixels tell as much as all of them."""
+
 _NORMAL_MEDIAN = 0.6745
 _LEAST_WINDOWS = 64
 _KERNEL = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]]) / 6
@@ -94,6 +97,11 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
     if kind == "salt-and-pepper" or (found.many and found.independent):
         return Noise("salt-and-pepper", min(1.0, found.fraction))
     return Noise("gaussian", gaussian_level(images, seen))
+
+
+def spread(images: Tensor) -> slice:
+    """The planes of a stack to look at: all of them, or every so many of a large one."""
+    return slice(None, None, -(-images.numel() // MOST_PIXELS))
 
 
 def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:

@@ -46,6 +46,9 @@ from convexlift.whole_pictures import Picture, read_picture, write_picture
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 PAPER_EXTENT = 256.0
+OF_FILES = ("quantity", "flat", "dark", "photons", "sigma", "size", "extent", "angle_unit", "rows",
+            "truth")  # fmt: skip
+"""Options that describe measured scans."""
 BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
 
@@ -104,6 +107,17 @@ class Scans:
             self._field(name)
         if self.truth is not None and not self.truth.exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
+        if self.photons is not None and self.sigma is not None:
+            raise InputError(
+                "--photons and --sigma are two models of one noise; give --sigma if all rays have "
+                "the same, else --photons"
+            )
+        unused = [name for name in OF_FILES if getattr(self, name) is not None]
+        if self.simulate and unused:
+            raise InputError(
+                f"--simulate makes a scan of its own, to which --{unused[0].replace('_', '-')} "
+                "says nothing; leave one of them out"
+            )
 
     def reads(self, sources: Sequence[Source]) -> list[Path]:
         """Fields and truths."""
@@ -153,6 +167,11 @@ class Scans:
     def _measured(self, source: Source, engine: Engine) -> Case:
         scan = self._read(source.path)
         in_mm = scan.geometry.unit == "mm"
+        if self.truth is not None and not in_mm:
+            raise InputError(
+                f"{source.path} does not say how large its pixels are, so there are no HU to "
+                "compare with --truth; leave it out, or give the unit in the file's geometry"
+            )
         if source.target.suffix.lower() in (".dcm",) and not in_mm:
             raise InputError(
                 f"{source.path} does not say how large its pixels are, so there are no HU for "
@@ -165,7 +184,7 @@ class Scans:
         statement, unit, noise, note = self._statement(scan, rays, in_mm)
         weight = engine.choose_weight(statement, "ct", None)
         pixel = extent / size
-        truth = self._truth(len(statement.y), size, unit) if in_mm and self.truth else None
+        truth = None if self.truth is None else self._truth(len(statement.y), size, unit)
 
         def write(x: Tensor) -> None:
             if not in_mm:
@@ -218,6 +237,7 @@ class Scans:
             )
         )
         noise, note = None, ""
+        self._require_use(quantity, flat)
         if quantity == "counts" and flat is None:
             if self.background is None:
                 raise InputError(
@@ -247,6 +267,21 @@ class Scans:
                 note = f"{photons:.3g} photons in a free ray ({how})"
         unit = unit_attenuation(self.water) if in_mm else _scale(rays, values)
         return Integrals(y=values, operator=unit * rays, omega=omega), unit, noise, note
+
+    def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
+        """Raise for options that say nothing about these data."""
+        counts = quantity == "counts"
+        for name in ("photons", "sigma") if counts else ("flat", "dark"):
+            if getattr(self, name) is not None:
+                others = "transmissions and line integrals" if counts else "counts"
+                raise InputError(
+                    f"--{name} is for {others}, and these are {quantity}; "
+                    "leave it out, or say with --quantity what they are"
+                )
+        if self.background is not None and (not counts or flat is not None):
+            raise InputError(
+                "--background is for emission counts, which have no flat field; leave it out"
+            )
 
     def _field(self, name: str) -> Tensor | None:
         text: str | None = getattr(self, name)
