@@ -120,8 +120,8 @@ class SideBySide:
         caption = (
             f"After {self.early} and {self.late} iterations. Error: relative objective error "
             "against the best objective known, mean over the images. Certified: how far the "
-            "objective is from the best certified lower bound at most, relative, the largest. Own "
-            "gap: what the run proves by itself, the largest. PSNR in dB, mean."
+            "objective is from the best certified lower bound at most, relative to itself, the "
+            "largest. Own gap: what the run proves by itself, the largest. PSNR in dB, mean."
             + ("" if all(run.printed for run in runs) else " * Not a step size of the paper.")
         )
         return Table(name, tuple(columns), tuple(rows), caption)

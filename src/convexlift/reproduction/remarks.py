@@ -46,7 +46,9 @@ def psnr_comparisons(
     ]  # fmt: skip
     for label, printed in paper.items():
         run = runs[label]
-        better = None if fits(found, run) else (others or {}).get(label)
+        better = (others or {}).get(label)
+        if better is not None and (fits(found, run) or not closer(found, better, run)):
+            better = None
         ours = (found.early, found.late)
         for each, said, k in zip(printed, moments or ours, ours, strict=True):
             remarks = [steps_text(run)]
@@ -69,6 +71,11 @@ def psnr_comparisons(
 def fits(found: SideBySide, run: Run, error: float = 1e-2) -> bool:
     """Whether its step sizes suit the network: it gets near the optimum in the end."""
     return found.error(run, found.late) <= error
+
+
+def closer(found: SideBySide, run: Run, other: Run) -> bool:
+    """Whether it ends nearer to the optimum than the other one."""
+    return found.error(run, found.late) < found.error(other, found.late)
 
 
 def steps_text(run: Run) -> str:

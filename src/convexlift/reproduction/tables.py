@@ -61,7 +61,7 @@ class Table:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = ""
         for i, row in enumerate(self.rows):
-            cells = [html.escape(cell) for cell in row]
+            cells = [with_code(cell) for cell in row]
             for j, cell in enumerate(cells):
                 cells[j] = f"<td><b>{cell}</b></td>" if (i, j) in self.bold else f"<td>{cell}</td>"
             body += f"<tr>{''.join(cells)}</tr>\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,21 +166,26 @@ def scheme_decides(rows: list[Row]) -> str:
         else "The paper finds bilevel learning better than adversarial training; here it brings"
     )
     first = rows[0]
+
+    def ends(run: Run) -> str:
+        return number(first.psnr(run))
+
     steps = "; ".join(
-        f"{name} ends at {number(first.psnr(first.printed(solver)))} dB with the paper's "
-        f"{steps_text(first.printed(solver))}, at {number(first.psnr(first.best(solver)))} dB with "
+        f"{name} ends at {ends(first.printed(solver))} dB with the paper's "
+        f"{steps_text(first.printed(solver))}, at {ends(first.best(solver))} dB with "
         f"{steps_text(first.best(solver))}"
         for solver, name in SEARCHED.items()
-        if first.best(solver) is not first.printed(solver)
+        if ends(first.best(solver)) != ends(first.printed(solver))
     )
     tuned = (
         " The paper's step sizes are for its network, whose gamma is 0.1. With the adversarial "
         f"regularizer here, {steps}." if steps else ""
     )  # fmt: skip
+    closeness = math.ceil(100 * max(map(abs, spread))) / 100
     return (
         f"{start}: {gains}, solved by our default. Which solver was in the training matters less "
         "than that it converges, and so does which one is used: Proposed (with its best steps) and "
-        f"NMAPG are within {max(map(abs, spread)):.2f} dB of the default in every row.{tuned}"
+        f"NMAPG are within {closeness:.2f} dB of the default in every row.{tuned}"
     )
 
 
