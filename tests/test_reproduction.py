@@ -25,6 +25,7 @@ from convexlift.reproduction.curves import Curve
 from convexlift.reproduction.data import VARIABLE, find_data, load_faces
 from convexlift.reproduction.document import Document, Section
 from convexlift.reproduction.experiments import EXPERIMENTS
+from convexlift.reproduction.figures import Line, Panel, curves
 from convexlift.reproduction.measuring import Optimum
 from convexlift.reproduction.paper import Printed
 from convexlift.reproduction.parts import Part, PartStore
@@ -405,6 +406,19 @@ def test_verdicts(ours, better, verdict):
     assert comparison.verdict == verdict
     if verdict != "not reached":
         assert replace(comparison, comparable=False).verdict == "not comparable"
+
+
+@pytest.mark.parametrize("length", [5, 30, 60])
+def test_legends_fit_their_figures(length):
+    pytest.importorskip("matplotlib").use("Agg")
+    x = np.arange(3)
+    lines = [Line(x, x + i, "sm-c", f"{i} " + "m" * length) for i in range(9)]
+    figure = curves([[Panel("Objective", "F", lines), Panel("PSNR", "dB", lines)]])
+    figure.canvas.draw()
+    legend, axis = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+    assert legend.y0 >= axis.y1
 
 
 def test_tables_as_files():

@@ -19,6 +19,9 @@ from convexlift.reproduction.parts import Array
 DPI = 100
 """Of files with pictures: one of their pixels is one of the file."""
 
+MOST_COLUMNS = 5
+"""Of legends."""
+
 TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
@@ -66,7 +69,7 @@ class Panel:
     unknown: float | None = None
 
 
-def curves(rows: Sequence[Sequence[Panel]], *, legend_columns: int = 5) -> Any:
+def curves(rows: Sequence[Sequence[Panel]]) -> Any:
     """Panels in rows, with one legend for all on top."""
     plt = pyplot()
     height = 3.1 * len(rows) + 0.7
@@ -77,13 +80,26 @@ def curves(rows: Sequence[Sequence[Panel]], *, legend_columns: int = 5) -> Any:
         for panel, axis in zip(row, line, strict=True):
             for label, handle in _fill(axis, panel):
                 entries.setdefault(label, handle)
-    lines = math.ceil(len(entries) / legend_columns)
-    figure.legend(
-        entries.values(), entries.keys(), loc="upper center", ncols=legend_columns,
-        frameon=False, fontsize=9, handlelength=2.8,
-    )  # fmt: skip
+    lines = math.ceil(len(entries) / _legend(figure, entries))
     figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines) / height))
     return figure
+
+
+def _legend(figure: Any, entries: Mapping[str, Any]) -> int:
+    """Above the panels, in as many columns as there is room for; how many."""
+
+    def drawn(columns: int) -> Any:
+        return figure.legend(
+            entries.values(), entries.keys(), loc="upper center", ncols=columns,
+            frameon=False, fontsize=9, handlelength=2.8,
+        )  # fmt: skip
+
+    columns, legend = MOST_COLUMNS, drawn(MOST_COLUMNS)
+    while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        columns -= 1
+        legend = drawn(columns)
+    return columns
 
 
 @dataclass(frozen=True)

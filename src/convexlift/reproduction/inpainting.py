@@ -353,7 +353,7 @@ def curves_section(
     return Section(
         "Against iterations",
         [
-            Figure("curves", caption, lambda: curves(rows, legend_columns=4)),
+            Figure("curves", caption, lambda: curves(rows)),
             found.table(list(found.runs.values())),
             unbounded_note(found, parts),
         ],
