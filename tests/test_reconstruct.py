@@ -20,7 +20,7 @@ from convexlift.reconstruction.sources import (
     companion,
     read_contents,
 )
-from convexlift.whole_pictures import read_picture
+from convexlift.whole_pictures import Picture, read_picture, write_picture
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,20 @@ def by_tifffile(array, **options):
     return lambda path: tifffile.imwrite(path, array, **options)
 
 
+def deep(pixels):
+    alpha = pixels[None, ..., 3] if pixels.shape[-1] == 4 else None
+    picture = Picture(pixels[..., :3].transpose(2, 0, 1), alpha, 3, metadata={"dpi": (300, 300)})
+    return lambda path: write_picture(picture, path, ".png")
+
+
 FORMATS = {
     "grey8.png": lambda path: Image.fromarray(bits(GREY, np.uint8)).save(path, dpi=(300, 300)),
     "grey16.png": lambda path: Image.fromarray(bits(GREY, np.uint16)).save(path),
     "rgb8.png": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(path),
     "rgba8.png": lambda path: Image.fromarray(rgba(np.uint8)).save(path),
     "la8.png": lambda path: Image.fromarray(rgba(np.uint8)).convert("LA").save(path),
+    "rgb16.png": deep(bits(COLOUR, np.uint16)),
+    "rgba16.png": deep(rgba(np.uint16)),
     "grey8.jpg": lambda path: Image.fromarray(bits(GREY, np.uint8)).save(path, quality=95),
     "rgb8.JPEG": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(path, format="JPEG"),
     "grey16.tif": by_tifffile(bits(GREY, np.uint16), resolution=(50.0, 50.0)),

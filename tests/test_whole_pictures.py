@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 import tifffile
@@ -13,27 +10,6 @@ from PIL import Image
 from convexlift.whole_pictures import Picture, read_picture, writable, write_picture
 
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
-
-
-def deep_colour_png(path):
-    """16 bits, RGB, by hand: no library here writes it."""
-
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
-    pixels = zlib.compress(b"\0" + bytes(6))
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
-
-
-def test_colours_that_would_lose_bits_are_refused(tmp_path):
-    deep_colour_png(tmp_path / "deep.png")
-    with pytest.raises(ValueError, match="cut to 8; save it as TIFF"):
-        read_picture(tmp_path / "deep.png")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

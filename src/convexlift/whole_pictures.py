@@ -10,6 +10,7 @@ resolution and description are kept where the format has a place for them.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.deep_png import has_deep_colours, read_deep_colours, with_deep_colours
 from convexlift.picture_files import pillow, read_npy
 
 Range = tuple[float, float]
@@ -121,8 +123,7 @@ def writable(picture: Picture, kind: str) -> str | None:
     if several:
         return f"{kind} holds one page, and this has {len(picture.stored) // picture.channels}"
     if kind == ".png":
-        grey = picture.channels == 1 and picture.alpha is None
-        if depth in (np.uint8, np.bool_) or (depth == np.uint16 and grey):
+        if depth in (np.uint8, np.uint16, np.bool_):
             return None
         return f"{depth} is not written as PNG here"
     if kind in JPEG:
@@ -162,16 +163,14 @@ def _from_pillow(path: Path) -> Picture:
     with module.open(path) as image:
         if getattr(image, "n_frames", 1) > 1:
             raise ValueError(f"it has {image.n_frames} frames; save each as a file of its own")
-        if image.format == "PNG" and _deep_colours(path):
-            raise ValueError(
-                "PNG with 16 bits for each of several channels would be cut to 8; save it as TIFF"
-            )
         info = dict(image.info)
         metadata = {name: info[name] for name in ("exif", "icc_profile", "dpi") if info.get(name)}
         text = dict(getattr(image, "text", {}))
         if text:
             metadata[_PNG_TEXT] = text
         clear = info.get("transparency")  # a grey level, a colour, or of a palette's colours
+        if image.format == "PNG" and has_deep_colours(data := path.read_bytes()):
+            return _deep_colours(read_deep_colours(data), clear, metadata)
         deep = image.mode.startswith("I")  # 16-bit grey; "I" from older versions of Pillow
         if clear is not None and not deep:
             image = image.convert("LA" if image.mode in ("1", "L") else "RGBA")
@@ -193,11 +192,17 @@ def _from_pillow(path: Path) -> Picture:
     return Picture(colours.transpose(2, 0, 1), alpha, colours.shape[-1], metadata=metadata)
 
 
-def _deep_colours(path: Path) -> bool:
-    """Whether the header says 16 bits and another type than grey (0)."""
-    with path.open("rb") as file:
-        header = file.read(26)
-    return header[24] == 16 and header[25] != 0
+def _deep_colours(
+    pixels: NDArray[np.uint16], clear: tuple[int, int, int] | None, metadata: dict[str, Any]
+) -> Picture:
+    """Of a PNG file, with its alpha channel, or the colour that is transparent."""
+    if pixels.shape[-1] in (2, 4):
+        alpha, pixels = pixels[None, ..., -1], pixels[..., :-1]
+    elif clear is not None:
+        alpha = np.where((pixels == clear).all(-1), 0, 65535).astype(np.uint16)[None]
+    else:
+        alpha = None
+    return Picture(pixels.transpose(2, 0, 1), alpha, pixels.shape[-1], metadata=metadata)
 
 
 def _to_pillow(picture: Picture, path: Path, kind: str) -> None:
@@ -219,7 +224,12 @@ def _to_pillow(picture: Picture, path: Path, kind: str) -> None:
             options["pnginfo"] = PngInfo()
             for key, value in text.items():
                 options["pnginfo"].add_text(key, str(value))
-    module.fromarray(pixels).save(path, **options)
+    if pixels.dtype == np.uint16 and pixels.ndim == 3:
+        shallow = io.BytesIO()
+        module.fromarray((pixels >> 8).astype(np.uint8)).save(shallow, **options)
+        path.write_bytes(with_deep_colours(shallow.getvalue(), pixels))
+    else:
+        module.fromarray(pixels).save(path, **options)
 
 
 def _from_tiff(path: Path) -> Picture:
