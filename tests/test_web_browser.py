@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, DRIVER, Visitor, browser
+from browser import CHROMIUM, DRIVER, Visitor, browser, served
 from PIL import Image
 
 from convexlift.images import load_example, load_image, save_image
@@ -29,35 +25,10 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with small limits, and after it: a quiet end, and no file left."""
-    folder = tmp_path_factory.mktemp("server")
-    errors = folder / "errors.txt"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"),
-                *("--device", "cpu", "--max-upload", "1", "--max-pixels", "270000"),
-                *("--max-seconds", "60", "--runs", "2"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            text=True,
-        )
-    with process:
-        try:
-            line = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
-            assert address, line + errors.read_text()
-            yield address.group() + "/"
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-    assert not errors.read_text()
-    assert not list(folder.glob("convexlift-web-*"))
+    """A server with small limits."""
+    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "60", "--runs", "2")
+    with served(tmp_path_factory.mktemp("server"), *limits) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
