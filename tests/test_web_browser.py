@@ -12,6 +12,7 @@ import pytest
 import torch
 from browser import CHROMIUM, DRIVER, Visitor, browser, served
 from PIL import Image
+from web_runs import letters
 
 from convexlift.images import load_example, load_image, save_image
 
@@ -193,6 +194,22 @@ def test_two_visitors_at_once(visitor, server, tmp_path):
         files = {url for url in mine | his if "/file=" in url}
         assert files
         assert not files & mine & his
+
+
+@pytest.mark.slow
+def test_a_page_of_text_needs_its_noise_by_name(visitor, tmp_path):
+    save_image(tmp_path / "page.png", letters())
+    visitor.upload("#denoise-file", tmp_path / "page.png")
+    visitor.wait(lambda: "page.png" in visitor.text("#denoise-picture"), "the upload")
+    visitor.choose("#denoise-mode", "Noisy already")
+    visitor.wait(lambda: "Find out" in visitor.text("#denoise-kind"), "another choice")
+    visitor.click("#denoise-start")
+    assert "as in text" in visitor.toast()
+    assert "as in text" in visitor.text("#denoise-status")
+    visitor.choose("#denoise-kind", "Gaussian")  # as the message says
+    visitor.wait(lambda: visitor.find("#denoise-level"), "a level")
+    run(visitor, "denoise")
+    assert "sigma 0.1" in visitor.text("#denoise-numbers")
 
 
 @pytest.mark.slow
