@@ -143,6 +143,20 @@ def test_ct_of_the_phantom(visitor):
     run(visitor, "ct")
     assert "120 views" in visitor.text("#ct-sinogram")
     assert visitor.find("#ct-sinogram img")
+    # The first values are far outside: curves are cut off at the axes, and the legend is above.
+    legend, plot, cut = visitor.driver.execute_script(
+        "const [legend, plot, inside] = ['.legend', 'svg.plot', 'svg.plot svg'].map("
+        "part => document.querySelector('#ct-plot ' + part));"
+        "return [legend.getBoundingClientRect().bottom, plot.getBoundingClientRect().top,"
+        "[plot, inside].map(part => getComputedStyle(part).overflow)]"
+    )
+    assert legend <= plot
+    assert cut == ["hidden", "hidden"]
+    visitor.choose("#ct-size", "256 x 256")  # another object: the result of the first is gone
+    visitor.wait(lambda: "press Start" in visitor.text("#ct-status"), "a new beginning")
+    for part in ("numbers", "maps", "sinogram", "slider", "json"):
+        visitor.wait(lambda p=part: not visitor.find(f"#ct-{p}"), f"no {part}")
+    assert not visitor.find("#ct-plot polyline")
 
 
 def test_bad_uploads(visitor, tmp_path):
