@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import torch
@@ -190,6 +190,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
                 await super().startup(sockets)
                 if self.started:
                     _announce(options, at.getsockname()[1], tell)
+                    Thread(target=_warm_up, args=[options.device]).start()
 
         Server(config).run(sockets=[at])
 
@@ -199,6 +200,20 @@ def _announce(options: ServerOptions, port: int, tell: Callable[[str], object]) 
     tell(address)
     if options.open_browser:
         Timer(0.2, webbrowser.open, [address]).start()
+
+
+def _warm_up(device: torch.device) -> None:
+    """A tiny run, for all that is imported on the way: seconds the first visitor would wait."""
+    from convexlift.web.jobs import DenoisingJob
+    from convexlift.web.results import record
+    from convexlift.web.running import Run
+    from convexlift.web.uploads import Picture
+
+    blank = Picture(torch.full((1, 1, 16, 16), 0.5), "blank")
+    run = Run(DenoisingJob(picture=blank, regularizer="photo-any-size"), 1.0, device).start()
+    run.join()
+    if run.outcome is not None:  # what went wrong is in the log
+        record(run.outcome)
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
