@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height, in units that are about pixels where the plot is shown."""
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 50
 SPARE = 4
 """Curves may leave the axes by so much, for the sake of their width."""
 
@@ -120,7 +120,7 @@ def _axes(frame: Frame, across: str) -> str:
         )
     for place in nice_steps(frame.left, frame.right, 6):
         parts.append(
-            f'<text class="tick" x="{frame.x(place):.1f}" y="{base + 17}" '
+            f'<text class="tick" x="{frame.x(place):.1f}" y="{base + 20}" '
             f'text-anchor="middle">{place:g}</text>'
         )
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{end}" y1="{base}" y2="{base}"/>')

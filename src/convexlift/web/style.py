@@ -58,7 +58,8 @@ svg.plot text.tick { fill: var(--body-text-color-subdued); }
 svg.plot .grid { stroke: currentColor; stroke-opacity: 0.13; }
 svg.plot .axis { stroke: currentColor; stroke-opacity: 0.5; }
 svg.plot .gap { fill: currentColor; fill-opacity: 0.08; stroke: none; }
-svg.plot .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
+svg.plot .line { fill: none; stroke-width: 2.2; stroke-linejoin: round;
+                 vector-effect: non-scaling-stroke; }
 svg.plot .line.line-0 { stroke: var(--line-0); } svg.plot .dot.line-0 { fill: var(--line-0); }
 svg.plot .line.line-1 { stroke: var(--line-1); } svg.plot .dot.line-1 { fill: var(--line-1); }
 svg.plot .line.line-2 { stroke: var(--line-2); } svg.plot .dot.line-2 { fill: var(--line-2); }
