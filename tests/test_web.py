@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from web_runs import crop, finished, long_job
+from web_runs import crop, finished, letters, long_job
 
 from convexlift.images import load_example
 from convexlift.phantoms import shepp_logan
@@ -61,6 +61,16 @@ def test_regularizers_that_fit():
 def test_bad_requests_by_name(change, said):
     with pytest.raises(PageError, match=said):
         DenoisingJob(**{"picture": crop(), "regularizer": "photo-any-size", **change})
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+def test_the_noise_of_text_is_not_guessed(planes):
+    text = Picture(letters().repeat(planes, 1, 1, 1), "page.png")
+    real = {"picture": text, "regularizer": TV, "simulated": False}
+    with pytest.raises(PageError, match=r"as in text.*Gaussian.*level"):
+        DenoisingJob(**real, kind=None, level=None)
+    assert DenoisingJob(**real, level=0.1).noise().level == 0.1
+    assert DenoisingJob(picture=text, regularizer=TV).simulated
 
 
 def test_bad_masks_by_name():
@@ -221,6 +231,8 @@ def test_a_race_in_a_scanner_and_its_stop():
     for _ in race.news(pause=0.0):
         pass
     assert all(lap.objective and not lap.note for lap in race.laps)
+    # The clock of the drawing is the one that ends a lap: nobody has less of it than others.
+    assert all(lap.seconds[-1] >= 0.5 for lap in race.laps), [lap.seconds[-1] for lap in race.laps]
     race = Race(jobs()["slice"], ("default", "paper", "sm-c"), seconds=30.0).start()
     threading.Timer(0.3, race.stop).start()
     start = time.perf_counter()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, DRIVER, Visitor, browser
+from browser import CHROMIUM, DRIVER, Visitor, browser, served
 from PIL import Image
+from web_runs import letters
 
 from convexlift.images import load_example, load_image, save_image
 
@@ -29,35 +26,10 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with small limits, and after it: a quiet end, and no file left."""
-    folder = tmp_path_factory.mktemp("server")
-    errors = folder / "errors.txt"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"),
-                *("--device", "cpu", "--max-upload", "1", "--max-pixels", "270000"),
-                *("--max-seconds", "60", "--runs", "2"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            text=True,
-        )
-    with process:
-        try:
-            line = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
-            assert address, line + errors.read_text()
-            yield address.group() + "/"
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-    assert not errors.read_text()
-    assert not list(folder.glob("convexlift-web-*"))
+    """A server with small limits."""
+    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "60", "--runs", "2")
+    with served(tmp_path_factory.mktemp("server"), *limits) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +143,20 @@ def test_ct_of_the_phantom(visitor):
     run(visitor, "ct")
     assert "120 views" in visitor.text("#ct-sinogram")
     assert visitor.find("#ct-sinogram img")
+    # The first values are far outside: curves are cut off at the axes, and the legend is above.
+    legend, plot, cut = visitor.driver.execute_script(
+        "const [legend, plot, inside] = ['.legend', 'svg.plot', 'svg.plot svg'].map("
+        "part => document.querySelector('#ct-plot ' + part));"
+        "return [legend.getBoundingClientRect().bottom, plot.getBoundingClientRect().top,"
+        "[plot, inside].map(part => getComputedStyle(part).overflow)]"
+    )
+    assert legend <= plot
+    assert cut == ["hidden", "hidden"]
+    visitor.choose("#ct-size", "256 x 256")  # another object: the result of the first is gone
+    visitor.wait(lambda: "press Start" in visitor.text("#ct-status"), "a new beginning")
+    for part in ("numbers", "maps", "sinogram", "slider", "json"):
+        visitor.wait(lambda p=part: not visitor.find(f"#ct-{p}"), f"no {part}")
+    assert not visitor.find("#ct-plot polyline")
 
 
 def test_bad_uploads(visitor, tmp_path):
@@ -222,6 +208,22 @@ def test_two_visitors_at_once(visitor, server, tmp_path):
         files = {url for url in mine | his if "/file=" in url}
         assert files
         assert not files & mine & his
+
+
+@pytest.mark.slow
+def test_a_page_of_text_needs_its_noise_by_name(visitor, tmp_path):
+    save_image(tmp_path / "page.png", letters())
+    visitor.upload("#denoise-file", tmp_path / "page.png")
+    visitor.wait(lambda: "page.png" in visitor.text("#denoise-picture"), "the upload")
+    visitor.choose("#denoise-mode", "Noisy already")
+    visitor.wait(lambda: "Find out" in visitor.text("#denoise-kind"), "another choice")
+    visitor.click("#denoise-start")
+    assert "as in text" in visitor.toast()
+    assert "as in text" in visitor.text("#denoise-status")
+    visitor.choose("#denoise-kind", "Gaussian")  # as the message says
+    visitor.wait(lambda: visitor.find("#denoise-level"), "a level")
+    run(visitor, "denoise")
+    assert "sigma 0.1" in visitor.text("#denoise-numbers")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from convexlift.cli import app
 from convexlift.web.guard import HEADERS, LOOPBACK, Guard, names_other_server
 from convexlift.web.limits import Limits
 from convexlift.web.running import Run
-from convexlift.web.server import NEEDED, ServerOptions
+from convexlift.web.server import NEEDED, ServerOptions, listen
 from convexlift.web.sessions import Sessions
 
 pydicom = pytest.importorskip("pydicom")
@@ -139,9 +139,95 @@ def test_the_guard_refuses():
     )
 
 
+# Where the server is
+
+
+def answers(called, **options):
+    return ask(host=called, hosts=ServerOptions(**options).hosts)[0] == 200
+
+
 def test_the_server_is_for_this_machine_unless_told_otherwise():
-    assert ServerOptions().local
-    assert not ServerOptions(host="0.0.0.0").local
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost", "LocalHost"):
+        assert ServerOptions(host=host).local, host
+    for host in ("0.0.0.0", "::", "192.0.2.7", "images.example.org"):
+        assert not ServerOptions(host=host).local, host
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:7860", "localhost:7860", "LOCALHOST", "[::1]", "[::1]:7860"],
+)
+def test_names_of_this_machine(host):
+    assert answers(host)
+    assert answers(host, names=("images.example.org",))  # for the proxy's owner
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", ":7860", "evil.example", "evil.example:7860", "localhost.evil.example"),
+        *(
+            "evil.example@localhost",
+            "localhost@evil.example",
+            "192.0.2.7",
+            "127.0.0.1.evil.example",
+        ),
+        *("images.example.org", "sub.images.example.org", "[::2]:7860", "[evil.example]"),
+    ],
+)
+def test_other_names_are_refused(host):
+    assert not answers(host)
+    if host != "images.example.org":
+        assert not answers(host, names=("images.example.org",))
+
+
+def test_names_that_were_given():
+    both = ("images.example.org", "Other.Example")
+    for host in ("images.example.org", "IMAGES.example.org:8443", "other.example"):
+        assert answers(host, names=both)
+    assert answers("127.0.0.2:7860", host="127.0.0.2")
+    # Who is seen by others cannot know all names; who is told some goes by them.
+    assert answers("evil.example", host="0.0.0.0")
+    assert not answers("evil.example", host="0.0.0.0", names=both)
+    assert answers("images.example.org", host="0.0.0.0", names=both)
+
+
+def test_where_the_owner_finds_the_page():
+    assert ServerOptions().url(7860) == "http://127.0.0.1:7860/"
+    assert ServerOptions(host="::1").url(80) == "http://[::1]:80/"
+    assert ServerOptions(host="0.0.0.0").url(80) == "http://localhost:80/"
+    assert ServerOptions(host="::").url(80) == "http://localhost:80/"
+    for path in ("/a/b", "/a/b/"):
+        assert ServerOptions(root_path=path).url(80) == "http://127.0.0.1:80/a/b/"
+    assert not ServerOptions(root_path="/").root_path
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--root-path", "convexlift"], "a path such as /convexlift"),
+        (["--root-path", "https://images.example.org/convexlift"], "a path such as /convexlift"),
+        (["--root-path", "/a//b"], "a path such as /convexlift"),
+        (["--name", "images.example.org:8443"], "without scheme, port and path"),
+        (["--name", "https://images.example.org"], "without scheme, port and path"),
+        (["--name", ""], "without scheme, port and path"),
+        (["--host", "192.0.2.7", "--port", "0"], "cannot listen at 192.0.2.7, port 0: "),
+    ],
+)
+def test_places_that_are_none(options, said):
+    pytest.importorskip("gradio")
+    result = CliRunner().invoke(app, ["serve", "--no-open", *options])
+    assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
+    assert said in " ".join(result.output.split())
+
+
+def test_a_port_that_is_taken():
+    pytest.importorskip("gradio")
+    with listen(ServerOptions(port=0)) as place:
+        port = place.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "--no-open", "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"port {port}: address already in use; port 0 is any that is free." in result.output
 
 
 @pytest.mark.slow

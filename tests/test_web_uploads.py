@@ -230,5 +230,8 @@ def test_plots():
     assert "inf" not in drawn
     assert drawn.count("<polyline") == 2
     assert "<svg" in closing_plot([], [], [])
+    # Nothing refers to names: pages have several plots, some of them hidden.
+    assert "id=" not in drawn
+    assert "url(" not in drawn
     lines = [Line("a", [0.0, 1.0], [1.0, 0.1]), Line("b<", [0.0], [math.nan])]
     assert "b&lt;" in race_plot(lines, "seconds")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
 from convexlift.images import load_example
 from convexlift.web.jobs import DenoisingJob
 from convexlift.web.limits import Limits
@@ -14,6 +18,14 @@ LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
 def crop(size=48, planes=1):
     values = load_example("camera")[..., 60 : 60 + size, 90 : 90 + size]
     return Picture(values.repeat(planes, 1, 1, 1).contiguous(), "crop.png")
+
+
+def letters(size=64):
+    """Black on white, (1, 1, size, size)."""
+    page = Image.new("L", (size, size), 255)
+    for row in range(0, size, 16):
+        ImageDraw.Draw(page).text((1, row), "The quick brown fox jumps", fill=0, font_size=14)
+    return torch.from_numpy(np.asarray(page) / np.float32(255))[None, None]
 
 
 def finished(job, seconds=60.0):

@@ -17,7 +17,7 @@ from convexlift.cli.app import (
     one_sentence_errors,
 )
 from convexlift.web.limits import MEGABYTE, Limits
-from convexlift.web.server import ServerOptions, require_gradio
+from convexlift.web.server import ServerOptions, listen, require_gradio
 from convexlift.web.server import serve as run_server
 
 _DEFAULT = Limits()
@@ -28,13 +28,17 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen at; the default is this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes any that is free.")] = 7860,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")
+    ] = 7860,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Show the page in a browser.")
     ] = True,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A host name that a proxy on this machine passes on; repeat for more."),
+        typer.Option(
+            help="A host name that others reach it by, e.g. that of a proxy; repeat for more."
+        ),
     ] = None,
     root_path: Annotated[
         str, typer.Option(help="The path under which a proxy shows the page, e.g. /convexlift.")
@@ -73,12 +77,14 @@ def serve(
                 device=choose_device(device),
             )
             require_gradio()
+            place = listen(options)
         except (ValueError, ImportError) as error:
             raise UserError(f"{error}.") from None
         # Ctrl-C is how it is meant to end.
-        with contextlib.suppress(KeyboardInterrupt):
+        with place, contextlib.suppress(KeyboardInterrupt):
             run_server(
                 options,
+                place,
                 lambda address: screen.print(
                     f"convexlift is at {address} - Ctrl-C ends it", highlight=False
                 ),

@@ -15,7 +15,7 @@ from convexlift.web import views
 from convexlift.web.choices import UPLOAD, accuracy_controls, more_controls, take_upload
 from convexlift.web.jobs import CT_SIZES, CT_VIEWS, CTJob
 from convexlift.web.limits import MEGABYTE, PageError
-from convexlift.web.panel import SAME, Panel, Visitors, told
+from convexlift.web.panel import SAME, SHOWN, Panel, Visitors, told
 from convexlift.web.photo_tabs import QUIET
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import SCANS, Picture, read_slice
@@ -63,9 +63,8 @@ class CTTab:
 
     def _events(self) -> None:
         uploaded = self.file.upload(self._uploaded, [self.file], [self.choice, self.file], **QUIET)
-        shown = [self.panel.picture, self.panel.slider]
         for event in (self.choice.change, self.size.change, uploaded.then):
-            event(self._chosen, [self.choice, self.size], shown, **QUIET)
+            event(self._chosen, [self.choice, self.size], self.panel.shown, **QUIET)
         self.panel.connect(
             [
                 *(self.choice, self.size, self.views, self.regularizer, self.tolerance),
@@ -84,11 +83,10 @@ class CTTab:
         session.uploads["ct"] = picture
         return gr.update(choices=_choices(True), value=UPLOAD), None
 
-    @told(SAME, SAME)
-    def _chosen(self, choice: str, size: int, request: gr.Request) -> tuple[Any, Any]:
+    @told(*SHOWN)
+    def _chosen(self, choice: str, size: int, request: gr.Request) -> tuple[Any, ...]:
         picture = _object(self.visitors.session(request), choice, size)
-        shown = views.chosen(picture, _window(picture))
-        return gr.update(value=shown, visible=True), gr.update(visible=False)
+        return self.panel.showing(views.chosen(picture, _window(picture)))
 
     def _job(
         self, session: Session, choice: str, size: int, count: int, regularizer: str,

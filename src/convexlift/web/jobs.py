@@ -23,7 +23,7 @@ from convexlift.networks.total_variation import TotalVariation
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise
+from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art
 from convexlift.reconstruction.weights import card_weight, known_weights
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
@@ -173,6 +173,11 @@ class DenoisingJob(Job):
             require_number("The noise level", self.level, LEAST_NOISE, 0.9)
         if self.simulated and (self.kind is None or self.level is None):
             raise PageError("There is no noise to simulate.", "Choose its kind and its level.")
+        if self.kind is None and is_line_art(self.picture.values):
+            raise PageError(
+                "Most pixels are black or white, as in text, and strokes look like noise.",
+                'Choose "Gaussian" or "Salt & pepper" in the place of "Find out", and its level.',
+            )
         super().__post_init__()
 
     def task_name(self) -> str:

@@ -22,6 +22,8 @@ Updates = dict[Any, Any]
 Handler = Callable[..., Any]
 SAME = gr.skip()
 """An output that stays as it is."""
+SHOWN = (SAME,) * 8
+"""The same for all of ``Panel.shown``."""
 
 
 class Visitors:
@@ -120,6 +122,19 @@ class Panel:
             self.everything = self._download("Everything (ZIP)", "zip")
         self.start: Any = None
         self.stop: Any = None
+        self.shown = [
+            *(self.picture, self.slider, self.status, self.plot, self.numbers, self.sinogram),
+            *(self.maps, self.downloads),
+        ]
+        """What changes with the picture that is chosen."""
+
+    def showing(self, picture: str) -> tuple[Any, ...]:
+        """Updates of ``shown``: a picture in its place, and the result of another one gone."""
+        gone = gr.update(visible=False)
+        return (
+            *(gr.update(value=picture, visible=True), gone, views.banner(views.READY)),
+            *(views.live_plot(()), *(copy(gone) for _ in range(4))),
+        )
 
     def buttons(self) -> None:
         """Start and stop, wherever the tab wants them."""

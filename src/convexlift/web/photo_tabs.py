@@ -25,7 +25,7 @@ from convexlift.web.choices import (
 from convexlift.web.editor import drawn_mask, mask_editor
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.limits import MEGABYTE, PageError
-from convexlift.web.panel import SAME, Panel, Visitors, told
+from convexlift.web.panel import SAME, SHOWN, Panel, Visitors, told
 from convexlift.web.pictures import grey_or_colour, png
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import PICTURES, Picture, read_upload
@@ -100,9 +100,8 @@ class PhotoTab(ABC):
         session = self.visitors.session(request)
         return session, picture_of(session, self.name, choice)
 
-    def _shown(self, picture: Picture) -> tuple[Any, Any]:
-        """The picture in its place, and the result of another one gone."""
-        return gr.update(value=views.chosen(picture), visible=True), gr.update(visible=False)
+    def _shown(self, picture: Picture) -> tuple[Any, ...]:
+        return self.panel.showing(views.chosen(picture))
 
 
 class DenoiseTab(PhotoTab):
@@ -136,7 +135,7 @@ class DenoiseTab(PhotoTab):
         for event in (self.choice.change, self.uploaded.then):
             event(
                 self._chosen, [self.choice, self.kind],
-                [self.panel.picture, self.panel.slider, self.regularizer], **QUIET,
+                [*self.panel.shown, self.regularizer], **QUIET,
             )  # fmt: skip
         self.panel.connect(
             [
@@ -166,8 +165,8 @@ class DenoiseTab(PhotoTab):
         info = "of 1, which is white" if kind == GAUSSIAN else "part of the pixels"
         return gr.update(minimum=low, maximum=high, value=value, info=info, visible=True), update
 
-    @told(SAME, SAME, SAME)
-    def _chosen(self, choice: str, kind: str, request: gr.Request) -> tuple[Any, Any, Any]:
+    @told(*SHOWN, SAME)
+    def _chosen(self, choice: str, kind: str, request: gr.Request) -> tuple[Any, ...]:
         _, picture = self._picture(request, choice)
         choices = regularizer_choices(_task_of(kind), picture.size)
         return *self._shown(picture), gr.update(choices=choices, value=choices[0][1])
@@ -201,7 +200,7 @@ class InpaintTab(PhotoTab):
         )  # fmt: skip
         self.missing = gr.Slider(0.05, 0.95, value=0.3, step=0.05, label="Part that is missing")
         self.editor = mask_editor(
-            self.visitors.limits, label="Paint over what is missing", visible=False,
+            self.visitors.limits, label="Paint what is missing", visible=False,
             elem_id="inpaint-editor", height=420,
         )  # fmt: skip
         self.mask_file = gr.File(
@@ -224,7 +223,7 @@ class InpaintTab(PhotoTab):
         for event in (self.choice.change, self.uploaded.then):
             event(
                 self._chosen, [self.choice, self.mask],
-                [self.panel.picture, self.panel.slider, self.regularizer, self.editor], **QUIET,
+                [*self.panel.shown, self.regularizer, self.editor], **QUIET,
             )  # fmt: skip
         self.mask_file.upload(
             self._mask_uploaded, [self.mask_file], [self.mask_note, self.mask_file], **QUIET
@@ -262,8 +261,8 @@ class InpaintTab(PhotoTab):
         value: dict[str, Any] = {"background": str(place), "layers": [], "composite": None}
         return gr.update(visible=True, value=value)
 
-    @told(SAME, SAME, SAME, SAME)
-    def _chosen(self, choice: str, mask: str, request: gr.Request) -> tuple[Any, Any, Any, Any]:
+    @told(*SHOWN, SAME, SAME)
+    def _chosen(self, choice: str, mask: str, request: gr.Request) -> tuple[Any, ...]:
         session, picture = self._picture(request, choice)
         choices = regularizer_choices(Inpainting.name, picture.size)
         return (

@@ -1,6 +1,7 @@
 """Line plots as SVG in the page's own colours: they are sharp, small, and follow dark mode.
 
-Colours come from the style sheet by class (``line-0`` and so on), text is the page's text.
+Colours come from the style sheet by class (``line-0`` and so on), text is the page's text. The
+legend is text above the picture, so that no curve crosses it, and letters are no smaller on phones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height, in units that are about pixels where the plot is shown."""
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 50
+SPARE = 4
+"""Curves may leave the axes by so much, for the sake of their width."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +70,17 @@ def closing_plot(
     # The first values would flatten all others; they leave the picture as more come.
     values = [y for points in drawn for _, y in points[len(points) // 3 :]]
     if not values:
-        return _svg("Objective and lower bound", SMALL, [_note("objective and lower bound", SMALL)])
+        return _svg("Objective and lower bound", SMALL, [_note("objective and bound", SMALL)])
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
     frame = Frame(0, max(*iterations, 1), low - margin, high + margin)
     area = ""
     if drawn[0] and drawn[1]:
         outline = [*drawn[0], *reversed(drawn[1])]
-        area = '<polygon class="gap" clip-path="url(#inside-480)" '
-        area += f'points="{_places(outline, frame)}"/>'
-    return _svg(
-        "Objective and lower bound against iterations",
-        SMALL,
-        [_axes(frame, "iterations"), area, *_curves(drawn, frame), _legend(lines)],
-    )
+        area = f'<polygon class="gap" points="{_places(outline, frame)}"/>'
+    title = "Objective and lower bound against iterations"
+    inside = _inside([area, *_curves(drawn, frame)], SMALL)
+    return _legend(lines) + _svg(title, SMALL, [_axes(frame, "iterations"), inside])
 
 
 def race_plot(lines: Sequence[Line], across: str) -> str:
@@ -95,11 +95,9 @@ def race_plot(lines: Sequence[Line], across: str) -> str:
     high = max(y for _, y in everything)
     low, high = 10 ** math.floor(math.log10(low) - 0.05), 10 ** math.ceil(math.log10(high) + 0.05)
     frame = Frame(0, max(max(x for x, _ in everything), 1e-3), low, high, LARGE, logarithmic=True)
-    return _svg(
-        f"Distance from the best lower bound against {across}",
-        LARGE,
-        [_axes(frame, across), *_curves(drawn, frame), _legend(lines)],
-    )
+    title = f"Distance from the best lower bound against {across}"
+    inside = _inside(_curves(drawn, frame), LARGE)
+    return _legend(lines) + _svg(title, LARGE, [_axes(frame, across), inside])
 
 
 def nice_steps(low: float, high: float, count: int = 5) -> list[float]:
@@ -122,7 +120,7 @@ def _axes(frame: Frame, across: str) -> str:
         )
     for place in nice_steps(frame.left, frame.right, 6):
         parts.append(
-            f'<text class="tick" x="{frame.x(place):.1f}" y="{base + 17}" '
+            f'<text class="tick" x="{frame.x(place):.1f}" y="{base + 20}" '
             f'text-anchor="middle">{place:g}</text>'
         )
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{end}" y1="{base}" y2="{base}"/>')
@@ -143,17 +141,14 @@ def _levels(frame: Frame) -> list[tuple[float, str]]:
     step = levels[1] - levels[0] if len(levels) > 1 else abs(frame.high) or 1.0
     unit, mark = (1000.0, "k") if max(map(abs, levels), default=0) >= 1e4 else (1.0, "")
     digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
-    return [(level, f"{level / unit:.{digits}f}{mark}") for level in levels]
+    return [(level, f"{level / unit:.{digits}f}{mark}" if level else "0") for level in levels]
 
 
 def _curves(drawn: Sequence[Sequence[tuple[float, float]]], frame: Frame) -> list[str]:
     parts = []
     for i, points in enumerate(drawn):
         if points:
-            parts.append(
-                f'<polyline class="line line-{i}" clip-path="url(#inside-{frame.size[0]})" '
-                f'points="{_places(points, frame)}"/>'
-            )
+            parts.append(f'<polyline class="line line-{i}" points="{_places(points, frame)}"/>')
             x, y = frame.x(points[-1][0]), frame.y(points[-1][1])
             parts.append(f'<circle class="dot line-{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
     return parts
@@ -163,13 +158,26 @@ def _places(points: Sequence[tuple[float, float]], frame: Frame) -> str:
     return " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
 
 
+def _inside(parts: Sequence[str], size: tuple[int, int]) -> str:
+    """Cut off at the axes, by a picture in the picture.
+
+    A clipPath has a name, and the page has a plot in each tab: with one name for all of them, none
+    is cut off once the tab with the first of them is hidden.
+    """
+    x, y = LEFT - SPARE, TOP - SPARE
+    width, height = size[0] - LEFT - RIGHT + 2 * SPARE, size[1] - TOP - BOTTOM + 2 * SPARE
+    return (
+        f'<svg x="{x}" y="{y}" width="{width}" height="{height}" '
+        f'viewBox="{x} {y} {width} {height}" overflow="hidden">{"".join(parts)}</svg>'
+    )
+
+
 def _legend(lines: Sequence[Line]) -> str:
-    parts, x = [], 8.0
-    for i, line in enumerate(lines):
-        parts.append(f'<line class="line line-{i}" x1="{x}" x2="{x + 16}" y1="16" y2="16"/>')
-        parts.append(f'<text class="label" x="{x + 21}" y="20">{html.escape(line.name)}</text>')
-        x += 36 + 7.4 * len(line.name)
-    return "".join(parts)
+    names = "".join(
+        f'<span><i class="swatch line-{i}"></i>{html.escape(line.name)}</span>'
+        for i, line in enumerate(lines)
+    )
+    return f'<p class="legend">{names}</p>'
 
 
 def _note(text: str, size: tuple[int, int]) -> str:
@@ -180,10 +188,8 @@ def _note(text: str, size: tuple[int, int]) -> str:
 
 def _svg(title: str, size: tuple[int, int], parts: Sequence[str]) -> str:
     width, height = size
+    kind = " large" if size == LARGE else ""
     return (
-        f'<svg class="plot" role="img" viewBox="0 0 {width} {height}" '
-        f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title>'
-        f'<clipPath id="inside-{width}"><rect x="{LEFT}" y="{TOP - 4}" '
-        f'width="{width - LEFT - RIGHT + 4}" height="{height - TOP - BOTTOM + 8}"/></clipPath>'
-        f"{''.join(parts)}</svg>"
+        f'<svg class="plot{kind}" role="img" viewBox="0 0 {width} {height}" '
+        f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title>{"".join(parts)}</svg>'
     )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
+import socket
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import torch
@@ -22,6 +26,8 @@ from convexlift.picture_files import pillow
 from convexlift.web.guard import LOOPBACK, Guard
 from convexlift.web.limits import Limits
 
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
+_PATH = re.compile(r"(/[\w.~-]+)+")
 NEEDED = 'the web page needs gradio: pip install "convexlift[web]"'
 
 
@@ -33,8 +39,9 @@ class ServerOptions:
         host: the address to listen at; the default is reached from this machine only.
         port: of it; 0 for any that is free.
         names: further host names that the server answers to, for example behind a proxy. A server
-            at another address than the loopback answers to any.
-        root_path: under which a proxy shows the page, for example ``/convexlift``.
+            at another address than the loopback answers to any, unless there are some.
+        root_path: under which a proxy shows the page, for example ``/convexlift``; a slash at its
+            end makes no difference.
         open_browser: whether to show the page to whoever starts it.
         limits: of visitors.
         device: where to compute.
@@ -48,10 +55,36 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"a name is that of a host, such as images.example.org, without scheme, port "
+                    f"and path; got {name!r}"
+                )
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
+        if self.root_path and not _PATH.fullmatch(self.root_path):
+            raise ValueError(f"the root path is a path such as /convexlift, got {self.root_path!r}")
+
     @property
     def local(self) -> bool:
         """Whether it is reached from this machine only."""
-        return self.host in LOOPBACK
+        address = _address(self.host)
+        return self.host.lower() == "localhost" or (address is not None and address.is_loopback)
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """What it may be called in requests; None is anything, for who is seen by others."""
+        return (*LOOPBACK, self.host, *self.names) if self.local or self.names else None
+
+    def url(self, port: int) -> str:
+        """Where its owner finds the page; 0.0.0.0 is every address, and no place to go to."""
+        address, host = _address(self.host), self.host
+        if address is not None and address.is_unspecified:
+            host = "localhost"
+        elif address is not None and address.version == 6:
+            host = f"[{host}]"
+        return f"http://{host}:{port}{self.root_path}/"
 
 
 def require_gradio() -> None:
@@ -99,8 +132,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
                 css=CSS,
                 head=HEAD,
             )
-            hosts = (*LOOPBACK, *options.names) if options.local else None
-            yield Guard(app, options.limits.upload_bytes, hosts)
+            yield Guard(app, options.limits.upload_bytes, options.hosts)
         finally:
             sessions.close_all()
     finally:
@@ -111,7 +143,25 @@ def application(options: ServerOptions) -> Iterator[Any]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
+def listen(options: ServerOptions) -> socket.socket:
+    """The socket of the server, before anything else is made.
+
+    Raises:
+        ValueError: nobody can listen there, and why.
+    """
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
+        family, _, _, _, place = found[0]
+        return socket.create_server(place[:2], family=family)
+    except OSError as error:
+        hint = "; port 0 is any that is free" if error.errno == errno.EADDRINUSE else ""
+        reason = (error.strerror or str(error)).split(" (")[0].lower()
+        raise ValueError(
+            f"the server cannot listen at {options.host}, port {options.port}: {reason}{hint}"
+        ) from None
+
+
+def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], object]) -> None:
     """Serve until Ctrl-C; ``tell`` is given the address once it can be reached."""
     require_gradio()
     import uvicorn
@@ -126,8 +176,6 @@ def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
     with application(options) as app:
         config = uvicorn.Config(
             app,
-            host=options.host,
-            port=options.port,
             log_level="warning",
             access_log=False,
             proxy_headers=True,
@@ -136,23 +184,44 @@ def serve(options: ServerOptions, tell: Callable[[str], object]) -> None:
         )
 
         class Server(uvicorn.Server):  # type: ignore[misc]
-            """Says where it is, which it knows once it listens."""
+            """Says where it is once it answers."""
 
             async def startup(self, sockets: Any = None) -> None:
                 await super().startup(sockets)
                 if self.started:
-                    port = self.servers[0].sockets[0].getsockname()[1]
-                    _announce(options, port, tell)
+                    _announce(options, at.getsockname()[1], tell)
+                    Thread(target=_warm_up, args=[options.device]).start()
 
-        Server(config).run()
+        Server(config).run(sockets=[at])
 
 
 def _announce(options: ServerOptions, port: int, tell: Callable[[str], object]) -> None:
-    name = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{name}:{port}{options.root_path}"
+    address = options.url(port)
     tell(address)
     if options.open_browser:
         Timer(0.2, webbrowser.open, [address]).start()
+
+
+def _warm_up(device: torch.device) -> None:
+    """A tiny run, for all that is imported on the way: seconds the first visitor would wait."""
+    from convexlift.web.jobs import DenoisingJob
+    from convexlift.web.results import record
+    from convexlift.web.running import Run
+    from convexlift.web.uploads import Picture
+
+    blank = Picture(torch.full((1, 1, 16, 16), 0.5), "blank")
+    run = Run(DenoisingJob(picture=blank, regularizer="photo-any-size"), 1.0, device).start()
+    run.join()
+    if run.outcome is not None:  # what went wrong is in the log
+        record(run.outcome)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """The host, unless it is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 def _quiet_gradio() -> None:

@@ -51,11 +51,15 @@ figure.picture figcaption { font-size: 0.85rem; padding-top: 0.3rem;
 .numbers dd.more { font-size: 0.8rem; font-weight: 400; color: var(--body-text-color-subdued); }
 svg.plot { width: 100%; height: auto; color: var(--body-text-color); display: block; }
 svg.plot text { fill: currentColor; font: 13px system-ui, sans-serif; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1.1rem; margin: 0.2rem 0 0.3rem 0.4rem;
+          font-size: 0.85rem; }
+.legend span { white-space: nowrap; }
 svg.plot text.tick { fill: var(--body-text-color-subdued); }
 svg.plot .grid { stroke: currentColor; stroke-opacity: 0.13; }
 svg.plot .axis { stroke: currentColor; stroke-opacity: 0.5; }
 svg.plot .gap { fill: currentColor; fill-opacity: 0.08; stroke: none; }
-svg.plot .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
+svg.plot .line { fill: none; stroke-width: 2.2; stroke-linejoin: round;
+                 vector-effect: non-scaling-stroke; }
 svg.plot .line.line-0 { stroke: var(--line-0); } svg.plot .dot.line-0 { fill: var(--line-0); }
 svg.plot .line.line-1 { stroke: var(--line-1); } svg.plot .dot.line-1 { fill: var(--line-1); }
 svg.plot .line.line-2 { stroke: var(--line-2); } svg.plot .dot.line-2 { fill: var(--line-2); }
@@ -83,6 +87,9 @@ table.standings tr > :last-child { text-align: left; white-space: normal; min-wi
   .numbers { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .maps { grid-template-columns: 1fr; } .maps figure:only-child { max-width: 100%; }
   .headline h1 { font-size: 1.4rem; }
+  /* Plots are scaled to the width, and letters with them. */
+  svg.plot text { font-size: 17px; } svg.plot.large text { font-size: 22px; }
+  .tab-container button { padding: 0 0.55rem !important; }
 }
 """
 
