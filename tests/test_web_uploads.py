@@ -18,6 +18,7 @@ from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import NotShown, deep_png, false_colours, grey_or_colour, preview
 from convexlift.web.plots import Line, closing_plot, nice_steps, race_plot
 from convexlift.web.uploads import read_layer, read_slice, read_upload, shown_name
+from convexlift.whole_pictures import read_picture
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -221,6 +222,15 @@ def test_what_is_not_finite_is_no_picture():
         with pytest.raises(NotShown):
             show(x)
     assert preview(torch.zeros(1, 1, 1500, 700)).shape[-2:] == (500, 233)
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+def test_pictures_to_keep_have_16_bits(planes, tmp_path):
+    x = torch.rand(planes, 1, 12, 9, generator=torch.Generator().manual_seed(0))
+    (tmp_path / "kept.png").write_bytes(deep_png(x))
+    kept = read_picture(tmp_path / "kept.png")
+    assert (kept.stored.dtype, kept.channels) == (np.uint16, planes)
+    assert np.abs(kept.values(kept.full_range) - x[:, 0].numpy()).max() < 1e-5
 
 
 def test_plots():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from convexlift.deep_png import with_deep_colours
 from convexlift.picture_files import pillow
 
 Pixels = NDArray[np.uint8]
@@ -69,12 +70,14 @@ def data_url(pixels: Pixels) -> str:
 
 
 def deep_png(x: Tensor) -> bytes:
-    """For keeping: 16 bits for grey, 8 for colours, which Pillow writes no deeper."""
-    if len(x) == 3:
-        return png(grey_or_colour(x))
+    """For keeping: 16 bits."""
     _require_finite(x)
-    levels = (65535 * x.detach().cpu()[0, 0].clamp(0, 1).to(torch.float64)).round()
-    return png(levels.numpy().astype(np.uint16))
+    levels = (65535 * x.detach().cpu().to(torch.float64).clamp(0, 1)).round()[:, 0]
+    planes = levels.numpy().astype(np.uint16)
+    if len(planes) == 1:
+        return png(planes[0])
+    pixels = planes.transpose(1, 2, 0)
+    return with_deep_colours(png((pixels >> 8).astype(np.uint8)), pixels)
 
 
 def _require_finite(x: Tensor) -> None:
