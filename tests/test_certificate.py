@@ -178,3 +178,13 @@ def test_choosing_images_reaches_into_records():
                            (second, Blocks({"x": second})))  # fmt: skip
     assert chosen[0].sum() == 4
     assert chosen[1]["x"].sum() == 4
+
+
+def test_what_is_no_image_of_the_problem_is_not_certified():
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2", batch=2)
+    x = problem.initial_image().clone()
+    with pytest.raises(ValueError, match="x must have shape"):
+        cl.certify(problem, x[:1])
+    x[1, 0, 2, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"x is nan at index \(1, 0, 2, 3\)"):
+        cl.certify(problem, x)

@@ -28,6 +28,7 @@ def state(**changes):
         (lambda: state(weight=0.0), ValueError, "weight must be positive and finite, got weight=0"),
         (lambda: state(weight=-1), ValueError, "weight=-1"),
         (lambda: state(weight=math.nan), ValueError, "weight=nan"),
+        (lambda: state(weight="0.1"), TypeError, "weight must be a number, got the text '0.1'"),
         (lambda: state(fidelity=Y), TypeError, r"fidelity must be cl.L1\(y\), .* got Tensor"),
         (lambda: state(operator=lambda x: x), TypeError, "wrap a function and its adjoint"),
         (lambda: state(regularizer=torch.nn.ReLU()), TypeError, "must be an InputConvexNetwork"),
@@ -56,7 +57,7 @@ def state(**changes):
         (
             lambda: state(operator=cl.Mask(torch.ones(5, 5))),
             ValueError,
-            r"the operator does not fit images of \(1, 8, 8\)",
+            r"the operator does not fit images of \(1, 8, 8\): it is \(5, 5\)",
         ),
         (
             lambda: state(operator=cl.Mask(torch.ones(2, 1, 8, 8))),
@@ -171,3 +172,80 @@ def test_conversion_keeps_the_problem():
         single.objective(x.float()), problem.objective(x), rtol=1e-5, atol=1e-6
     )
     assert next(problem.regularizer.parameters()).dtype == torch.float64
+
+
+# Adjoints -----------------------------------------------------------------------------------------
+
+
+class Shifted(cl.LinearOperator):
+    """A x = x, shifted by a pixel, with an adjoint that shifts ``back``, times ``factor``."""
+
+    input_shape = (1, 24, 24)
+
+    def __init__(self, back, factor=1.0):
+        self.back, self.factor = back, factor
+
+    def forward(self, x):
+        return x.roll(1, -1)
+
+    def adjoint(self, y):
+        return self.factor * y.roll(self.back, -1)
+
+
+class Thrown(Shifted):
+    def adjoint(self, y):
+        return y[..., :-1]
+
+
+def shifted_problem(operator, dtype=torch.float64):
+    y = torch.rand(2, 1, 24, 24, dtype=dtype)
+    network = cl.networks.convolutional(channels=2).to(dtype)
+    return cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), operator=operator, regularizer=network, weight=0.1, box=(0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        Shifted(1),
+        Shifted(-1, 0.5),
+        Shifted(-1, 1.01),
+        2.0 * Shifted(1),
+        cl.Blur(torch.ones(3, 3) / 9) @ Shifted(0),
+        Thrown(-1),
+    ],
+    ids=repr,
+)
+def test_a_wrong_adjoint_is_found_when_the_problem_is_stated(operator):
+    """Its lower bounds would be above optima, and look like proofs."""
+    with pytest.raises(ValueError, match=r"its adjoint is not that of its forward.*check_operator"):
+        shifted_problem(operator.to(dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_right_adjoint_is_examined_once(dtype):
+    calls = []
+
+    class Counted(Shifted):
+        def adjoint(self, y):
+            calls.append(y.shape)
+            return super().adjoint(y)
+
+    operator = Counted(-1)
+    assert shifted_problem(operator, dtype).operator.adjoint_error(
+        torch.empty(2, 1, 24, 24, dtype=dtype)
+    ) < 1e-6  # fmt: skip
+    shifted_problem(operator, dtype)
+    assert len(calls) == 1
+
+
+def test_an_operator_that_sees_nothing_has_an_adjoint():
+    class Nothing(Shifted):
+        def forward(self, x):
+            return 0 * x
+
+        def adjoint(self, y):
+            return 0 * y
+
+    assert Nothing(0).adjoint_error(torch.empty(1, 1, 24, 24)) == 0

@@ -11,6 +11,7 @@ import torch
 import zoo
 
 import convexlift as cl
+from convexlift.problems.certificate import InconsistentBounds, judge
 
 METHODS = [
     cl.PDHG(),
@@ -306,3 +307,30 @@ def test_states_of_other_filters_or_precisions_give_their_images():
         solution = cl.solve(other, start=state)
         assert solution.status == (cl.Status.CONVERGED,)
         assert solution.x.dtype == other.fidelity.y.dtype
+
+
+def test_bounds_are_never_above_objectives():
+    """In the end both are the same but for rounding."""
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2", "box", batch=6)
+    problem = problem.to(dtype=torch.float32)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=0.0, max_iterations=400))
+    assert (solution.lower_bound <= solution.objective).all()
+    assert (solution.gap >= 0).all()
+
+
+def test_a_bound_above_the_objective_is_no_proof(monkeypatch):
+    """As from a conjugate that is wrong: the gap of an image is negative there."""
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2", "box", batch=2)
+    evaluation, bounds = judge(problem, problem.initial_image(), None)
+    wrong = replace(bounds.everywhere, gap=-0.01 * evaluation.objective)
+    monkeypatch.setattr(
+        "convexlift.solvers.solve.judge", lambda *_: (evaluation, replace(bounds, everywhere=wrong))
+    )
+    with pytest.raises(InconsistentBounds, match=r"above the objective .* of image 0"):
+        cl.solve(problem)
+
+
+@pytest.mark.parametrize("method", ["lbfgs", cl.PDHG])
+def test_methods_are_objects(method):
+    with pytest.raises(TypeError, match=r"method must be cl.PDHG\(\)"):
+        cl.solve(zoo.problem("plain", cl.LeakyReLU(0.2), "L2"), method=method)

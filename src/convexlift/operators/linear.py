@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from convexlift.tensors import Shape, TensorRecord, expand_per_image
+from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
 
 NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
@@ -69,6 +69,39 @@ class LinearOperator(TensorRecord, ABC):
 
     def _norm(self, shape: Shape) -> float:
         return NORM_MARGIN * power_iteration(self, shape)
+
+    def adjoint_error(self, x: Tensor) -> float:
+        """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x, computed once for each shape.
+
+        y is A x and as much of a random vector: <A x, A x> = <x, A* A x> tells scanners and back
+        projections apart that only look alike, to which random vectors are nearly blind.
+
+        Args:
+            x: says how many inputs, of which shape, in which precision and where; not changed.
+        """
+        key = (tuple(x.shape), x.dtype, x.device)
+        known: dict[object, float] = self.__dict__.setdefault("_adjoint_errors", {})
+        if key not in known:
+            known[key] = self._adjoint_error(x)
+        return known[key]
+
+    def _adjoint_error(self, x: Tensor) -> float:
+        generator = torch.Generator().manual_seed(0)
+
+        def random_like(values: Tensor) -> Tensor:
+            return torch.randn(values.shape, generator=generator).to(values)
+
+        with torch.no_grad(), full_precision():
+            x = random_like(x)
+            Ax = self(x)
+            noise = random_like(Ax)
+            y = Ax + noise * (Ax.norm() / noise.norm())
+            Aty = self.adjoint(y)
+        if Aty.shape != x.shape:
+            return math.inf
+        left, right = (float((a.double() * b.double()).sum()) for a, b in ((Ax, y), (x, Aty)))
+        scale = float(Ax.double().norm() * y.double().norm())
+        return abs(left - right) / scale if scale > 0 else 0.0
 
     def _resolve(self, input_shape: Shape | None) -> Shape:
         shape = self.input_shape or input_shape

@@ -9,7 +9,7 @@ Fenchel-Young terms, so that nothing cancels:
                                  + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>.
 
 The bound holds whatever x and s_i are; good ones make it tight. It needs W >= 0 and exact
-adjoints, both of which the library checks.
+adjoints, both of which problems check when they are stated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from convexlift.problems.minorant import Minorant
 from convexlift.problems.one_pass import OnePass
 from convexlift.problems.saddle import DATA_DUAL, made_feasible
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import Blocks, choose_images, full_precision
+from convexlift.tensors import Blocks, choose_images, first_non_finite, full_precision
+
+
+class InconsistentBounds(ArithmeticError):
+    """A lower bound above the objective of an image: some part of the problem is not as it says."""
+
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -120,6 +125,11 @@ def certify(
     """
     if not radius > 0:
         raise ValueError(f"radius must be positive, got {radius}")
+    shape = (problem.batch_size, *problem.image_shape)
+    if tuple(x.shape) != shape:
+        raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
+    if (place := first_non_finite(x)) is not None:
+        raise ValueError(f"x is {float(x[place])} at index {place}, and no image")
     if double:
         problem = problem.to(dtype=torch.float64)
         x = x.to(torch.float64)
@@ -303,10 +313,24 @@ def _describe(
 
 
 def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
-    """(objective - lower bound) / |objective|, zero only where the two are equal."""
+    """(objective - lower bound) / |objective|, zero where rounding puts the bound above."""
     absolute = (objective - lower_bound).clamp_min(0)
     relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
     return torch.where(torch.isfinite(objective), relative, math.inf)
+
+
+def require_consistent(objective: Tensor, lower_bound: Tensor, precision: torch.dtype) -> None:
+    """Raise if a bound is above the objective by more than any rounding: it proves nothing then."""
+    margin = torch.finfo(precision).eps ** 0.25 * objective.abs()
+    wrong = torch.isfinite(objective) & (lower_bound > objective + margin)
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        raise InconsistentBounds(
+            f"the lower bound {float(lower_bound[i]):g} is above the objective "
+            f"{float(objective[i]):g} of image {i}: a conjugate, proximal map or slope of the "
+            "problem is wrong. Examine parts of your own with cl.check_functional and "
+            "cl.check_activation"
+        )
 
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:

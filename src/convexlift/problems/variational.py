@@ -18,6 +18,9 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.filtered import fbp, invertible
 from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
 
+ADJOINT_TOLERANCE = 1e-4
+"""Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -80,6 +83,8 @@ class VariationalProblem(TensorRecord):
                 "regularizer must be an InputConvexNetwork, for example cl.networks.baseline("
                 f"image_size=256), got {type(self.regularizer).__name__}"
             )
+        if isinstance(self.weight, str):
+            raise TypeError(f"weight must be a number, got the text {self.weight!r}")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be positive and finite, got weight={self.weight}")
         object.__setattr__(self, "weight", float(self.weight))
@@ -87,6 +92,7 @@ class VariationalProblem(TensorRecord):
         self._check_same_place()
         self._check_shapes()
         self._check_counts()
+        self._check_adjoint()
         self.regularizer.check_convexity()
 
     @property
@@ -242,11 +248,27 @@ class VariationalProblem(TensorRecord):
             with torch.no_grad():
                 predicted = self.operator(y.new_zeros((self.batch_size, *shape))).shape
         except RuntimeError as error:
-            raise ValueError(f"the operator does not fit images of {shape}: {error}") from None
+            diagonal = self.operator.diagonal
+            reason = f"it is {tuple(diagonal.shape)}" if diagonal is not None else error
+            raise ValueError(f"the operator does not fit images of {shape}: {reason}") from None
         if predicted != y.shape:
             raise ValueError(
                 f"the operator maps images of {(self.batch_size, *shape)} to data of "
                 f"{tuple(predicted)}, but the data have {tuple(y.shape)}"
+            )
+
+    def _check_adjoint(self) -> None:
+        """Lower bounds are proved with A*, and hold for no other operator's."""
+        if self.operator.diagonal is not None:
+            return
+        error = self.operator.adjoint_error(
+            self.fidelity.y.new_empty((self.batch_size, *self.image_shape))
+        )
+        if not error <= ADJOINT_TOLERANCE:
+            raise ValueError(
+                f"<A x, y> and <x, A* y> differ by {error:.1e}, relatively, for the operator "
+                f"{type(self.operator).__name__}: its adjoint is not that of its forward, and no "
+                "certificate would hold. cl.check_operator examines it"
             )
 
     def _check_counts(self) -> None:

@@ -16,6 +16,7 @@ from convexlift.problems.certificate import (
     judge,
     prefer_near,
     relative_gap,
+    require_consistent,
 )
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
@@ -51,6 +52,11 @@ def solve(
         callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
     """
     method = suitable_method(problem) if method is None else method
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method must be cl.PDHG(), cl.LBFGS(), cl.NMAPG() or cl.Subgradient(step), "
+            f"got {method!r}"
+        )
     stop = StopWhen() if stop is None else stop
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
@@ -250,6 +256,8 @@ class Ledger:
         use_local = self._prefer_local()
         objective = torch.where(use_local, self.local_objective, self.objective)
         lower = torch.where(use_local, objective - self.local_gap, self.lower_bound)
+        require_consistent(objective, lower, self.problem.fidelity.y.dtype)
+        lower = torch.minimum(lower, objective)  # they may differ by rounding
         return objective, lower, relative_gap(objective, lower)
 
 
