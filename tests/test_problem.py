@@ -57,7 +57,7 @@ def state(**changes):
         (
             lambda: state(operator=cl.Mask(torch.ones(5, 5))),
             ValueError,
-            r"the operator does not fit images of \(1, 8, 8\): it is \(5, 5\)",
+            r"the operator does not fit images of \(1, 8, 8\): it is for \(1, 5, 5\)",
         ),
         (
             lambda: state(operator=cl.Mask(torch.ones(2, 1, 8, 8))),

@@ -249,7 +249,7 @@ class VariationalProblem(TensorRecord):
                 predicted = self.operator(y.new_zeros((self.batch_size, *shape))).shape
         except RuntimeError as error:
             diagonal = self.operator.diagonal
-            reason = f"it is {tuple(diagonal.shape)}" if diagonal is not None else error
+            reason = error if diagonal is None else f"it is for {tuple(diagonal.shape)[-3:]}"
             raise ValueError(f"the operator does not fit images of {shape}: {reason}") from None
         if predicted != y.shape:
             raise ValueError(
