@@ -401,3 +401,20 @@ def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):
     strange = folder / "x[1].png"
     strange.touch()
     assert companion(folder, Path("x[1].png"), "mask") == strange
+
+
+def test_noise_between_many_missing_pixels_is_estimated_or_asked_for(tmp_path):
+    values = noisy(size=64, sigma=0.1).astype(np.float32)
+    draw = np.random.default_rng(0).random(values.shape)
+    values[draw < 0.7] = np.nan
+    np.save(tmp_path / "a.npy", values)
+    assert run("inpaint", tmp_path / "a.npy", "-o", tmp_path / "x.npy").exit_code == 0
+    assert one_record(tmp_path, "x")["noise"]["level"] == pytest.approx(0.1, rel=0.3)
+    values[draw < 0.95] = np.nan
+    np.save(tmp_path / "b.npy", values)
+    result = run("inpaint", tmp_path / "b.npy", "-o", tmp_path / "y.npy")
+    assert result.exit_code == 1
+    assert "too few pixels" in result.output
+    assert "give --sigma" in result.output
+    given = run("inpaint", tmp_path / "b.npy", "-o", tmp_path / "y.npy", "--sigma", 0.1)
+    assert given.exit_code == 0, given.output

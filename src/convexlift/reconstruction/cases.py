@@ -14,7 +14,14 @@ from torch import Tensor
 from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art, spread
+from convexlift.reconstruction.noise import (
+    Kind,
+    Noise,
+    TooFewPixels,
+    estimate_noise,
+    is_line_art,
+    spread,
+)
 from convexlift.reconstruction.sources import (
     PICTURES,
     Contents,
@@ -160,7 +167,10 @@ class Photographs:
                 "most pixels are black or white, as in text, and its noise cannot be estimated; "
                 "give --noise and --sigma"
             )
-        return estimate_noise(images, mask, kind)
+        try:
+            return estimate_noise(images, mask, kind)
+        except TooFewPixels as error:
+            raise InputError(f"{error}; give --sigma") from None
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
         if noise.kind == "salt-and-pepper":
