@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 
 import convexlift as cl
@@ -215,6 +215,58 @@ def test_masks_that_cannot_be(options, message, status, tmp_path, monkeypatch):
     assert result.exit_code == status, result.output
     assert message in result.output
     assert not Path("filled.png").exists()
+
+
+def lying(path, stored, orientation):
+    """A picture whose orientation turns it; and how it is displayed."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    picture = Image.fromarray(stored)
+    picture.save(path, exif=exif)
+    picture.getexif()[274] = orientation
+    return np.asarray(ImageOps.exif_transpose(picture))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("name", "width"), [("a.jpg", 32), ("a.png", 24), ("a.tif", 32)])
+def test_masks_lie_on_pictures_as_they_are_displayed(orientation, name, width, tmp_path):
+    stored = bits(noisy(size=32)[:24, :width], np.uint8)
+    shown = lying(tmp_path / name, stored, orientation)
+    drawn = np.full(shown.shape, 255, np.uint8)
+    drawn[1:4, 2:9] = 0
+    # Without an orientation, with the same one, and with another.
+    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+    contents = read_contents(tmp_path / name, tmp_path / "out.tif")
+    seen = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "drawn.png"))
+    found = (255 * seen[0, 0]).numpy().astype(np.uint8)
+    assert np.array_equal(lying(tmp_path / "seen.png", found, orientation), drawn)
+    same = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "seen.png"))
+    assert torch.equal(same, seen)
+    lying(tmp_path / "other.png", drawn[::-1, ::-1], 3)
+    other = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "other.png"))
+    assert torch.equal(other, seen)
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_truths_lie_on_pictures_as_they_are_displayed(orientation, tmp_path):
+    shown = lying(tmp_path / "a.png", bits(GREY, np.uint8), orientation)
+    Image.fromarray(shown).save(tmp_path / "truth.png")
+    common = ["--noise", "gaussian", "--sigma", 0.02, "--truth", tmp_path / "truth.png"]
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", *common)
+    assert result.exit_code == 0, result.output
+    assert one_record(tmp_path, "x")["psnr_before"] is None  # the same picture: infinitely good
+    assert f"as it is displayed (orientation {orientation})" in result.output
+    with Image.open(tmp_path / "x.png") as written:
+        assert written.getexif()[274] == orientation
+
+
+def test_sizes_of_masks_are_those_that_are_displayed(tmp_path):
+    lying(tmp_path / "a.png", bits(noisy(size=32)[:24], np.uint8), 6)
+    Image.fromarray(np.zeros((24, 32), np.uint8)).save(tmp_path / "mask.png")
+    result = run("inpaint", tmp_path / "a.png", "-o", tmp_path / "x.png",
+                 "--mask", tmp_path / "mask.png")  # fmt: skip
+    assert "is 24 x 32, but" in result.output
+    assert "is 32 x 24 when it is displayed" in result.output
 
 
 # What is written beside --------------------------------------------------------------------------

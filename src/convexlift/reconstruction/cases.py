@@ -31,10 +31,11 @@ from convexlift.reconstruction.sources import (
     companion,
     companions,
     read_contents,
+    require_size,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
 from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, Range, read_picture
+from convexlift.whole_pictures import Picture, Range, read_picture, regrid
 
 PictureTask = Literal["denoise", "inpaint"]
 
@@ -150,8 +151,17 @@ class Photographs:
             truth=truth,
             picture=y,
             about=self._about(contents, seen),
-            notes=contents.notes + ((weight.note,) if weight.note else ()),
+            notes=(*contents.notes, *self._turned(contents), *filter(None, [weight.note])),
         )  # fmt: skip
+
+    def _turned(self, contents: Contents) -> tuple[str, ...]:
+        """What happens to masks and truths of a picture that lies otherwise than it is seen."""
+        beside = [n for n, f in (("mask", self.mask.file), ("truth", self.truth)) if f is not None]
+        if contents.orientation == 1 or not beside:
+            return ()
+        which = " and ".join(beside) + (" was" if len(beside) == 1 else " were")
+        how = f"orientation {contents.orientation}"
+        return (f"its {which} laid on it as it is displayed ({how})",)
 
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.level is not None:
@@ -188,7 +198,9 @@ class Photographs:
         else:
             picture = read_picture(place)
             numbers = self._truth_numbers(picture, contents, contents.original)
-            images = torch.from_numpy(picture.values(numbers))[:, None]
+            require_size("truth", place, picture, contents, source.path)
+            values = regrid(picture.values(numbers), picture.orientation, contents.orientation)
+            images = torch.from_numpy(values)[:, None]
         if images.shape != contents.images.shape:
             raise InputError(
                 f"the truth {place} has {_size(images)}, but {source.path} has "

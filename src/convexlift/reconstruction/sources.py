@@ -23,7 +23,14 @@ from convexlift.scans.folders import files_in
 from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
-from convexlift.whole_pictures import Picture, Range, read_picture, writable, write_picture
+from convexlift.whole_pictures import (
+    Picture,
+    Range,
+    displayed_size,
+    read_picture,
+    writable,
+    write_picture,
+)
 
 DICOM = (".dcm", ".dicom", ".ima")
 _MARKS = (
@@ -266,6 +273,11 @@ class Contents:
     box: Bounds = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def orientation(self) -> int:
+        """How the planes are turned to be displayed: see ``Picture``."""
+        return self.original.orientation if isinstance(self.original, Picture) else 1
+
     def write(self, images: Tensor, target: Path, description: str) -> None:
         """The file again with other images; never half of it."""
         kind = target.suffix.lower()
@@ -275,6 +287,18 @@ class Contents:
         picture = self.original.with_values(images[:, 0].cpu().numpy(), self.numbers)
         with atomic_path(target) as part:
             write_picture(picture, part, kind)
+
+
+def require_size(what: str, place: Path, picture: Picture, contents: Contents, name: Path) -> None:
+    """Refuse a mask or a truth that does not lie on its picture, as both are displayed."""
+    shown = displayed_size(picture.stored.shape, picture.orientation)
+    wanted = displayed_size(contents.images.shape, contents.orientation)
+    if shown != wanted:
+        how = "" if contents.orientation == 1 else " when it is displayed"
+        raise InputError(
+            f"the {what} {place} is {shown[0]} x {shown[1]}, but {name} is {wanted[0]} x "
+            f"{wanted[1]}{how}; give one of its size"
+        )
 
 
 def write_slices(volume: Volume, target: Path, description: str) -> None:
