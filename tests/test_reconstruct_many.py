@@ -77,6 +77,24 @@ def test_no_file_of_a_folder_is_skipped(tmp_path):
     assert found(SINOGRAMS) == {"b.npy"}
 
 
+def test_links_that_lead_nowhere_are_failures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_image(Path("in/a.png"), torch.from_numpy(noisy(size=16)))
+    Path("in/gone.png").symlink_to("nowhere.png")
+    Path("in/loop.png").symlink_to("loop.png")
+    Path("in/other.txt").symlink_to("nowhere.txt")
+    for number, inputs in enumerate((["in"], ["in/*.png"], ["in/a.png", "in/gone.png"])):
+        result = run("denoise", *inputs, "-o", f"out{number}")
+        assert result.exit_code == 1, result.output
+        assert "gone.png: failed: it is a link that leads to no file." in result.output
+        assert ("loop.png: failed" in result.output) == (number < 2)
+        assert "other" not in result.output
+        assert Path(f"out{number}/a.png").exists()
+    single = run("denoise", "in/gone.png", "-o", "x.png")
+    assert single.exit_code == 1
+    assert "in/gone.png: failed: it is a link that leads to no file." in single.output
+
+
 def test_globs_and_json_on_standard_output(tmp_path):
     for name in ("a1.png", "a2.png", "b1.png"):
         save_image(tmp_path / name, torch.from_numpy(noisy(size=16)))
