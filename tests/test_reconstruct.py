@@ -118,7 +118,7 @@ def test_another_format_by_the_name_of_the_output(tmp_path):
     assert run("denoise", tmp_path / "a.npy", "-o", tmp_path / "b.tif").exit_code == 0
     assert tifffile.imread(tmp_path / "b.tif").dtype == np.float32
     result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "c.png")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "float32 is not written as PNG" in result.output
     assert "try .tif or .npy" in result.output
 
@@ -197,12 +197,12 @@ def test_masks_as_images_and_as_colours(options, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message", "status"),
     [
-        ([], "no pixel of", 1),
-        (["--mask-colour", "#000001"], "no pixel of the mask colour", 1),
+        ([], "no pixel of", 2),
+        (["--mask-colour", "#000001"], "no pixel of the mask colour", 2),
         (["--mask-colour", "purple"], "is no colour", 2),
         (["--mask", "nowhere.png"], "there is no mask", 2),
-        (["--mask", "small.png"], "the mask small.png is 8 x 8", 1),
-        (["--mask", "black.png"], "hides a whole image", 1),
+        (["--mask", "small.png"], "the mask small.png is 8 x 8", 2),
+        (["--mask", "black.png"], "hides a whole image", 2),
         (["--invert-mask"], "--invert-mask needs --mask", 2),
     ],
 )

@@ -212,6 +212,48 @@ def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
     assert not Path("out").exists() or not list(Path("out").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["denoise", "a.png", "-o", "new/q.xyz"], "q.xyz is no name for a picture; let it end in"),
+        (["ct", "a.npy", "-o", "new/q.xyz"], "q.xyz is no name for a slice; let it end in"),
+        (["inpaint", "a.png", "-o", "new/x.png"], "no pixel of a.png is missing; give --mask"),
+        (["inpaint", "a.png", "b.jpg", "-o", "new"], "no pixel of a.png is missing; give --mask"),
+        (["inpaint", "a.npy", "-o", "new/x.npy"], "no pixel of a.npy is missing; give --mask"),
+        (["inpaint", "a.png", "-o", "new/x.png", "--mask", "small.png"], "small.png is 8 x 8"),
+        (["denoise", "a.png", "-o", "new/x.png", "--truth", "small.png"], "small.png is 8 x 8"),
+        (["denoise", "a.png", "-o", "new/x.png", "--truth", "bad.png"], "bad.png cannot be read"),
+        (["denoise", "a.npy", "-o", "new/x.png"], "float32 is not written as PNG"),
+    ],
+)
+def test_what_does_not_fit_is_found_before_any_work(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.jpg"):
+        save_image(Path(name), torch.from_numpy(noisy(size=16)))
+    save_image(Path("small.png"), torch.zeros(8, 8))
+    np.save("a.npy", noisy(size=16).astype(np.float32))
+    Path("bad.png").write_bytes(b"")
+    result = run(*arguments, quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not Path("new").exists()
+
+
+def test_of_several_files_one_that_does_not_fit_fails_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, size in (("a", 16), ("b", 24)):
+        save_image(Path(f"in/{name}.png"), torch.from_numpy(noisy(size=size)))
+    mask = torch.ones(16, 16)
+    mask[4:6] = 0
+    save_image(Path("mask.png"), mask)
+    result = run("inpaint", "in", "-o", "out", "--mask", "mask.png", "--sigma", 0.05)
+    assert result.exit_code == 1, result.output
+    assert "in/b.png: failed: the mask mask.png is 16 x 16, but" in result.output
+    assert Path("out/a.png").exists()
+    Path("bad.png").write_bytes(Path("in/a.png").read_bytes()[:60])
+    assert run("denoise", "bad.png", "-o", "x.png").exit_code == 1  # broken, and listed
+
+
 def test_a_regularizer_for_one_size_says_so(tmp_path):
     save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
     result = run(
@@ -345,7 +387,7 @@ def test_slices_in_dicom_stay_dicom(tmp_path):
     assert 5 < float((written.values - hu).abs().mean()) < 100
     assert float((written.values[:, :4] + 1024).abs().max()) < 20
     result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "let it end in .dcm" in result.output
 
 

@@ -286,6 +286,7 @@ class _Common:
     ) -> None:  # fmt: skip
         """Check everything that can be checked, then go through the files."""
         sources = checked(find_sources, inputs, self.output, suffixes, ending)
+        checked(preparation.check, sources)
         saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
         checked(
             check_targets, sources, force=self.force, gap_map=self.gap_map,

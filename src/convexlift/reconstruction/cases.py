@@ -30,6 +30,7 @@ from convexlift.reconstruction.sources import (
     Source,
     companion,
     companions,
+    glance,
     read_contents,
     require_size,
 )
@@ -41,6 +42,11 @@ PictureTask = Literal["denoise", "inpaint"]
 
 FEWEST_PIXELS = 8
 """Of each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
+
+WITH_NAN = (".npy", ".tif", ".tiff")
+"""Files that may say themselves which pixels are missing."""
+
+NOTHING_MISSING = "no pixel of {} is missing; give --mask or --mask-colour, or NaN in a float file"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,22 +126,35 @@ class Photographs:
         """Masks and truths."""
         return companions(self.mask.file, sources) + companions(self.truth, sources)
 
+    def check(self, sources: Sequence[Source]) -> None:
+        """Endings and masks; and all that must fit a picture, if there is one only."""
+        for source in sources:
+            if source.target.suffix.lower() not in PICTURES:
+                raise InputError(
+                    f"{source.target} is no name for a picture; let it end in one of "
+                    f"{', '.join(PICTURES)}"
+                )
+        unmasked = self.task == "inpaint" and self.mask.file is None and self.mask.colour is None
+        if unmasked and all(source.path.suffix.lower() not in WITH_NAN for source in sources):
+            raise InputError(NOTHING_MISSING.format(sources[0].path))
+        if len(sources) == 1 and glance(sources[0].path) is None:
+            self._check_fit(sources[0])
+
+    def _check_fit(self, source: Source) -> None:
+        try:
+            contents = self._contents(source)
+        except InputError:
+            raise
+        except Exception:  # decoders raise nearly everything; the run says it again
+            return
+        self._seen(source, contents)
+        self._truth(source, contents)
+
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, look at its noise, and choose a weight."""
-        contents = read_contents(source.path, source.target, self.numbers)
-        height, width = contents.images.shape[-2:]
-        if min(height, width) < FEWEST_PIXELS:
-            raise InputError(
-                f"{source.path} is {height} x {width}; "
-                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
-            )
-        seen = seen_pixels(contents, source.path, self.mask)
-        if seen is None and self.task == "inpaint":
-            raise InputError(
-                f"no pixel of {source.path} is missing; give --mask or --mask-colour, or NaN in a "
-                "float file"
-            )
-        truth = None if self.truth is None else self._truth(source, contents)
+        contents = self._contents(source)
+        seen = self._seen(source, contents)
+        truth = self._truth(source, contents)
         noise = self._noise(contents, seen, engine.device)
         y = contents.images if seen is None else contents.images * seen
         statement: Statement
@@ -153,6 +172,22 @@ class Photographs:
             about=self._about(contents, seen),
             notes=(*contents.notes, *self._turned(contents), *filter(None, [weight.note])),
         )  # fmt: skip
+
+    def _contents(self, source: Source) -> Contents:
+        contents = read_contents(source.path, source.target, self.numbers)
+        height, width = contents.images.shape[-2:]
+        if min(height, width) < FEWEST_PIXELS:
+            raise InputError(
+                f"{source.path} is {height} x {width}; "
+                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
+            )
+        return contents
+
+    def _seen(self, source: Source, contents: Contents) -> Tensor | None:
+        seen = seen_pixels(contents, source.path, self.mask)
+        if seen is None and self.task == "inpaint":
+            raise InputError(NOTHING_MISSING.format(source.path))
+        return seen
 
     def _turned(self, contents: Contents) -> tuple[str, ...]:
         """What happens to masks and truths of a picture that lies otherwise than it is seen."""
@@ -187,8 +222,9 @@ class Photographs:
             return "salt-and-pepper"
         return "gaussian-denoising" if seen is None else "inpainting"
 
-    def _truth(self, source: Source, contents: Contents) -> Tensor:
-        assert self.truth is not None
+    def _truth(self, source: Source, contents: Contents) -> Tensor | None:
+        if self.truth is None:
+            return None
         place = self.truth
         if place.is_dir():
             suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES

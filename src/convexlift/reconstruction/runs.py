@@ -21,6 +21,12 @@ class Preparation(Protocol):
     def reads(self, sources: Sequence[Source]) -> list[Path]:
         """Files besides the sources that are read for them."""
 
+    def check(self, sources: Sequence[Source]) -> None:
+        """Raise ``InputError`` for what is wrong with the whole run, as far as it is cheap to see.
+
+        Files that are broken are none of that: they fail on their own.
+        """
+
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file and choose a weight; an error is about this file only."""
 
