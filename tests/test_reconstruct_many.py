@@ -402,10 +402,68 @@ def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "write_picture", full)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 1
-    assert "No space left on device" in result.output
+    expected = "x.png cannot be written (No space left on device); make room there, or name another"
+    assert expected in result.output
     assert "Traceback" not in result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
     assert (
         "Traceback"
         in run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--debug").output
     )
+
+
+@pytest.mark.parametrize("name", ["write_text", "open"])
+def test_what_is_beside_a_result_is_named_if_the_disk_is_full(name, tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    whole = getattr(Path, name)
+
+    def full(path, *arguments, **options):
+        if path.name.startswith(".x."):  # the temporary name
+            raise OSError(28, "No space left on device")
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, name, full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.tif", "--gap-map")
+    assert result.exit_code == 1
+    which = "x.json" if name == "write_text" else "x.gap.npy"
+    assert f"{which} cannot be written (No space left on device); make room" in result.output
+
+
+@pytest.mark.parametrize("json_file", [None, "-"])
+@pytest.mark.parametrize("reason", ["No space left on device", "Broken pipe"])
+def test_files_are_done_though_words_cannot_be_written(json_file, reason, tmp_path):
+    for i in range(2):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    if reason == "Broken pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    elif Path("/dev/full").is_char_device():
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        pytest.skip("no device is always full here")
+    process = subprocess.run(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
+         "-o", str(tmp_path / "out"), *QUICK, *(["--json", json_file] if json_file else [])],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(writing)
+    assert process.returncode == 1
+    said = f"convexlift: Standard output cannot be written ({reason}); 2 of 2 results are written"
+    assert said in process.stderr
+    assert "Traceback" not in process.stderr
+    assert "ignored" not in process.stderr
+    assert all((tmp_path / "out" / f"{i}.json").exists() for i in range(2))
+
+
+def test_the_file_of_all_results_is_named_if_the_disk_is_full(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("convexlift.cli.reconstruct.write_json", full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--json", "all.json")
+    assert result.exit_code == 1
+    assert "all.json cannot be written (No space left on device); 1 of 1 results" in result.output
+    assert (tmp_path / "x.json").exists()

@@ -13,6 +13,7 @@ from torch import Tensor
 from convexlift.images import atomic_path, psnr, save_image
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
+from convexlift.reconstruction.sources import naming
 
 DECADES = 4
 """That the picture of a gap map shows, below its largest value."""
@@ -65,13 +66,15 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
 
 def write_extras(case: Case, solved: Solved, record: dict[str, Any]) -> None:
     """The gap map, if there is one, and the record last: with it, the file is done."""
+    source = case.source
     if solved.gap_map is not None:
         values = solved.gap_map.float()
-        with atomic_path(case.source.gap_map) as part, part.open("wb") as file:
+        with naming(source.gap_map), atomic_path(source.gap_map) as part, part.open("wb") as file:
             np.save(file, values[:, 0].numpy(), allow_pickle=False)
-        save_image(case.source.gap_picture, _as_picture(values))
-        record["gap_map"] = [str(case.source.gap_map), str(case.source.gap_picture)]
-    with atomic_path(case.source.record) as part:
+        with naming(source.gap_picture):
+            save_image(source.gap_picture, _as_picture(values))
+        record["gap_map"] = [str(source.gap_map), str(source.gap_picture)]
+    with naming(source.record), atomic_path(source.record) as part:
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Engine, Solved
 from convexlift.reconstruction.records import record_of, write_extras
-from convexlift.reconstruction.sources import InputError, Source, glance
+from convexlift.reconstruction.sources import InputError, Source, glance, naming
 from convexlift.reconstruction.statements import Statement
 from convexlift.solvers.solution import Progress
 
@@ -174,7 +174,8 @@ class _Run:
 
     def finish(self, case: Case, solved: Solved, files_at_once: int) -> None:
         try:
-            case.write(solved.x)
+            with naming(case.source.target):
+                case.write(solved.x)
             record = record_of(case, solved, self.settings | {"files_at_once": files_at_once})
             write_extras(case, solved, record)
         except Exception as error:

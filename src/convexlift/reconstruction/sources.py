@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -314,6 +315,18 @@ def require_size(what: str, place: Path, picture: Picture, contents: Contents, n
             f"the {what} {place} is {shown[0]} x {shown[1]}, but {name} is {wanted[0]} x "
             f"{wanted[1]}{how}; give one of its size"
         )
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Errors of the disk, which know nothing of results, with the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise InputError(
+            f"{place} cannot be written ({reason}); make room there, or name another folder"
+        ) from error
 
 
 def write_slices(volume: Volume, target: Path, description: str) -> None:
