@@ -467,3 +467,13 @@ def test_the_file_of_all_results_is_named_if_the_disk_is_full(tmp_path, monkeypa
     assert result.exit_code == 1
     assert "all.json cannot be written (No space left on device); 1 of 1 results" in result.output
     assert (tmp_path / "x.json").exists()
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--json", pipe, "--force")
+    assert result.exit_code == 2
+    assert "is a device or a pipe" in result.output
+    assert pipe.is_fifo()

@@ -209,6 +209,8 @@ def _require_free(place: Path, inputs: set[Path], force: bool) -> None:
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not place.is_file():  # results replace what has their name
+        raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
     if place.exists() and not force:
         raise InputError(f"{place} exists; name another output, or add --force")
 
