@@ -141,6 +141,19 @@ def test_numbers_of_another_range(tmp_path):
     assert record["noise"]["level"] == pytest.approx(0.05, rel=0.3)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 32767), (-2000, 5000)])
+def test_integers_with_a_sign(low, high, tmp_path):
+    values = low + np.rint((high - low) * GREY).astype(np.int16)
+    np.save(tmp_path / "a.npy", values)
+    result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "x.npy")
+    numbers = one_record(tmp_path, "x")["range"]
+    assert numbers == ([0, 32767] if low == 0 else [values.min(), values.max()])
+    assert ("were mapped to 0 ... 1" in result.output) == (low < 0)
+    restored = np.load(tmp_path / "x.npy")
+    assert restored.dtype == np.int16
+    assert np.abs(restored - values.astype(float)).mean() < 0.1 * (high - low)
+
+
 # Masks --------------------------------------------------------------------------------------------
 
 
