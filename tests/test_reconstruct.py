@@ -177,6 +177,21 @@ def test_nan_is_missing(tmp_path):
             assert record["missing"] == pytest.approx(60 / 1024)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_denoising_says_that_it_filled_pixels_in(value, tmp_path):
+    values = noisy(size=32).astype(np.float32)
+    values[np.random.default_rng(0).random(values.shape) < 0.2] = value
+    np.save(tmp_path / "a.npy", values)
+    result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "x.npy")
+    assert result.exit_code == 0, result.output
+    assert np.isfinite(np.load(tmp_path / "x.npy")).all()
+    share = 100 * np.mean(~np.isfinite(values))
+    note = f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
+    assert f"  note: {note}" in result.output
+    assert one_record(tmp_path, "x")["notes"] == [note]
+    assert "NaN" not in run("inpaint", tmp_path / "a.npy", "-o", tmp_path / "y.npy").output
+
+
 def masked_picture(folder):
     mask = np.full((32, 32), 255, np.uint8)
     mask[8:12, 4:28] = 0

@@ -170,7 +170,10 @@ class Photographs:
             truth=truth,
             picture=y,
             about=self._about(contents, seen),
-            notes=(*contents.notes, *self._turned(contents), *filter(None, [weight.note])),
+            notes=(
+                *contents.notes, *self._filled(contents), *self._turned(contents),
+                *filter(None, [weight.note]),
+            ),
         )  # fmt: skip
 
     def _contents(self, source: Source) -> Contents:
@@ -188,6 +191,13 @@ class Photographs:
         if seen is None and self.task == "inpaint":
             raise InputError(NOTHING_MISSING.format(source.path))
         return seen
+
+    def _filled(self, contents: Contents) -> tuple[str, ...]:
+        """That there are pixels without a number, where nobody asked to fill some in."""
+        if self.task == "inpaint" or contents.missing is None:
+            return ()
+        share = 100 * float(contents.missing.double().mean())
+        return (f"{share:.2g} % of its numbers are NaN or infinite, and were filled in",)
 
     def _turned(self, contents: Contents) -> tuple[str, ...]:
         """What happens to masks and truths of a picture that lies otherwise than it is seen."""
