@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 
 import convexlift as cl
 from convexlift.images import load_image, psnr, save_image
+from convexlift.problems.certificate import relative_gap
+from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.engine import Solved
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.sources import (
-    InputError,
-    companion,
-    read_contents,
-)
+from convexlift.reconstruction.records import record_of
+from convexlift.reconstruction.sources import InputError, Source, companion, read_contents
+from convexlift.reconstruction.statements import Gaussian
+from convexlift.reconstruction.weights import Weight
 from convexlift.whole_pictures import Picture, read_picture, write_picture
 
 
@@ -343,6 +346,49 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
     everything = json.loads((tmp_path / "all.json").read_text())
     assert everything["files"] == [record]
     assert everything["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("objectives", "bounds", "gap"),
+    [
+        ([2.0], [2.0 + 1e-9], 0),  # above, by rounding
+        ([2.0, 8.0], [2.0 + 1e-3, 7.9], 0.01),  # no plane makes up for another
+        ([2.0, 8.0], [1.0, 8.0], 0.1),
+        ([2.0, 8.0], [-math.inf, 8.0], None),
+        ([0.0], [0.0], 0),
+        ([0.0], [-1.0], None),
+    ],
+)
+def test_bounds_of_records_are_below_objectives(objectives, bounds, gap, tmp_path):
+    count = len(objectives)
+    objective, bound = (torch.tensor(v, dtype=torch.float64) for v in (objectives, bounds))
+    solved = Solved(
+        torch.zeros(count, 1, 8, 8), objective, bound, relative_gap(objective, bound),
+        ("CONVERGED",) * count, ("GLOBAL",) * count, torch.ones(count), 0.1,
+    )  # fmt: skip
+    source = Source(tmp_path / "a.png", tmp_path / "x.png")
+    statement = Gaussian(y=torch.zeros(count, 1, 8, 8), sigma=0.1)
+    case = Case(source, "denoise", statement, Weight(1.0, "given"), None, write=print)
+    record = record_of(case, solved, {})
+    assert record["gap"] == (None if gap is None else pytest.approx(gap))
+    for each in (record, *record["planes"]):
+        assert each["gap"] is None or each["gap"] >= 0
+        assert each["lower_bound"] is None or each["lower_bound"] <= each["objective"]
+    if gap is not None:
+        assert record["gap"] <= max(plane["gap"] for plane in record["planes"])
+        assert record["lower_bound"] == sum(plane["lower_bound"] for plane in record["planes"])
+
+
+def test_gaps_are_not_negative_however_long_is_solved(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--tolerance", 0,
+        "--max-iterations", 3000, quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = one_record(tmp_path, "x")
+    assert 0 <= record["gap"] == record["planes"][0]["gap"]
+    assert record["lower_bound"] <= record["objective"]
 
 
 def test_noise_and_weight_are_printed(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from convexlift.images import atomic_path, psnr, save_image
+from convexlift.problems.certificate import relative_gap
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
 from convexlift.reconstruction.sources import naming
@@ -23,17 +24,19 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
     """Objective, bound and gap of the file, and of each of its planes; and how they came about.
 
     Planes are problems of their own: the objective of the file is their sum, and so is its bound.
+    By rounding, a bound can lie above its objective, which then is a bound as good.
     """
-    objective, bound = float(solved.objective.sum()), float(solved.lower_bound.sum())
+    bounds = torch.minimum(solved.lower_bound, solved.objective)
+    objective, bound = solved.objective.sum(), bounds.sum()
     record: dict[str, Any] = {
         "input": str(case.source.path),
         "output": str(case.source.target),
         "size": list(solved.x.shape[-2:]),
         "status": _summary(solved.status),
         "guarantee": _summary(solved.guarantee),
-        "objective": objective,
-        "lower_bound": bound if math.isfinite(bound) else None,
-        "gap": _finite((objective - bound) / abs(objective) if objective else 0.0),
+        "objective": float(objective),
+        "lower_bound": _finite(float(bound)),
+        "gap": _finite(float(relative_gap(objective, bound))),
         "iterations": int(solved.iterations.max()),
         "seconds": round(solved.seconds, 4),
         "weight": case.weight.to_json(),
@@ -49,7 +52,7 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
         "planes": [
             {
                 "objective": float(solved.objective[i]),
-                "lower_bound": _finite(float(solved.lower_bound[i])),
+                "lower_bound": _finite(float(bounds[i])),
                 "gap": _finite(float(solved.gap[i])),
                 "status": solved.status[i],
                 "guarantee": solved.guarantee[i],
