@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 
 import convexlift as cl
 from convexlift.images import load_image, psnr, save_image
+from convexlift.problems.certificate import relative_gap
+from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.engine import Solved
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.sources import (
-    InputError,
-    companion,
-    read_contents,
-)
+from convexlift.reconstruction.records import record_of
+from convexlift.reconstruction.sources import InputError, Source, companion, read_contents
+from convexlift.reconstruction.statements import Gaussian
+from convexlift.reconstruction.weights import Weight
 from convexlift.whole_pictures import Picture, read_picture, write_picture
 
 
@@ -118,7 +121,7 @@ def test_another_format_by_the_name_of_the_output(tmp_path):
     assert run("denoise", tmp_path / "a.npy", "-o", tmp_path / "b.tif").exit_code == 0
     assert tifffile.imread(tmp_path / "b.tif").dtype == np.float32
     result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "c.png")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "float32 is not written as PNG" in result.output
     assert "try .tif or .npy" in result.output
 
@@ -139,6 +142,19 @@ def test_numbers_of_another_range(tmp_path):
     record = one_record(tmp_path, "y")
     assert record["range"] == [0, 4095]
     assert record["noise"]["level"] == pytest.approx(0.05, rel=0.3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 32767), (-2000, 5000)])
+def test_integers_with_a_sign(low, high, tmp_path):
+    values = low + np.rint((high - low) * GREY).astype(np.int16)
+    np.save(tmp_path / "a.npy", values)
+    result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "x.npy")
+    numbers = one_record(tmp_path, "x")["range"]
+    assert numbers == ([0, 32767] if low == 0 else [values.min(), values.max()])
+    assert ("were mapped to 0 ... 1" in result.output) == (low < 0)
+    restored = np.load(tmp_path / "x.npy")
+    assert restored.dtype == np.int16
+    assert np.abs(restored - values.astype(float)).mean() < 0.1 * (high - low)
 
 
 # Masks --------------------------------------------------------------------------------------------
@@ -162,6 +178,21 @@ def test_nan_is_missing(tmp_path):
             assert error < 0.65 * np.abs(truth[10:13, 5:25] - truth.mean()).mean()
             record = json.loads(target.with_suffix(".json").read_text())
             assert record["missing"] == pytest.approx(60 / 1024)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_denoising_says_that_it_filled_pixels_in(value, tmp_path):
+    values = noisy(size=32).astype(np.float32)
+    values[np.random.default_rng(0).random(values.shape) < 0.2] = value
+    np.save(tmp_path / "a.npy", values)
+    result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "x.npy")
+    assert result.exit_code == 0, result.output
+    assert np.isfinite(np.load(tmp_path / "x.npy")).all()
+    share = 100 * np.mean(~np.isfinite(values))
+    note = f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
+    assert f"  note: {note}" in result.output
+    assert one_record(tmp_path, "x")["notes"] == [note]
+    assert "NaN" not in run("inpaint", tmp_path / "a.npy", "-o", tmp_path / "y.npy").output
 
 
 def masked_picture(folder):
@@ -197,12 +228,12 @@ def test_masks_as_images_and_as_colours(options, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message", "status"),
     [
-        ([], "no pixel of", 1),
-        (["--mask-colour", "#000001"], "no pixel of the mask colour", 1),
+        ([], "no pixel of", 2),
+        (["--mask-colour", "#000001"], "no pixel of the mask colour", 2),
         (["--mask-colour", "purple"], "is no colour", 2),
         (["--mask", "nowhere.png"], "there is no mask", 2),
-        (["--mask", "small.png"], "the mask small.png is 8 x 8", 1),
-        (["--mask", "black.png"], "hides a whole image", 1),
+        (["--mask", "small.png"], "the mask small.png is 8 x 8", 2),
+        (["--mask", "black.png"], "hides a whole image", 2),
         (["--invert-mask"], "--invert-mask needs --mask", 2),
     ],
 )
@@ -215,6 +246,58 @@ def test_masks_that_cannot_be(options, message, status, tmp_path, monkeypatch):
     assert result.exit_code == status, result.output
     assert message in result.output
     assert not Path("filled.png").exists()
+
+
+def lying(path, stored, orientation):
+    """A picture whose orientation turns it; and how it is displayed."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    picture = Image.fromarray(stored)
+    picture.save(path, exif=exif)
+    picture.getexif()[274] = orientation
+    return np.asarray(ImageOps.exif_transpose(picture))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("name", "width"), [("a.jpg", 32), ("a.png", 24), ("a.tif", 32)])
+def test_masks_lie_on_pictures_as_they_are_displayed(orientation, name, width, tmp_path):
+    stored = bits(noisy(size=32)[:24, :width], np.uint8)
+    shown = lying(tmp_path / name, stored, orientation)
+    drawn = np.full(shown.shape, 255, np.uint8)
+    drawn[1:4, 2:9] = 0
+    # Without an orientation, with the same one, and with another.
+    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+    contents = read_contents(tmp_path / name, tmp_path / "out.tif")
+    seen = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "drawn.png"))
+    found = (255 * seen[0, 0]).numpy().astype(np.uint8)
+    assert np.array_equal(lying(tmp_path / "seen.png", found, orientation), drawn)
+    same = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "seen.png"))
+    assert torch.equal(same, seen)
+    lying(tmp_path / "other.png", drawn[::-1, ::-1], 3)
+    other = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "other.png"))
+    assert torch.equal(other, seen)
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_truths_lie_on_pictures_as_they_are_displayed(orientation, tmp_path):
+    shown = lying(tmp_path / "a.png", bits(GREY, np.uint8), orientation)
+    Image.fromarray(shown).save(tmp_path / "truth.png")
+    common = ["--noise", "gaussian", "--sigma", 0.02, "--truth", tmp_path / "truth.png"]
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", *common)
+    assert result.exit_code == 0, result.output
+    assert one_record(tmp_path, "x")["psnr_before"] is None  # the same picture: infinitely good
+    assert f"as it is displayed (orientation {orientation})" in result.output
+    with Image.open(tmp_path / "x.png") as written:
+        assert written.getexif()[274] == orientation
+
+
+def test_sizes_of_masks_are_those_that_are_displayed(tmp_path):
+    lying(tmp_path / "a.png", bits(noisy(size=32)[:24], np.uint8), 6)
+    Image.fromarray(np.zeros((24, 32), np.uint8)).save(tmp_path / "mask.png")
+    result = run("inpaint", tmp_path / "a.png", "-o", tmp_path / "x.png",
+                 "--mask", tmp_path / "mask.png")  # fmt: skip
+    assert "is 24 x 32, but" in result.output
+    assert "is 32 x 24 when it is displayed" in result.output
 
 
 # What is written beside --------------------------------------------------------------------------
@@ -263,6 +346,49 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
     everything = json.loads((tmp_path / "all.json").read_text())
     assert everything["files"] == [record]
     assert everything["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("objectives", "bounds", "gap"),
+    [
+        ([2.0], [2.0 + 1e-9], 0),  # above, by rounding
+        ([2.0, 8.0], [2.0 + 1e-3, 7.9], 0.01),  # no plane makes up for another
+        ([2.0, 8.0], [1.0, 8.0], 0.1),
+        ([2.0, 8.0], [-math.inf, 8.0], None),
+        ([0.0], [0.0], 0),
+        ([0.0], [-1.0], None),
+    ],
+)
+def test_bounds_of_records_are_below_objectives(objectives, bounds, gap, tmp_path):
+    count = len(objectives)
+    objective, bound = (torch.tensor(v, dtype=torch.float64) for v in (objectives, bounds))
+    solved = Solved(
+        torch.zeros(count, 1, 8, 8), objective, bound, relative_gap(objective, bound),
+        ("CONVERGED",) * count, ("GLOBAL",) * count, torch.ones(count), 0.1,
+    )  # fmt: skip
+    source = Source(tmp_path / "a.png", tmp_path / "x.png")
+    statement = Gaussian(y=torch.zeros(count, 1, 8, 8), sigma=0.1)
+    case = Case(source, "denoise", statement, Weight(1.0, "given"), None, write=print)
+    record = record_of(case, solved, {})
+    assert record["gap"] == (None if gap is None else pytest.approx(gap))
+    for each in (record, *record["planes"]):
+        assert each["gap"] is None or each["gap"] >= 0
+        assert each["lower_bound"] is None or each["lower_bound"] <= each["objective"]
+    if gap is not None:
+        assert record["gap"] <= max(plane["gap"] for plane in record["planes"])
+        assert record["lower_bound"] == sum(plane["lower_bound"] for plane in record["planes"])
+
+
+def test_gaps_are_not_negative_however_long_is_solved(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    result = run(
+        "denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--tolerance", 0,
+        "--max-iterations", 3000, quick=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = one_record(tmp_path, "x")
+    assert 0 <= record["gap"] == record["planes"][0]["gap"]
+    assert record["lower_bound"] <= record["objective"]
 
 
 def test_noise_and_weight_are_printed(tmp_path):
@@ -401,3 +527,20 @@ def test_masks_and_truths_of_folders_have_the_name_of_the_picture(tmp_path):
     strange = folder / "x[1].png"
     strange.touch()
     assert companion(folder, Path("x[1].png"), "mask") == strange
+
+
+def test_noise_between_many_missing_pixels_is_estimated_or_asked_for(tmp_path):
+    values = noisy(size=64, sigma=0.1).astype(np.float32)
+    draw = np.random.default_rng(0).random(values.shape)
+    values[draw < 0.7] = np.nan
+    np.save(tmp_path / "a.npy", values)
+    assert run("inpaint", tmp_path / "a.npy", "-o", tmp_path / "x.npy").exit_code == 0
+    assert one_record(tmp_path, "x")["noise"]["level"] == pytest.approx(0.1, rel=0.3)
+    values[draw < 0.95] = np.nan
+    np.save(tmp_path / "b.npy", values)
+    result = run("inpaint", tmp_path / "b.npy", "-o", tmp_path / "y.npy")
+    assert result.exit_code == 1
+    assert "too few pixels" in result.output
+    assert "give --sigma" in result.output
+    given = run("inpaint", tmp_path / "b.npy", "-o", tmp_path / "y.npy", "--sigma", 0.1)
+    assert given.exit_code == 0, given.output

@@ -77,6 +77,24 @@ def test_no_file_of_a_folder_is_skipped(tmp_path):
     assert found(SINOGRAMS) == {"b.npy"}
 
 
+def test_links_that_lead_nowhere_are_failures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_image(Path("in/a.png"), torch.from_numpy(noisy(size=16)))
+    Path("in/gone.png").symlink_to("nowhere.png")
+    Path("in/loop.png").symlink_to("loop.png")
+    Path("in/other.txt").symlink_to("nowhere.txt")
+    for number, inputs in enumerate((["in"], ["in/*.png"], ["in/a.png", "in/gone.png"])):
+        result = run("denoise", *inputs, "-o", f"out{number}")
+        assert result.exit_code == 1, result.output
+        assert "gone.png: failed: it is a link that leads to no file." in result.output
+        assert ("loop.png: failed" in result.output) == (number < 2)
+        assert "other" not in result.output
+        assert Path(f"out{number}/a.png").exists()
+    single = run("denoise", "in/gone.png", "-o", "x.png")
+    assert single.exit_code == 1
+    assert "in/gone.png: failed: it is a link that leads to no file." in single.output
+
+
 def test_globs_and_json_on_standard_output(tmp_path):
     for name in ("a1.png", "a2.png", "b1.png"):
         save_image(tmp_path / name, torch.from_numpy(noisy(size=16)))
@@ -192,6 +210,48 @@ def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert not Path("out").exists() or not list(Path("out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["denoise", "a.png", "-o", "new/q.xyz"], "q.xyz is no name for a picture; let it end in"),
+        (["ct", "a.npy", "-o", "new/q.xyz"], "q.xyz is no name for a slice; let it end in"),
+        (["inpaint", "a.png", "-o", "new/x.png"], "no pixel of a.png is missing; give --mask"),
+        (["inpaint", "a.png", "b.jpg", "-o", "new"], "no pixel of a.png is missing; give --mask"),
+        (["inpaint", "a.npy", "-o", "new/x.npy"], "no pixel of a.npy is missing; give --mask"),
+        (["inpaint", "a.png", "-o", "new/x.png", "--mask", "small.png"], "small.png is 8 x 8"),
+        (["denoise", "a.png", "-o", "new/x.png", "--truth", "small.png"], "small.png is 8 x 8"),
+        (["denoise", "a.png", "-o", "new/x.png", "--truth", "bad.png"], "bad.png cannot be read"),
+        (["denoise", "a.npy", "-o", "new/x.png"], "float32 is not written as PNG"),
+    ],
+)
+def test_what_does_not_fit_is_found_before_any_work(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.jpg"):
+        save_image(Path(name), torch.from_numpy(noisy(size=16)))
+    save_image(Path("small.png"), torch.zeros(8, 8))
+    np.save("a.npy", noisy(size=16).astype(np.float32))
+    Path("bad.png").write_bytes(b"")
+    result = run(*arguments, quick=False)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not Path("new").exists()
+
+
+def test_of_several_files_one_that_does_not_fit_fails_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, size in (("a", 16), ("b", 24)):
+        save_image(Path(f"in/{name}.png"), torch.from_numpy(noisy(size=size)))
+    mask = torch.ones(16, 16)
+    mask[4:6] = 0
+    save_image(Path("mask.png"), mask)
+    result = run("inpaint", "in", "-o", "out", "--mask", "mask.png", "--sigma", 0.05)
+    assert result.exit_code == 1, result.output
+    assert "in/b.png: failed: the mask mask.png is 16 x 16, but" in result.output
+    assert Path("out/a.png").exists()
+    Path("bad.png").write_bytes(Path("in/a.png").read_bytes()[:60])
+    assert run("denoise", "bad.png", "-o", "x.png").exit_code == 1  # broken, and listed
 
 
 def test_a_regularizer_for_one_size_says_so(tmp_path):
@@ -327,7 +387,7 @@ def test_slices_in_dicom_stay_dicom(tmp_path):
     assert 5 < float((written.values - hu).abs().mean()) < 100
     assert float((written.values[:, :4] + 1024).abs().max()) < 20
     result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "let it end in .dcm" in result.output
 
 
@@ -342,10 +402,78 @@ def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "write_picture", full)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 1
-    assert "No space left on device" in result.output
+    expected = "x.png cannot be written (No space left on device); make room there, or name another"
+    assert expected in result.output
     assert "Traceback" not in result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png"]
     assert (
         "Traceback"
         in run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--debug").output
     )
+
+
+@pytest.mark.parametrize("name", ["write_text", "open"])
+def test_what_is_beside_a_result_is_named_if_the_disk_is_full(name, tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    whole = getattr(Path, name)
+
+    def full(path, *arguments, **options):
+        if path.name.startswith(".x."):  # the temporary name
+            raise OSError(28, "No space left on device")
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, name, full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.tif", "--gap-map")
+    assert result.exit_code == 1
+    which = "x.json" if name == "write_text" else "x.gap.npy"
+    assert f"{which} cannot be written (No space left on device); make room" in result.output
+
+
+@pytest.mark.parametrize("json_file", [None, "-"])
+@pytest.mark.parametrize("reason", ["No space left on device", "Broken pipe"])
+def test_files_are_done_though_words_cannot_be_written(json_file, reason, tmp_path):
+    for i in range(2):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
+    if reason == "Broken pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    elif Path("/dev/full").is_char_device():
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        pytest.skip("no device is always full here")
+    process = subprocess.run(
+        [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
+         "-o", str(tmp_path / "out"), *QUICK, *(["--json", json_file] if json_file else [])],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(writing)
+    assert process.returncode == 1
+    said = f"convexlift: Standard output cannot be written ({reason}); 2 of 2 results are written"
+    assert said in process.stderr
+    assert "Traceback" not in process.stderr
+    assert "ignored" not in process.stderr
+    assert all((tmp_path / "out" / f"{i}.json").exists() for i in range(2))
+
+
+def test_the_file_of_all_results_is_named_if_the_disk_is_full(tmp_path, monkeypatch):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("convexlift.cli.reconstruct.write_json", full)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--json", "all.json")
+    assert result.exit_code == 1
+    assert "all.json cannot be written (No space left on device); 1 of 1 results" in result.output
+    assert (tmp_path / "x.json").exists()
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--json", pipe, "--force")
+    assert result.exit_code == 2
+    assert "is a device or a pipe" in result.output
+    assert pipe.is_fifo()

@@ -11,11 +11,19 @@ import torch
 from PIL import Image, ImageDraw
 
 import convexlift as cl
-from convexlift.images import example_names, gaussian_noise, load_example, psnr, salt_and_pepper
+from convexlift.images import (
+    example_names,
+    gaussian_noise,
+    load_example,
+    psnr,
+    random_mask,
+    salt_and_pepper,
+)
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
     Noise,
+    TooFewPixels,
     estimate_noise,
     gaussian_level,
     is_line_art,
@@ -112,8 +120,55 @@ def test_missing_pixels_are_not_looked_at():
     assert estimate_noise(spoiled, mask).kind == "gaussian"
 
 
-def test_tiny_and_flat_images_have_an_estimate():
-    assert estimate_noise(torch.full((1, 1, 2, 2), 0.5)).level == LEAST_SIGMA
+@pytest.mark.parametrize("name", example_names())
+@pytest.mark.parametrize("missing", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize(
+    ("sigma", "accuracy"), [(0.02, (0.4, 0.6)), (0.05, (0.15, 0.25)), (0.1, (0.1, 0.2))]
+)
+def test_noise_is_measured_between_missing_pixels(name, missing, sigma, accuracy):
+    # Hardly a window of 3 x 3 pixels is whole: lines and pairs remain, which see more of the image.
+    x = load_example(name)
+    mask = random_mask(x, missing, generator(2))
+    spoiled = torch.where(mask > 0, gaussian_noise(x, sigma, generator(1)), 7.0)
+    lines, pairs = accuracy
+    level = gaussian_level(spoiled, mask)
+    assert level == pytest.approx(sigma, rel=pairs if missing == 0.9 else lines)
+
+
+@pytest.mark.parametrize("name", example_names())
+@pytest.mark.parametrize(("size", "missing"), [(8, 0), (12, 0.3), (24, 0.7), (32, 0.5)])
+def test_noise_is_measured_in_small_images(name, size, missing):
+    x = load_example(name)[..., 80 : 80 + size, 100 : 100 + size]
+    mask = random_mask(x, missing, generator(2))
+    levels = [
+        gaussian_level(mask * gaussian_noise(x, 0.1, generator(seed)), mask) for seed in range(5)
+    ]
+    assert min(levels) > 0.06
+    assert max(levels) < 0.15
+    assert sum(levels) / 5 == pytest.approx(0.1, rel=0.25)
+
+
+@pytest.mark.parametrize(("length", "slope"), [(3, 0.002), (2, 0.0)])
+def test_lines_and_pairs_have_the_deviation_of_noise(length, slope):
+    # Runs of so many pixels in every other row: no windows, and no columns. Lines see no slopes.
+    y = 0.2 + slope * torch.arange(256) + 0.05 * torch.randn(256, 256, generator=generator(3))
+    mask = torch.zeros_like(y)
+    mask[::2] = (torch.arange(256) % (length + 1) < length).float()
+    assert gaussian_level(y[None, None], mask[None, None]) == pytest.approx(0.05, rel=0.03)
+
+
+def test_too_few_pixels_have_no_estimate():
+    isolated = torch.zeros(1, 1, 64, 64)
+    isolated[..., ::2, ::2] = 1
+    with pytest.raises(TooFewPixels):
+        estimate_noise(torch.rand(1, 1, 64, 64, generator=generator()), isolated, "gaussian")
+    for kind in ("gaussian", "salt-and-pepper", None):
+        with pytest.raises(TooFewPixels):
+            estimate_noise(torch.full((1, 1, 2, 2), 0.5), None, kind)
+
+
+def test_flat_images_have_an_estimate():
+    assert estimate_noise(torch.full((1, 1, 8, 8), 0.5)).level == LEAST_SIGMA
     assert estimate_noise(torch.zeros(1, 1, 16, 16)).level == LEAST_SIGMA
 
 

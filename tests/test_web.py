@@ -86,6 +86,14 @@ def test_bad_masks_by_name():
         InpaintingJob(**job, simulated=False)
 
 
+def test_noise_that_cannot_be_estimated_is_said():
+    mask = torch.zeros(48, 48)
+    mask[::2, ::2] = 1
+    job = InpaintingJob(picture=crop(), regularizer=TV, simulated=False, mask=mask, level=None)
+    with pytest.raises(PageError, match=r"Too few pixels.*fewer pixels as missing"):
+        job.stated()
+
+
 def jobs():
     mask = torch.ones(48, 48)
     mask[10:20, 15:30] = 0

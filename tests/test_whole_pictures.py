@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image, ImageOps
 
-from convexlift.whole_pictures import Picture, read_picture, writable, write_picture
+from convexlift.whole_pictures import (
+    Picture,
+    displayed_size,
+    read_picture,
+    regrid,
+    writable,
+    write_picture,
+)
 
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
 
@@ -126,3 +135,28 @@ def test_inks_are_refused(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="separated")
     with pytest.raises(ValueError, match="SEPARATED; save it as grey or RGB"):
         read_picture(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("own", range(1, 9))
+@pytest.mark.parametrize("wanted", range(1, 9))
+def test_grids_of_two_orientations_are_displayed_alike(own, wanted):
+    def displayed(pixels, orientation):
+        exif = Image.Exif()
+        exif[274] = orientation
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG", exif=exif)
+        return np.asarray(ImageOps.exif_transpose(Image.open(file)))
+
+    other = regrid(ROWS[None], own, wanted)[0]
+    assert np.array_equal(displayed(other, wanted), displayed(ROWS, own))
+    assert displayed(ROWS, own).shape == displayed_size(ROWS.shape, own)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif"])
+@pytest.mark.parametrize("tag", [None, 6, 9])
+def test_orientations_are_read(name, tag, tmp_path):
+    exif = Image.Exif()
+    if tag is not None:
+        exif[274] = tag
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name, exif=exif)
+    assert read_picture(tmp_path / name).orientation == (6 if tag == 6 else 1)

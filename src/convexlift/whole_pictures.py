@@ -11,7 +11,7 @@ resolution and description are kept where the format has a place for them.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,13 @@ JPEG = (".jpg", ".jpeg")
 # Values of TIFF's photometric interpretation: grey, RGB, and what becomes RGB when it is decoded.
 _MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
 _ORIENTATION = 274  # the tag of TIFF, and of EXIF
-_ALPHA = (1, 2)  # and of its extra samples
+_TURNS = {  # what displays a grid: swap rows and columns, then reverse the rows, and the columns
+    1: (False, False, False), 2: (False, False, True),
+    3: (False, True, True), 4: (False, True, False),
+    5: (True, False, False), 6: (True, False, True),
+    7: (True, True, True), 8: (True, True, False),
+}  # fmt: skip
+_ALPHA = (1, 2)  # values of TIFF's extra samples
 _JPEG_QUALITY = 95
 _PNG_TEXT = "tEXt"
 
@@ -59,6 +65,12 @@ class Picture:
         """The numbers that mean black and white."""
         kind = self.stored.dtype
         return (0.0, 1.0) if kind.kind in "fb" else (0.0, float(np.iinfo(kind).max))
+
+    @property
+    def orientation(self) -> int:
+        """How the stored grid is turned to be displayed: 1 to 8, as in EXIF and TIFF."""
+        turned = _orientation(self.metadata)
+        return turned if turned in _TURNS else 1
 
     def values(self, numbers: Range) -> NDArray[np.float32]:
         """(stored - low) / (high - low); NaN stays NaN."""
@@ -131,6 +143,27 @@ def writable(picture: Picture, kind: str) -> str | None:
             return f"JPEG has 8 bits, and this is {depth}"
         return None if picture.alpha is None else "JPEG has no alpha channel"
     return f"{kind!r} is none of .png, .jpg, .tif and .npy"
+
+
+def displayed_size(shape: Sequence[int], orientation: int) -> tuple[int, int]:
+    """Height and width of planes (..., H, W) as people see them."""
+    height, width = shape[-2:]
+    return (width, height) if _TURNS[orientation][0] else (height, width)
+
+
+def regrid(planes: NDArray[Any], own: int, wanted: int) -> NDArray[Any]:
+    """Planes (..., H, W) of one orientation on a grid of another, where they look the same."""
+    if own == wanted:
+        return planes
+    swapped, *reversed_ = _TURNS[own]
+    shown = _reversed(planes.swapaxes(-1, -2) if swapped else planes, *reversed_)
+    swapped, *reversed_ = _TURNS[wanted]
+    back = _reversed(shown, *reversed_)
+    return np.ascontiguousarray(back.swapaxes(-1, -2) if swapped else back)
+
+
+def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
+    return planes[..., :: -1 if rows else 1, :: -1 if columns else 1]
 
 
 def _from_npy(path: Path) -> Picture:

@@ -44,6 +44,10 @@ class UserError(Exception):
     """Something the user can mend: one sentence and a hint."""
 
 
+class Failed(Exception):
+    """What was done could not be said or written in full: one sentence and a hint."""
+
+
 class Interrupted(Exception):
     """The user ended it: what there is now, and how to go on."""
 
@@ -75,12 +79,14 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
     except typer.Exit:
         raise  # a status that was decided on
     except BaseException as error:
-        if debug and not isinstance(error, Interrupted):
+        if debug and not isinstance(error, Interrupted | Failed):
             raise
         if isinstance(error, UserError):
             message, status = str(error), BAD_INPUT
         elif isinstance(error, Interrupted):
             message, status = str(error), INTERRUPTED
+        elif isinstance(error, Failed):
+            message, status = str(error), FAILURE
         elif isinstance(error, KeyboardInterrupt):
             message, status = "Interrupted; nothing was written.", INTERRUPTED
         else:

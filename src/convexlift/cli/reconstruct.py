@@ -15,6 +15,7 @@ from convexlift.cli.app import (
     FAILURE,
     Debug,
     Device,
+    Failed,
     Interrupted,
     UserError,
     app,
@@ -51,7 +52,7 @@ from convexlift.cli.reconstruct_options import (
     read_weight,
     read_window,
 )
-from convexlift.cli.reconstruct_report import Narrator, as_json, print_json
+from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair
 from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
@@ -286,6 +287,7 @@ class _Common:
     ) -> None:  # fmt: skip
         """Check everything that can be checked, then go through the files."""
         sources = checked(find_sources, inputs, self.output, suffixes, ending)
+        checked(preparation.check, sources)
         saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
         checked(
             check_targets, sources, force=self.force, gap_map=self.gap_map,
@@ -321,20 +323,35 @@ class _Common:
             except KeyboardInterrupt:
                 raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(outcome)
-        self._finish(outcome, settings, sources)
+        unwritten = self._write_json(as_json(outcome, settings)) or narrator.unsaid
+        self._finish(outcome, sources, unwritten)
 
-    def _finish(self, outcome: Outcome, settings: dict[str, Any], sources: list[Source]) -> None:
-        content = as_json(outcome, settings)
-        if self.json_file == "-":
-            print_json(content)
-        elif self.json_file is not None:
-            write_json(Path(self.json_file), content)
+    def _write_json(self, content: dict[str, Any]) -> str:
+        """Why it could not be written, if it could not."""
+        try:
+            if self.json_file == "-":
+                print_json(content)
+            elif self.json_file is not None:
+                write_json(Path(self.json_file), content)
+        except OSError as error:
+            if self.json_file == "-":
+                discard(sys.stdout)
+            where = "Standard output" if self.json_file == "-" else self.json_file
+            return f"{where} cannot be written ({error.strerror or error})"
+        return ""
+
+    def _finish(self, outcome: Outcome, sources: list[Source], unwritten: str) -> None:
         if outcome.interrupted:
             raise Interrupted(
                 f"Interrupted; {len(outcome.records)} of {len(sources)} results are written, the "
                 "last one with the gap it had."
                 if outcome.records
                 else "Interrupted; nothing was written."
+            )
+        if unwritten:
+            raise Failed(
+                f"{unwritten}; {len(outcome.records)} of {len(sources)} results are written, each "
+                "with its JSON file."
             )
         if outcome.failures:
             raise typer.Exit(FAILURE)

@@ -115,7 +115,8 @@ RangeOption = Annotated[
     typer.Option(
         "--range",
         help="Numbers that mean black and white, LOW,HIGH, or data: smallest and largest. "
-        "auto: all of an integer type; 0,1 for floats that are about there, else as data.",
+        "auto: 0 and the largest of an integer type, 0,1 for floats that are about there; as data "
+        "for other floats, and for integers of which some are negative.",
     ),
 ]
 

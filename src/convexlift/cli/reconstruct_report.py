@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import os
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import typer
 from rich.console import Console
@@ -34,7 +37,9 @@ class Narrator(Report):
     """
 
     def __init__(self, *, to_stderr: bool, debug: bool, total: int, tolerance: float) -> None:
-        self.screen = Console(stderr=True) if to_stderr else console()
+        self.screen = _Screen(stderr=True) if to_stderr else _Screen(width=console().width)
+        self.stream = "Standard error" if to_stderr else "Standard output"
+        self.unsaid = ""  # where and why words could not be written, if they could not
         self.debug, self.total, self.tolerance = debug, total, tolerance
         self.clock = Countdown(tolerance)
         self.done = 0
@@ -115,7 +120,29 @@ class Narrator(Report):
         self.bar.update(self.task, description=where + text, completed=self.done + part)
 
     def _print(self, text: str) -> None:
-        self.screen.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self.unsaid:
+            return
+        try:
+            self.screen.print(text, highlight=False, markup=False, soft_wrap=True)
+        except OSError as error:  # a full disk or a closed pipe: files matter more than words
+            self.unsaid = f"{self.stream} cannot be written ({error.strerror or error})"
+            discard(self.screen.file)
+
+
+class _Screen(Console):
+    """Whose errors are all the same: a pipe that was closed is no reason to end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what happened, in the place of ``SystemExit``."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def discard(stream: IO[str]) -> None:
+    """Let the rest of a stream go nowhere: else Python would try to write it when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # streams of tests have no number
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class Countdown:

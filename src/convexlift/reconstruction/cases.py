@@ -14,7 +14,14 @@ from torch import Tensor
 from convexlift.picture_files import SUFFIXES
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art, spread
+from convexlift.reconstruction.noise import (
+    Kind,
+    Noise,
+    TooFewPixels,
+    estimate_noise,
+    is_line_art,
+    spread,
+)
 from convexlift.reconstruction.sources import (
     PICTURES,
     Contents,
@@ -23,16 +30,23 @@ from convexlift.reconstruction.sources import (
     Source,
     companion,
     companions,
+    glance,
     read_contents,
+    require_size,
 )
 from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
 from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, Range, read_picture
+from convexlift.whole_pictures import Picture, Range, read_picture, regrid
 
 PictureTask = Literal["denoise", "inpaint"]
 
 FEWEST_PIXELS = 8
 """Of each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
+
+WITH_NAN = (".npy", ".tif", ".tiff")
+"""Files that may say themselves which pixels are missing."""
+
+NOTHING_MISSING = "no pixel of {} is missing; give --mask or --mask-colour, or NaN in a float file"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,22 +126,35 @@ class Photographs:
         """Masks and truths."""
         return companions(self.mask.file, sources) + companions(self.truth, sources)
 
+    def check(self, sources: Sequence[Source]) -> None:
+        """Endings and masks; and all that must fit a picture, if there is one only."""
+        for source in sources:
+            if source.target.suffix.lower() not in PICTURES:
+                raise InputError(
+                    f"{source.target} is no name for a picture; let it end in one of "
+                    f"{', '.join(PICTURES)}"
+                )
+        unmasked = self.task == "inpaint" and self.mask.file is None and self.mask.colour is None
+        if unmasked and all(source.path.suffix.lower() not in WITH_NAN for source in sources):
+            raise InputError(NOTHING_MISSING.format(sources[0].path))
+        if len(sources) == 1 and glance(sources[0].path) is None:
+            self._check_fit(sources[0])
+
+    def _check_fit(self, source: Source) -> None:
+        try:
+            contents = self._contents(source)
+        except InputError:
+            raise
+        except Exception:  # decoders raise nearly everything; the run says it again
+            return
+        self._seen(source, contents)
+        self._truth(source, contents)
+
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, look at its noise, and choose a weight."""
-        contents = read_contents(source.path, source.target, self.numbers)
-        height, width = contents.images.shape[-2:]
-        if min(height, width) < FEWEST_PIXELS:
-            raise InputError(
-                f"{source.path} is {height} x {width}; "
-                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
-            )
-        seen = seen_pixels(contents, source.path, self.mask)
-        if seen is None and self.task == "inpaint":
-            raise InputError(
-                f"no pixel of {source.path} is missing; give --mask or --mask-colour, or NaN in a "
-                "float file"
-            )
-        truth = None if self.truth is None else self._truth(source, contents)
+        contents = self._contents(source)
+        seen = self._seen(source, contents)
+        truth = self._truth(source, contents)
         noise = self._noise(contents, seen, engine.device)
         y = contents.images if seen is None else contents.images * seen
         statement: Statement
@@ -143,8 +170,43 @@ class Photographs:
             truth=truth,
             picture=y,
             about=self._about(contents, seen),
-            notes=contents.notes + ((weight.note,) if weight.note else ()),
+            notes=(
+                *contents.notes, *self._filled(contents), *self._turned(contents),
+                *filter(None, [weight.note]),
+            ),
         )  # fmt: skip
+
+    def _contents(self, source: Source) -> Contents:
+        contents = read_contents(source.path, source.target, self.numbers)
+        height, width = contents.images.shape[-2:]
+        if min(height, width) < FEWEST_PIXELS:
+            raise InputError(
+                f"{source.path} is {height} x {width}; "
+                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
+            )
+        return contents
+
+    def _seen(self, source: Source, contents: Contents) -> Tensor | None:
+        seen = seen_pixels(contents, source.path, self.mask)
+        if seen is None and self.task == "inpaint":
+            raise InputError(NOTHING_MISSING.format(source.path))
+        return seen
+
+    def _filled(self, contents: Contents) -> tuple[str, ...]:
+        """That there are pixels without a number, where nobody asked to fill some in."""
+        if self.task == "inpaint" or contents.missing is None:
+            return ()
+        share = 100 * float(contents.missing.double().mean())
+        return (f"{share:.2g} % of its numbers are NaN or infinite, and were filled in",)
+
+    def _turned(self, contents: Contents) -> tuple[str, ...]:
+        """What happens to masks and truths of a picture that lies otherwise than it is seen."""
+        beside = [n for n, f in (("mask", self.mask.file), ("truth", self.truth)) if f is not None]
+        if contents.orientation == 1 or not beside:
+            return ()
+        which = " and ".join(beside) + (" was" if len(beside) == 1 else " were")
+        how = f"orientation {contents.orientation}"
+        return (f"its {which} laid on it as it is displayed ({how})",)
 
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.level is not None:
@@ -160,15 +222,19 @@ class Photographs:
                 "most pixels are black or white, as in text, and its noise cannot be estimated; "
                 "give --noise and --sigma"
             )
-        return estimate_noise(images, mask, kind)
+        try:
+            return estimate_noise(images, mask, kind)
+        except TooFewPixels as error:
+            raise InputError(f"{error}; give --sigma") from None
 
     def _card_task(self, noise: Noise, seen: Tensor | None) -> str:
         if noise.kind == "salt-and-pepper":
             return "salt-and-pepper"
         return "gaussian-denoising" if seen is None else "inpainting"
 
-    def _truth(self, source: Source, contents: Contents) -> Tensor:
-        assert self.truth is not None
+    def _truth(self, source: Source, contents: Contents) -> Tensor | None:
+        if self.truth is None:
+            return None
         place = self.truth
         if place.is_dir():
             suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES
@@ -178,7 +244,9 @@ class Photographs:
         else:
             picture = read_picture(place)
             numbers = self._truth_numbers(picture, contents, contents.original)
-            images = torch.from_numpy(picture.values(numbers))[:, None]
+            require_size("truth", place, picture, contents, source.path)
+            values = regrid(picture.values(numbers), picture.orientation, contents.orientation)
+            images = torch.from_numpy(values)[:, None]
         if images.shape != contents.images.shape:
             raise InputError(
                 f"the truth {place} has {_size(images)}, but {source.path} has "

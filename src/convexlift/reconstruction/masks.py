@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.reconstruction.sources import Contents, InputError, companion
-from convexlift.whole_pictures import Picture, read_picture
+from convexlift.reconstruction.sources import Contents, InputError, companion, require_size
+from convexlift.whole_pictures import Picture, read_picture, regrid
 
 
 @dataclass(frozen=True)
 class MaskChoice:
     """Where masks come from; NaN in float files always says "missing".
+
+    Masks lie on pictures as both are displayed: people draw them on what they see.
 
     Args:
         file: an image, or a folder of images with the names of the inputs. White is seen.
@@ -70,17 +72,14 @@ def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | 
 def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Tensor:
     place = companion(file, name, "mask") if file.is_dir() else file
     picture = read_picture(place)
+    require_size("mask", place, picture, contents, name)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5
     if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
         white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
-    mask = torch.from_numpy(white ^ inverted).to(contents.images)
+    white = regrid(white ^ inverted, picture.orientation, contents.orientation)
+    mask = torch.from_numpy(white).to(contents.images)
     planes, _, height, width = contents.images.shape
-    if tuple(mask.shape[-2:]) != (height, width):
-        raise InputError(
-            f"the mask {place} is {mask.shape[-2]} x {mask.shape[-1]}, but {name} is "
-            f"{height} x {width}; give one of its size"
-        )
     channels = contents.original.channels if isinstance(contents.original, Picture) else 1
     pages = planes // channels
     mask = mask.reshape(-1, picture.channels, height, width)

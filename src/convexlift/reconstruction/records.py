@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from convexlift.images import atomic_path, psnr, save_image
+from convexlift.problems.certificate import relative_gap
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
+from convexlift.reconstruction.sources import naming
 
 DECADES = 4
 """That the picture of a gap map shows, below its largest value."""
@@ -22,17 +24,19 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
     """Objective, bound and gap of the file, and of each of its planes; and how they came about.
 
     Planes are problems of their own: the objective of the file is their sum, and so is its bound.
+    By rounding, a bound can lie above its objective, which then is a bound as good.
     """
-    objective, bound = float(solved.objective.sum()), float(solved.lower_bound.sum())
+    bounds = torch.minimum(solved.lower_bound, solved.objective)
+    objective, bound = solved.objective.sum(), bounds.sum()
     record: dict[str, Any] = {
         "input": str(case.source.path),
         "output": str(case.source.target),
         "size": list(solved.x.shape[-2:]),
         "status": _summary(solved.status),
         "guarantee": _summary(solved.guarantee),
-        "objective": objective,
-        "lower_bound": bound if math.isfinite(bound) else None,
-        "gap": _finite((objective - bound) / abs(objective) if objective else 0.0),
+        "objective": float(objective),
+        "lower_bound": _finite(float(bound)),
+        "gap": _finite(float(relative_gap(objective, bound))),
         "iterations": int(solved.iterations.max()),
         "seconds": round(solved.seconds, 4),
         "weight": case.weight.to_json(),
@@ -48,7 +52,7 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
         "planes": [
             {
                 "objective": float(solved.objective[i]),
-                "lower_bound": _finite(float(solved.lower_bound[i])),
+                "lower_bound": _finite(float(bounds[i])),
                 "gap": _finite(float(solved.gap[i])),
                 "status": solved.status[i],
                 "guarantee": solved.guarantee[i],
@@ -65,13 +69,15 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
 
 def write_extras(case: Case, solved: Solved, record: dict[str, Any]) -> None:
     """The gap map, if there is one, and the record last: with it, the file is done."""
+    source = case.source
     if solved.gap_map is not None:
         values = solved.gap_map.float()
-        with atomic_path(case.source.gap_map) as part, part.open("wb") as file:
+        with naming(source.gap_map), atomic_path(source.gap_map) as part, part.open("wb") as file:
             np.save(file, values[:, 0].numpy(), allow_pickle=False)
-        save_image(case.source.gap_picture, _as_picture(values))
-        record["gap_map"] = [str(case.source.gap_map), str(case.source.gap_picture)]
-    with atomic_path(case.source.record) as part:
+        with naming(source.gap_picture):
+            save_image(source.gap_picture, _as_picture(values))
+        record["gap_map"] = [str(source.gap_map), str(source.gap_picture)]
+    with naming(source.record), atomic_path(source.record) as part:
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Engine, Solved
 from convexlift.reconstruction.records import record_of, write_extras
-from convexlift.reconstruction.sources import InputError, Source, glance
+from convexlift.reconstruction.sources import InputError, Source, glance, naming
 from convexlift.reconstruction.statements import Statement
 from convexlift.solvers.solution import Progress
 
@@ -20,6 +20,12 @@ class Preparation(Protocol):
 
     def reads(self, sources: Sequence[Source]) -> list[Path]:
         """Files besides the sources that are read for them."""
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """Raise ``InputError`` for what is wrong with the whole run, as far as it is cheap to see.
+
+        Files that are broken are none of that: they fail on their own.
+        """
 
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file and choose a weight; an error is about this file only."""
@@ -168,7 +174,8 @@ class _Run:
 
     def finish(self, case: Case, solved: Solved, files_at_once: int) -> None:
         try:
-            case.write(solved.x)
+            with naming(case.source.target):
+                case.write(solved.x)
             record = record_of(case, solved, self.settings | {"files_at_once": files_at_once})
             write_extras(case, solved, record)
         except Exception as error:

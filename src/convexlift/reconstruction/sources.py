@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,7 +25,14 @@ from convexlift.scans.folders import files_in
 from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
-from convexlift.whole_pictures import Picture, Range, read_picture, writable, write_picture
+from convexlift.whole_pictures import (
+    Picture,
+    Range,
+    displayed_size,
+    read_picture,
+    writable,
+    write_picture,
+)
 
 DICOM = (".dcm", ".dicom", ".ima")
 _MARKS = (
@@ -73,7 +82,7 @@ def find_sources(
     ``output`` is a file for a single input file, unless it is a folder already or has no ending;
     else a folder, in which results have the names of their inputs (with ``ending``, if given).
     Files in folders whose names end otherwise than ``suffixes`` are left alone; a file that is
-    named must end so.
+    named must end so. Links that lead nowhere are files, too, which cannot be read.
     """
     found: list[tuple[Path, Path]] = []  # and the name in the output folder
     whole_folder = False
@@ -81,22 +90,24 @@ def find_sources(
         place = Path(each)
         if place.is_dir():
             whole_folder = True
-            files = [p for p in files_in(place) if _wanted(p, suffixes)]
+            inside = files_in(place) + sorted(p for p in place.iterdir() if _leads_nowhere(p))
+            files = [p for p in inside if _wanted(p, suffixes)]
             if not files:
                 raise InputError(
                     f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
                 )
             found += [(file, Path(file.name)) for file in files]
-        elif place.exists():
+        elif place.exists() or place.is_symlink():
             found.append((place, Path(place.name)))
         elif matches := sorted(Path(m) for m in glob.glob(each, recursive=True)):
             whole_folder = True
-            files = [m for m in matches if m.is_file() and _wanted(m, suffixes)]
+            there = (m for m in matches if m.is_file() or _leads_nowhere(m))
+            files = [m for m in there if _wanted(m, suffixes)]
             found += [(file, Path(file.name)) for file in files]
         else:
             raise InputError(f"there is no file or folder {each}; check the name")
     # Once each; a link with another name is another input, with a result of its own.
-    found = list({(path.resolve(), name): (path, name) for path, name in found}.values())
+    found = list({(_resolved(path), name): (path, name) for path, name in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
     for path, _ in found:
@@ -115,6 +126,16 @@ def find_sources(
         sources.append(Source(path, target))
     _require_distinct(sources)
     return sources
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether it is a link without a file, in sight as those of ``files_in`` are."""
+    return path.is_symlink() and not path.exists() and path.name[0] != "."
+
+
+def _resolved(path: Path) -> Path:
+    """What it leads to; of links that lead in a circle, one of them."""
+    return Path(os.path.realpath(path))
 
 
 def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
@@ -152,19 +173,19 @@ def check_targets(
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
     """
-    inputs = {place.resolve() for place in also_read}
+    inputs = {_resolved(place) for place in also_read}
     for source in sources:
-        inputs |= {place.resolve() for place in (source.path, *_sides(source.path))}
+        inputs |= {_resolved(place) for place in (source.path, *_sides(source.path))}
     written: set[Path] = set()
     for source in sources:
         places = [source.target, source.record]
         places += [source.gap_map, source.gap_picture] if gap_map else []
         for place in places:
             _require_free(place, inputs, force)
-        written |= {place.resolve() for place in places}
+        written |= {_resolved(place) for place in places}
     if summary is not None:
         _require_free(summary, inputs, force)
-        if summary.resolve() in written:
+        if _resolved(summary) in written:
             raise InputError(f"{summary} is the name of a result; name another file for all")
     folders = {source.target.parent for source in sources}
     for folder in folders if summary is None else folders | {summary.parent}:
@@ -184,10 +205,12 @@ def check_targets(
 
 
 def _require_free(place: Path, inputs: set[Path], force: bool) -> None:
-    if place.resolve() in inputs:
+    if _resolved(place) in inputs:
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not place.is_file():  # results replace what has their name
+        raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
     if place.exists() and not force:
         raise InputError(f"{place} exists; name another output, or add --force")
 
@@ -233,6 +256,8 @@ def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUF
 def glance(path: Path) -> str | None:
     """What is wrong with a file, as far as its first bytes say; None if nothing is."""
     try:
+        if _leads_nowhere(path):
+            return "it is a link that leads to no file"
         if not path.is_file():
             return "there is no such file"
         if path.stat().st_size == 0:
@@ -266,6 +291,11 @@ class Contents:
     box: Bounds = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def orientation(self) -> int:
+        """How the planes are turned to be displayed: see ``Picture``."""
+        return self.original.orientation if isinstance(self.original, Picture) else 1
+
     def write(self, images: Tensor, target: Path, description: str) -> None:
         """The file again with other images; never half of it."""
         kind = target.suffix.lower()
@@ -275,6 +305,30 @@ class Contents:
         picture = self.original.with_values(images[:, 0].cpu().numpy(), self.numbers)
         with atomic_path(target) as part:
             write_picture(picture, part, kind)
+
+
+def require_size(what: str, place: Path, picture: Picture, contents: Contents, name: Path) -> None:
+    """Refuse a mask or a truth that does not lie on its picture, as both are displayed."""
+    shown = displayed_size(picture.stored.shape, picture.orientation)
+    wanted = displayed_size(contents.images.shape, contents.orientation)
+    if shown != wanted:
+        how = "" if contents.orientation == 1 else " when it is displayed"
+        raise InputError(
+            f"the {what} {place} is {shown[0]} x {shown[1]}, but {name} is {wanted[0]} x "
+            f"{wanted[1]}{how}; give one of its size"
+        )
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Errors of the disk, which know nothing of results, with the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise InputError(
+            f"{place} cannot be written ({reason}); make room there, or name another folder"
+        ) from error
 
 
 def write_slices(volume: Volume, target: Path, description: str) -> None:

@@ -126,12 +126,14 @@ class Scans:
             return fields if self.truth is None else [*fields, self.truth]
         return fields + files_in(self.truth)
 
+    def check(self, sources: Sequence[Source]) -> None:
+        """The ending of a single result; of several, one does not stop the others."""
+        if len(sources) == 1:
+            _require_ending(sources[0].target)
+
     def case(self, source: Source, engine: Engine) -> Case:
         """Read the file, state its problem, and choose a weight."""
-        if source.target.suffix.lower() not in RESULTS:
-            raise InputError(
-                f"{source.target} is no name for a slice; let it end in {', '.join(RESULTS)}"
-            )
+        _require_ending(source.target)
         return self._simulated(source, engine) if self.simulate else self._measured(source, engine)
 
     # Simulated scans -----------------------------------------------------------------------------
@@ -354,6 +356,11 @@ def _scale(rays: LinearOperator, values: Tensor) -> float:
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
     return bright if bright > 0 else 1.0
+
+
+def _require_ending(target: Path) -> None:
+    if target.suffix.lower() not in RESULTS:
+        raise InputError(f"{target} is no name for a slice; let it end in {', '.join(RESULTS)}")
 
 
 def _require_one(source: Source, count: int) -> None:

@@ -23,7 +23,7 @@ from convexlift.networks.total_variation import TotalVariation
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
-from convexlift.reconstruction.noise import Kind, Noise, estimate_noise, is_line_art
+from convexlift.reconstruction.noise import Kind, Noise, TooFewPixels, estimate_noise, is_line_art
 from convexlift.reconstruction.weights import card_weight, known_weights
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
@@ -188,7 +188,9 @@ class DenoisingJob(Job):
     def noise(self) -> Noise:
         """Given, or estimated."""
         if self.level is None or self.kind is None:
-            return estimate_noise(self.picture.values, None, self.kind)
+            return _estimated(
+                self.picture.values, None, self.kind, "Choose its kind and its level."
+            )
         return Noise(self.kind, self.level, estimated=False)
 
     def damaged(self) -> tuple[Measurement, Noise | None, dict[str, Any]]:
@@ -245,7 +247,8 @@ class InpaintingJob(Job):
         values, seen = self.picture.values, self.seen()
         level = self.level
         if level is None:
-            level = estimate_noise(values, seen[None, None], "gaussian").level
+            hint = "Mark fewer pixels as missing, or use convexlift reconstruct with --sigma."
+            level = _estimated(values, seen[None, None], "gaussian", hint).level
         added = level if self.simulated else 0.0
         task = Inpainting(noise=added, mask=seen, fill="zero")
         noise = Noise("gaussian", max(level, LEAST_NOISE), estimated=self.level is None)
@@ -320,6 +323,15 @@ def require_number(what: str, value: object, low: float, high: float) -> None:
         raise PageError(f"{what} is not a number.", f"Give one from {low:g} to {high:g}.")
     if not low <= value <= high:
         raise PageError(f"{what} is {value:g}.", f"Give a number from {low:g} to {high:g}.")
+
+
+def _estimated(values: Tensor, seen: Tensor | None, kind: Kind | None, hint: str) -> Noise:
+    try:
+        return estimate_noise(values, seen, kind)
+    except TooFewPixels:
+        raise PageError(
+            "Too few pixels that were seen have neighbours to estimate the noise from.", hint
+        ) from None
 
 
 def _check_mask(mask: Tensor, picture: Picture) -> None:
