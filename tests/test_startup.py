@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from convexlift.__main__ import main
 
 SCRIPT = "import sys\nfrom convexlift.__main__ import main\nsys.exit(main())\n"
 """What installers make of an entry point."""
@@ -59,3 +62,32 @@ def test_control_c_is_left_to_programs_that_import_the_package(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("try:\n    import convexlift\nexcept KeyboardInterrupt:\n    exit(7)\n")
     assert interrupted([str(program), "convexlift"], "torch", tmp_path) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "registered"),
+    [
+        ("bash", "complete -o default -F _convexlift_completion convexlift"),
+        ("zsh", "#compdef convexlift"),
+        ("fish", "complete --command convexlift"),
+    ],
+)
+def test_shells_complete_the_program_by_its_name(shell, registered, monkeypatch, capsys):
+    # else Typer asks for the shell that this process was started by
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(sys, "argv", ["convexlift/__main__.py", "--show-completion", shell])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert registered in printed
+    assert set(re.findall(r"(\S*)=complete_", printed)) == {"_CONVEXLIFT_COMPLETE"}
+    assert "python" not in printed
+
+
+def test_the_module_goes_by_the_name_of_the_script():
+    printed = subprocess.run(
+        [sys.executable, "-m", "convexlift", "models", "--help"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "Usage: convexlift models" in printed

@@ -21,7 +21,8 @@ def main() -> None:
         )
     finally:
         startup.raise_on_interrupt()
-    app()
+    # One name in both forms: shells complete `convexlift`, and no word of `python -m convexlift`.
+    app(prog_name="convexlift")
 
 
 if __name__ == "__main__":
