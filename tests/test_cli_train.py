@@ -213,7 +213,12 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["adversarial", "few"], "a split needs two images or more"),
         (["adversarial", "mixed", "--held-out", "1"], "not 16 x 16; use images of one size"),
         (["adversarial", "pictures", "pictures"], "is given twice"),
-        (["adversarial", "pictures", "--held-out", "6"], "leaves none for training"),
+        (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
+        (["adversarial", "pictures", "--damaged", "nowhere"], "nowhere does not exist"),
+        (["adversarial", "pictures", "--held-out", "6"], "Holding out 6 of 6 images leaves none "
+         "for training. Use --held-out with a number from 1 to 5, or more images."),
+        (["bilevel", "pictures", "--held-out", "0"], "Holding out 0 of 6 images leaves none for "
+         "validation. Use --held-out with a number from 1 to 5."),
         (["adversarial", "pictures", "--preset", "best"], "no adversarial preset 'best'. Choose"),
         (["adversarial", "pictures", "--preset", "photo-any-size"], "`convexlift train bilevel`"),
         (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pages
@@ -92,6 +93,33 @@ def test_every_public_name_has_its_place_in_the_reference():
     assert public - modules <= documented
     for module in (cl.networks, cl.models, cl.scans):
         assert set(module.__all__) - {"ScanGeometry", "WINDOWS"} <= documented
+
+
+def test_links_to_files_of_the_root_become_links_to_their_pages():
+    text = "[a](../CONTRIBUTING.md#how) [b](../../CHANGELOG.md) `../CONTRIBUTING.md` [c](lift.md)"
+    expected = "[a](contributing.md#how) [b](../changelog.md) `../CONTRIBUTING.md` [c](lift.md)"
+    assert tool("hooks").linked_to_copies(text) == expected
+
+
+def anchors(page: Path) -> set[str]:
+    """Of headings, where the site and code hosts make the same of them: repeated dashes differ."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    kept = [re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in headings]
+    return {text.replace(" ", "-") for text in kept if not re.search(r"[ -]{2}", text)}
+
+
+@pytest.mark.parametrize("name", [*pages.documentation(), "CHANGELOG.md"])
+def test_links_work_in_the_repository(name):
+    page = pages.ROOT / name
+    prose = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^()\s]+)\)", prose):
+        if re.match("https?:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -54,6 +55,27 @@ def test_psnr_by_hand():
     truth = torch.zeros(2, 1, 2, 2)
     x = torch.stack([torch.full((1, 2, 2), 0.1), torch.full((1, 2, 2), 0.01)])
     torch.testing.assert_close(images.psnr(x, truth), torch.tensor([20.0, 40.0]))
+
+
+def test_one_truth_is_for_all_images():
+    x = torch.stack([torch.full((1, 2, 2), 0.1), torch.full((1, 2, 2), 0.01)])
+    torch.testing.assert_close(images.psnr(x, torch.zeros(1, 1, 2, 2)), torch.tensor([20.0, 40.0]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((1, 1, 4, 4), (1, 1, 4, 5)),
+        ((2, 1, 4, 4), (3, 1, 4, 4)),
+        ((2, 1, 4, 4), (2, 4, 4)),  # torch would compare each image with both
+        ((1, 3, 4, 4), (1, 1, 4, 4)),
+        ((4,), (4,)),
+    ],
+)
+def test_psnr_of_images_that_do_not_match(first, second):
+    message = re.escape(f"x has the shape {first} and truth {second}; compare images of one size")
+    with pytest.raises(ValueError, match=message):
+        images.psnr(torch.zeros(first), torch.ones(second))
 
 
 def test_noise_has_the_stated_statistics():

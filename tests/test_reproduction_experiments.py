@@ -116,6 +116,18 @@ def test_files_of_a_report(denoised):
     assert not list(folder.rglob("*.part"))
 
 
+def test_how_many_step_sizes_were_tried(denoised):
+    folder, _ = denoised
+    assert "with the best of the 2 pairs tried for this network" in (
+        folder / "report.html"
+    ).read_text().replace("\n", " ")
+    assert denoising.of_the_pairs(denoising.FULL) == "of its 49 pairs"
+    assert denoising.of_the_steps(denoising.FULL) == "of the paper's steps"
+    quick = replace(denoising.FULL, c_1=(5e-3, 5e-2, 1.0, 5.0), c_2=(5e-6, 1e-4, 5e-3), sm_c=(0.5,))
+    assert denoising.of_the_pairs(quick) == "of the 12 pairs tried"
+    assert "tried" in denoising.of_the_steps(quick)
+
+
 def test_numbers_beside_the_paper_s(denoised):
     folder, _ = denoised
     results = json.loads((folder / "results.json").read_text())

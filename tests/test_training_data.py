@@ -191,7 +191,7 @@ def test_images_by_name():
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [
-        (0, "holding out 0 of 10 images leaves none for validation; hold out 1 to 9"),
+        (0, "holding out 0 of 10 images leaves none for validation; hold out 1 to 9 of them$"),
         (-1, "leaves none for validation"),
         (0.01, r"holding out 0\.01 of 10 images leaves none for validation"),
         (10, "holding out 10 of 10 images leaves none for training"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -95,6 +96,27 @@ def test_damaged_files_are_named(tmp_path):
     np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
     with pytest.raises(ValueError, match="write real numbers"):
         read_picture(tmp_path / "text.npy")
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5)])
+def test_complex_numbers_are_refused_with_the_shape_in_the_file(shape, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(shape, complex))
+    message = re.escape(f"a.npy holds complex128 of shape {shape}; write real numbers")
+    with pytest.raises(ValueError, match=message):
+        read_picture(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 5)])
+def test_arrays_without_pixels_are_refused(shape, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(shape))
+    with pytest.raises(ValueError, match=re.escape(f"it has the shape {shape}; write (H, W)")):
+        read_picture(tmp_path / "a.npy")
+
+
+def test_python_objects_are_not_loaded(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[1, None], [2, 3]], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"a\.npy .* the array holds Python objects.* np\.save\("):
+        read_picture(tmp_path / "a.npy")
 
 
 def test_a_tiff_keeps_its_orientation(tmp_path):

@@ -1,4 +1,7 @@
-"""Pages that are made when the site is built: the command reference, and files of the root."""
+"""What is added when the site is built: the command reference, and pages from the root.
+
+Links are written for readers of the repository, and are right on the site as well.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +30,27 @@ LOADED = re.compile(
     r"""<(?:script|img|iframe|link rel="?(?:stylesheet|preload))[^>]*["'=]https?:[^>]*>"""
 )
 
-INTRODUCTION = """# Commands
-
-`convexlift COMMAND`, or `python -m convexlift COMMAND`. This page is made from the program itself
-when the site is built; `convexlift COMMAND --help` says the same in a terminal. The commands come
-with the extra `cli`; `train` needs `train` (`pip install -e '.[train]'`), and `serve` needs `web`.
-
-An error is one sentence and a hint on standard error; `--debug` shows the traceback. Progress bars
-appear on terminals and not in pipes.
-"""
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in the folder."""
-    pages = {"commands.md": command_reference()}
-    pages |= {page: (ROOT / source).read_text("utf-8") for page, source in COPIES.items()}
-    for page, text in pages.items():
+    for page, source in COPIES.items():
+        text = (ROOT / source).read_text("utf-8")
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The commands below their introduction, and links to files that have become pages."""
+    if page.file.src_uri == "commands.md":
+        markdown = f"{markdown}\n{command_reference()}"
+    return linked_to_copies(markdown)
+
+
+def linked_to_copies(markdown: str) -> str:
+    """Links to files of the root as links to their copies, which are one folder nearer."""
+    for page, source in COPIES.items():
+        markdown = re.sub(rf"\.\./{re.escape(source)}(?=[#)])", page, markdown)
+    return markdown
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -63,7 +69,7 @@ def command_reference() -> str:
     """Every command of ``convexlift``, with its arguments and options, as Markdown."""
     group = typer.main.get_command(app)
     with group.make_context("convexlift", [], resilient_parsing=True) as context:
-        sections = [INTRODUCTION, "\n".join(options(group, context)) + "\n"]
+        sections = ["\n".join(options(group, context)) + "\n"]
         for name, command in sorted(group.commands.items()):
             sections += describe(command, name, context)
     return "\n".join(sections) + "\n"

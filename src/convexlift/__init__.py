@@ -5,6 +5,11 @@ min_x  D(A x, y) + weight R(x),    R an input-convex neural network.
 
 import logging as _logging
 
+from convexlift import startup as _startup
+
+if _startup.is_the_command_line():  # before the imports that take long
+    _startup.end_on_interrupt()
+
 from convexlift import models as models
 from convexlift import networks as networks
 from convexlift import scans as scans

@@ -71,7 +71,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
-    """10 log10(peak^2 / mean (x - truth)^2) in dB, for each image."""
+    """10 log10(peak^2 / mean (x - truth)^2) in dB, for each image.
+
+    Args:
+        x: images, (B, ...).
+        truth: of the same shape; a batch of one is for all images.
+        peak: the value of white.
+    """
+    batches = {*x.shape[:1], *truth.shape[:1]} - {1}
+    if x.ndim < 2 or x.shape[1:] != truth.shape[1:] or len(batches) > 1:
+        raise ValueError(
+            f"x has the shape {tuple(x.shape)} and truth {tuple(truth.shape)}; compare images of "
+            "one size, (B, C, H, W) both"
+        )
     error = ((x - truth) ** 2).flatten(1).mean(1, dtype=torch.float64)
     return 10 * torch.log10(torch.as_tensor(peak**2, dtype=torch.float64) / error)
 

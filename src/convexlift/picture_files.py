@@ -98,7 +98,15 @@ def _divided_by_maximum(plane: Plane, name: str) -> Plane:
 def read_npy(path: Path) -> Plane:
     """The array of an NPY file; nothing in it is executed."""
     with path.open("rb") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except ValueError as error:
+            if not str(error).startswith("Object arrays"):
+                raise
+            raise ValueError(
+                "the array holds Python objects, which are not loaded; write numbers of one type, "
+                "such as np.save(path, np.asarray(image, dtype=np.float32))"
+            ) from None
 
 
 def _read_with_pillow(path: Path) -> Plane:

@@ -106,9 +106,10 @@ def read_picture(path: Path) -> Picture:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} cannot be read as a picture: {reason}") from None
     if picture.stored.dtype.kind not in "biuf" or 0 in picture.stored.shape:
+        shape = picture.layout or picture.stored.shape
         raise ValueError(
-            f"{path} holds {picture.stored.dtype} of shape {picture.stored.shape}; write real "
-            "numbers, (H, W) or more of them"
+            f"{path} holds {picture.stored.dtype} of shape {shape}; write real numbers, (H, W) or "
+            "more of them"
         )
     return picture
 
@@ -168,7 +169,7 @@ def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
 
 def _from_npy(path: Path) -> Picture:
     array = read_npy(path)
-    if array.ndim < 2:
+    if array.ndim < 2 or array.size == 0:
         raise ValueError(f"it has the shape {array.shape}; write (H, W), or more of them")
     array = array.astype(array.dtype.newbyteorder("="))
     colours = array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4)

@@ -51,6 +51,7 @@ from convexlift.cli.reconstruct_options import (
     read_rows,
     read_weight,
     read_window,
+    stopping,
 )
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair
@@ -286,6 +287,7 @@ class _Common:
         named: dict[str, Any], ending: str | None = None,
     ) -> None:  # fmt: skip
         """Check everything that can be checked, then go through the files."""
+        stop = stopping(self.tolerance, self.max_iterations, self.time_limit)
         sources = checked(find_sources, inputs, self.output, suffixes, ending)
         checked(preparation.check, sources)
         saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
@@ -300,8 +302,7 @@ class _Common:
             Engine,
             network.to(place),
             place,
-            checked(StopWhen, gap=self.tolerance, max_iterations=self.max_iterations,
-                     seconds=self.time_limit),
+            stop,
             self.method,
             read_weight(self.weight),
             read_batch(self.batch),

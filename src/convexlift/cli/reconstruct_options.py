@@ -19,6 +19,7 @@ from convexlift.reconstruction.masks import MaskChoice
 from convexlift.reconstruction.noise import Kind
 from convexlift.reconstruction.sources import InputError, RangeChoice
 from convexlift.scans.windows import WINDOWS, Window
+from convexlift.solvers.stopping import StopWhen
 
 Arguments = ParamSpec("Arguments")
 Made = TypeVar("Made")
@@ -140,6 +141,21 @@ def read_weight(text: str) -> WeightChoice:
     if text in rules:
         return rules[text]
     return _number("--weight", text, "card, auto, discrepancy or a number > 0")
+
+
+def stopping(tolerance: float, max_iterations: int, time_limit: float | None) -> StopWhen:
+    """Of all solves; errors name the options, which the library calls otherwise."""
+    if not tolerance >= 0:
+        raise UserError(
+            f"--tolerance is a relative gap from 0 on, such as 1e-3, got {tolerance:g}."
+        )
+    if max_iterations < 0:
+        raise UserError(f"--max-iterations is a whole number from 0 on, got {max_iterations}.")
+    if time_limit is not None and not time_limit > 0:
+        raise UserError(
+            f"--time-limit is a number of seconds > 0, got {time_limit:g}. Leave it out for none."
+        )
+    return StopWhen(gap=tolerance, max_iterations=max_iterations, seconds=time_limit)
 
 
 def read_batch(text: str) -> int | None:

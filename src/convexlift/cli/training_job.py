@@ -38,7 +38,13 @@ from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
 from convexlift.training.initial import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, Outcome, follow
+from convexlift.training.recipes import (
+    AdversarialRecipe,
+    BilevelRecipe,
+    Outcome,
+    follow,
+    validated_task,
+)
 
 AnyRecipe = AdversarialRecipe | BilevelRecipe
 CONTINUE = "Go on with the same command and --resume"
@@ -74,6 +80,7 @@ def run_job(recipe: AnyRecipe, job: Job) -> None:
     check_json_file(job.json_file)
     _check_output(job)
     images = ImageSet.from_folders(job.folders)
+    _check_held_out(recipe, len(images))
     damaged = None if job.damaged is None else ImageSet.from_folder(job.damaged)
     network = None if job.start is None else _load_start(job.start, recipe)
     with distributed.process_group(device) as place:
@@ -105,6 +112,18 @@ def _check_output(job: Job) -> None:
             f"{job.output} holds the checkpoint of an earlier training. "
             "Go on with it by --resume, or name another folder with --output."
         )
+
+
+def _check_held_out(recipe: AnyRecipe, count: int) -> None:
+    """Whether there are images to train on and others to validate on; one alone is another case."""
+    if validated_task(recipe) is None or count < 2 or 0 < recipe.held_out < count:
+        return
+    raise UserError(
+        f"Holding out {recipe.held_out} of {count} images leaves none for "
+        f"{'training' if recipe.held_out > 0 else 'validation'}. "
+        f"Use --held-out with a number from 1 to {count - 1}"
+        f"{', or more images' if recipe.held_out > 0 else ''}."
+    )
 
 
 def _follow(

@@ -124,7 +124,7 @@ class ImageSet:
             part = "validation" if count <= 0 else "training"
             raise ValueError(
                 f"holding out {held_out} of {len(self)} images leaves none for {part}; "
-                f"hold out 1 to {len(self) - 1}, or the fraction for it"
+                f"hold out 1 to {len(self) - 1} of them"
             )
         order = _permutation(len(self), mix("split", seed)).tolist()
         held = set(order[: int(count)])

@@ -195,7 +195,7 @@ def follow(
     """
     if damaged is not None:
         _require_matching(damaged, images, recipe)
-    checked = recipe.validation_task or _first_task(recipe)
+    checked = validated_task(recipe)
     split = checked is not None and validation_images is None
     training, held_out = _split(images, recipe, validated=split)
     if damaged is not None:
@@ -254,8 +254,10 @@ def follow(
     return Outcome(trained, weights, validation)
 
 
-def _first_task(recipe: AdversarialRecipe | BilevelRecipe) -> Task | None:
-    return recipe.task if isinstance(recipe, AdversarialRecipe) else recipe.tasks[0][0]
+def validated_task(recipe: AdversarialRecipe | BilevelRecipe) -> Task | None:
+    """What held-out images are reconstructed from; None where none are held out."""
+    first = recipe.task if isinstance(recipe, AdversarialRecipe) else recipe.tasks[0][0]
+    return recipe.validation_task or first
 
 
 def _split(

@@ -1,0 +1,93 @@
+"""The command line before a command runs: Ctrl-C during imports, and the name it goes by."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from convexlift.__main__ import main
+
+SCRIPT = "import sys\nfrom convexlift.__main__ import main\nsys.exit(main())\n"
+"""What installers make of an entry point."""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "bin" / "convexlift"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    return path
+
+
+def interrupted(words: list[str], module: str, folder: Path) -> tuple[int, str]:
+    """Status and errors of Python that gets Ctrl-C while it imports the module."""
+    hung = folder / "hung"
+    (folder / f"{module}.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(hung)!r}).touch()\ntime.sleep(60)\n"
+    )
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, *words], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    try:
+        deadline = time.time() + 60
+        while not hung.exists() and process.poll() is None and time.time() < deadline:
+            time.sleep(0.02)
+        assert hung.exists()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+# torch is imported with the package, typer by the command line.
+@pytest.mark.parametrize("module", ["torch", "typer"])
+@pytest.mark.parametrize("form", ["module", "script"])
+def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_path):
+    start = ["-m", "convexlift"] if form == "module" else [str(script)]
+    found = interrupted([*start, "reconstruct", "denoise", "a.png"], module, tmp_path)
+    assert found == (130, "convexlift: Interrupted.\n")
+
+
+def test_control_c_is_left_to_programs_that_import_the_package(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("try:\n    import convexlift\nexcept KeyboardInterrupt:\n    exit(7)\n")
+    assert interrupted([str(program), "convexlift"], "torch", tmp_path) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "registered"),
+    [
+        ("bash", "complete -o default -F _convexlift_completion convexlift"),
+        ("zsh", "#compdef convexlift"),
+        ("fish", "complete --command convexlift"),
+    ],
+)
+def test_shells_complete_the_program_by_its_name(shell, registered, monkeypatch, capsys):
+    # else Typer asks for the shell that this process was started by
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(sys, "argv", ["convexlift/__main__.py", "--show-completion", shell])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert registered in printed
+    assert set(re.findall(r"(\S*)=complete_", printed)) == {"_CONVEXLIFT_COMPLETE"}
+    assert "python" not in printed
+
+
+def test_the_module_goes_by_the_name_of_the_script():
+    printed = subprocess.run(
+        [sys.executable, "-m", "convexlift", "models", "--help"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "Usage: convexlift models" in printed
