@@ -237,6 +237,7 @@ def test_a_right_adjoint_is_examined_once(dtype):
         torch.empty(2, 1, 24, 24, dtype=dtype)
     ) < 1e-6  # fmt: skip
     shifted_problem(operator, dtype)
+    shifted_problem(3.0 * operator, dtype)
     assert len(calls) == 1
 
 

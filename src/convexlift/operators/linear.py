@@ -194,6 +194,10 @@ class Scaled(LinearOperator):
         """|c| ||A||."""
         return abs(self.factor) * self.operator.norm(input_shape)
 
+    def adjoint_error(self, x: Tensor) -> float:
+        """That of A, which may be known."""
+        return self.operator.adjoint_error(x)
+
 
 class Composition(LinearOperator):
     """(A B) x = A (B x), for any number of factors, written left to right."""
