@@ -56,6 +56,17 @@ def test_the_command_reference_has_every_command_and_option():
         assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
 
 
+def test_outputs_have_the_same_names_in_all_commands():
+    outputs = {
+        path: option.opts
+        for path, command in commands(typer.main.get_command(app))
+        for option in command.params
+        if option.name == "output"
+    }
+    assert {"convexlift demo", "convexlift reconstruct ct", "convexlift reproduce"} <= set(outputs)
+    assert all(names == ["--output", "-o"] for names in outputs.values()), outputs
+
+
 def test_docstrings_with_mathematics_are_no_markup():
     escaped = tool("docstrings").escaped
     text = """<A x, y> = <x, A* y>, see :func:`lift` and ``A* y``.

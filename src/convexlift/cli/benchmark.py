@@ -120,9 +120,9 @@ def benchmark(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for results and plots.")] = Path(
-        "benchmark-output"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for results and plots.")
+    ] = Path("benchmark-output"),
     quick: Annotated[
         bool, typer.Option("--quick", help="Small pictures and few tolerances; minutes.")
     ] = False,

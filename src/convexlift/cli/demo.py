@@ -34,9 +34,9 @@ from convexlift.report import COLUMNS, as_json, regularizer_note, rows, write_re
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for pictures and report.")] = Path(
-        "demo-output"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for pictures and report.")
+    ] = Path("demo-output"),
     json_file: JsonFile = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     quick: Annotated[

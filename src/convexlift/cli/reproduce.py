@@ -56,7 +56,10 @@ def reproduce(
         bool, typer.Option("--quick", help="Fewer images and iterations; minutes on two cores.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for parts and report; reproduce-NAME unless given.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for parts and report; reproduce-NAME unless given."
+        ),
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     seed: Annotated[int, typer.Option(min=0, help="Of noise and masks.")] = 0,

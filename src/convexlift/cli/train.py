@@ -57,7 +57,9 @@ AdversarialPreset = Annotated[
     str, typer.Option("--preset", help=f"The recipe: {', '.join(ADVERSARIAL)}.")
 ]
 BilevelPreset = Annotated[str, typer.Option("--preset", help=f"The recipe: {', '.join(BILEVEL)}.")]
-Output = Annotated[Path, typer.Option(help="Folder for model, log and checkpoint.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder for model, log and checkpoint.")
+]
 Steps = Annotated[int | None, typer.Option(help="Steps of the optimiser.")]
 BatchSize = Annotated[int | None, typer.Option(help="Images in a step, of all processes together.")]
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Of Adam.")]
