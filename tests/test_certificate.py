@@ -188,3 +188,15 @@ def test_what_is_no_image_of_the_problem_is_not_certified():
     x[1, 0, 2, 3] = float("nan")
     with pytest.raises(ValueError, match=r"x is nan at index \(1, 0, 2, 3\)"):
         cl.certify(problem, x)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("fidelity", ["L1", "L2", "KL"])
+def test_the_bound_holds_however_far_the_image_is(fidelity, scale):
+    """Objective and gap nearly cancel there, and rounding is larger than the optimum."""
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, batch=4).to(dtype=torch.float32)
+    optimum = cl.solve(problem, stop=cl.StopWhen(gap=1e-4, max_iterations=2000)).objective
+    far = scale * torch.rand(4, *problem.image_shape, dtype=torch.float32)
+    certificate = cl.certify(problem, far)
+    assert (certificate.lower_bound <= optimum).all()
+    assert (certificate.gap > 0.5).all()

@@ -37,6 +37,9 @@ class InconsistentBounds(ArithmeticError):
     """A lower bound above the objective of an image: some part of the problem is not as it says."""
 
 
+ROUNDING = 64
+"""Relative errors of objectives and gaps, in units of the last place, are less than this."""
+
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
@@ -291,7 +294,8 @@ def _describe(
     near = prefer_near(problem, bounds.everywhere.gap / scale, bounds.near.gap / scale, tolerance)
     bound = choose_images(near, bounds.near, bounds.everywhere)
     finite = torch.isfinite(objective) & torch.isfinite(bound.gap)
-    lower = torch.where(finite, objective - bound.gap, -math.inf)
+    below = lower_bound(objective, bound.gap, evaluation.x.dtype)
+    lower = torch.where(finite, below, -math.inf)
     guarantee = tuple(
         Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
         for ok, local in zip(finite.tolist(), (~bound.data.everywhere).tolist(), strict=True)
@@ -310,6 +314,20 @@ def _describe(
         _gap_map(evaluation, bound),
         distance,
     )
+
+
+def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
+    """objective - gap, and a little less: far from the optimum the two nearly cancel.
+
+    A diverging image has an objective of 1e20, say, and a gap as large; what rounding leaves of
+    their difference may be anything, and is no bound.
+
+    Args:
+        objective: of the images, (B,).
+        gap: the absolute gap there, (B,).
+        precision: of the images both were computed from.
+    """
+    return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
 
 
 def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from convexlift.problems.certificate import (
     BestBounds,
     Guarantee,
     judge,
+    lower_bound,
     prefer_near,
     relative_gap,
     require_consistent,
@@ -233,7 +234,8 @@ class Ledger:
     ) -> None:
         """From the absolute gaps of the bound that holds everywhere, and of the local one."""
         usable = finite & torch.isfinite(objective)
-        lower = torch.where(usable, objective - everywhere, -math.inf)
+        below = lower_bound(objective, everywhere, x.dtype)
+        lower = torch.where(usable, below, -math.inf)
         raised = lower > self.lower_bound  # False for NaN
         self.lower_bound = torch.where(raised, lower, self.lower_bound)
         nearer = usable & (near < self.local_gap)
@@ -248,14 +250,17 @@ class Ledger:
 
     def _prefer_local(self) -> Tensor:
         everywhere = relative_gap(self.objective, self.lower_bound)
-        near = relative_gap(self.local_objective, self.local_objective - self.local_gap)
+        near = relative_gap(self.local_objective, self._local_bound())
         return prefer_near(self.problem, everywhere, near, self.tolerance)
+
+    def _local_bound(self) -> Tensor:
+        return lower_bound(self.local_objective, self.local_gap, self.x.dtype)
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Objective, lower bound and relative gap: the bound for everyone, or the local."""
         use_local = self._prefer_local()
         objective = torch.where(use_local, self.local_objective, self.objective)
-        lower = torch.where(use_local, objective - self.local_gap, self.lower_bound)
+        lower = torch.where(use_local, self._local_bound(), self.lower_bound)
         require_consistent(objective, lower, self.problem.fidelity.y.dtype)
         lower = torch.minimum(lower, objective)  # they may differ by rounding
         return objective, lower, relative_gap(objective, lower)
