@@ -1,0 +1,89 @@
+"""What reports are made of: verdicts, remarks, tables and legends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from convexlift.reproduction.comparing import Run, SideBySide
+from convexlift.reproduction.curves import Curve
+from convexlift.reproduction.figures import Line, Panel, curves
+from convexlift.reproduction.measuring import Optimum
+from convexlift.reproduction.paper import Printed
+from convexlift.reproduction.parts import Part
+from convexlift.reproduction.remarks import psnr_comparisons
+from convexlift.reproduction.tables import Comparison, Table, comparison_table
+
+
+def straight(step, last):
+    """A run of one image whose objective ends at ``last``, and whose PSNR is 10 times its step."""
+    looks, one = np.array([0, 10]), np.ones((2, 1))
+    objective = np.array([[2.0], [last]])
+    curve = Curve(looks, looks, objective, one, one, 10 * step * one, 0 * one, one, looks, one)
+    return Run(f"sm-c-{step}", f"SM-C, {step}", "SM-C", True, (step,), curve)
+
+
+@pytest.mark.parametrize(
+    ("ours", "searched", "remark"),
+    [
+        (1.005, 1.0, "step 1"),  # near the optimum: its step suits
+        (1.5, 1.1, "step 1; does not suit this network, step 3: 30.00"),
+        (1.1, 1.5, "step 1"),  # a search with few iterations can end higher
+    ],
+)
+def test_other_steps_are_told_where_they_end_lower(ours, searched, remark):
+    run, other = straight(1, ours), straight(3, searched)
+    optimum = Optimum(np.array([1.0]), np.array([0.9]))
+    found = SideBySide({run.key: run, other.key: other}, optimum, 1.0, 10, 10)
+    data = Part({"psnr": [11.0], "names": ["a"], "source": "faces", "faithful": True})
+    printed = {"SM-C": (Printed(10.0, "Figure"), Printed(10.0, "Figure"))}
+    rows = psnr_comparisons(
+        found, data, Printed(11.0, "Figure"), {"SM-C": run}, printed, others={"SM-C": other}
+    )
+    assert rows[-1].remark == remark
+
+
+@pytest.mark.parametrize(
+    ("ours", "better", "verdict"),
+    [
+        (10.4, "higher", "agrees"),
+        (12.0, "higher", "better"),
+        (12.0, "lower", "worse"),
+        (8.0, "neither", "lower"),
+        (None, "higher", "not reached"),
+        (math.inf, "lower", "not reached"),
+    ],
+)
+def test_verdicts(ours, better, verdict):
+    comparison = Comparison("x", Printed(10.0, "1"), ours, better)
+    assert comparison.verdict == verdict
+    if verdict != "not reached":
+        assert replace(comparison, comparable=False).verdict == "not comparable"
+
+
+@pytest.mark.parametrize("length", [5, 30, 60])
+def test_legends_fit_their_figures(length):
+    pytest.importorskip("matplotlib").use("Agg")
+    x = np.arange(3)
+    lines = [Line(x, x + i, "sm-c", f"{i} " + "m" * length) for i in range(9)]
+    figure = curves([[Panel("Objective", "F", lines), Panel("PSNR", "dB", lines)]])
+    figure.canvas.draw()
+    legend, axis = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+    assert legend.y0 >= axis.y1
+
+
+def test_tables_as_files():
+    table = Table("t", ("a", "b|c"), (("1", "x<y"), ("2", "")), bold=frozenset({(0, 1)}))
+    assert table.as_csv() == "a,b|c\n1,x<y\n2,\n"
+    assert "| 1 | **x<y** |" in table.as_markdown()
+    assert "<b>x&lt;y</b>" in table.as_html()
+    assert "<td><code>a&amp;b</code></td>" in replace(table, rows=(("`a&b`", ""),)).as_html()
+    with pytest.raises(ValueError, match="columns"):
+        replace(table, rows=(("1",),))
+    compared = comparison_table([Comparison("q", Printed(0.18, "T", "s", 0.026), 0.02)])
+    assert compared.rows[0][:5] == ("q, s", "T", "0.18 ± 0.026", "0.02", "-0.16")
