@@ -160,6 +160,10 @@ class SideBySide:
             runs, title, "certified relative gap", lambda curve: curve.gap, limits=(1e-5, 5.0)
         )
 
+    def proof_panels(self, runs: Sequence[Run]) -> list[Panel]:
+        """How far from the optimum runs are, beside how far they know that they are at most."""
+        return [self.error_panel(runs, "Objective error"), self.gap_panel(runs, "Certified gap")]
+
     def psnr_panel(self, runs: Sequence[Run], title: str) -> Panel:
         """PSNR in dB."""
         return self.panel(runs, title, "PSNR, dB", lambda curve: curve.psnr, log=False)

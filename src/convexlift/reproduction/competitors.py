@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convexlift.reproduction.paper import PaperInpainting
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
@@ -71,3 +72,13 @@ L_BFGS = Competitor("lbfgs", "lbfgs", "L-BFGS", LBFGS())
 def accelerated(step: float) -> Competitor:
     """NMAPG with its first step."""
     return Competitor("nmapg", "nmapg", "NMAPG", NMAPG(step=step))
+
+
+def papers_four(values: PaperInpainting) -> list[Competitor]:
+    """Those of section 5.3, with its step sizes."""
+    return [
+        proposed(values.c),
+        constant(values.sm_c),
+        diminishing(values.sm_d),
+        accelerated(values.nmapg),
+    ]

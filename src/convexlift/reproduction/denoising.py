@@ -295,10 +295,7 @@ def curves_section(found: SideBySide, parts: Mapping[str, Part]) -> Section:
         [found.psnr_panel(runs, f"PSNR, {name}") for name, runs in columns.items()],
     ]
     everyone = [*beside, found.runs["lbfgs"], found.best("sm-c"), found.best("sm-d")]
-    last = [
-        found.error_panel(everyone, "Objective error"),
-        found.gap_panel(everyone, "Certified gap"),
-    ]
+    last = found.proof_panels(everyone)
     caption = (
         "The paper's comparison with the subgradient methods, first image: all its step sizes in "
         "shades of one colour, and ours beside them where its do not suit this network. Dotted: "

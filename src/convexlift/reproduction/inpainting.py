@@ -17,9 +17,9 @@ from convexlift.reproduction.competitors import (
     DEFAULT_SAME_START,
     L_BFGS,
     Competitor,
-    accelerated,
     constant,
     diminishing,
+    papers_four,
     proposed,
 )
 from convexlift.reproduction.data import Images, load_faces
@@ -140,10 +140,7 @@ def case(name: str, values: InpaintingSettings, images: Images) -> Case:
 def competitors(values: InpaintingSettings) -> list[Competitor]:
     """The paper's four with its step sizes first, then those that need none, then other steps."""
     return [
-        proposed(values.c),
-        constant(values.sm_c),
-        diminishing(values.sm_d),
-        accelerated(values.nmapg),
+        *papers_four(values),
         DEFAULT,
         DEFAULT_SAME_START,
         L_BFGS,

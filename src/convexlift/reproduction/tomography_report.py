@@ -251,10 +251,7 @@ def certificates_section(found: SideBySide, parts: Parts) -> Section:
         ours, *([better] if better.parameters != ours.parameters else []), found.runs["default"],
         found.runs["lbfgs"], found.best("sm-c"), found.best("sm-d"),
     ]  # fmt: skip
-    panels = [
-        found.error_panel(everyone, "Objective error"),
-        found.gap_panel(everyone, "Certified gap"),
-    ]
+    panels = found.proof_panels(everyone)
     caption = (
         "All methods, the subgradient ones with their best steps: objective error (shaded where it "
         "is below the accuracy of the optimum), and the gap that each run certifies by itself, "

@@ -19,9 +19,9 @@ from convexlift.reproduction.competitors import (
     DEFAULT,
     L_BFGS,
     Competitor,
-    accelerated,
     constant,
     diminishing,
+    papers_four,
     proposed,
 )
 from convexlift.reproduction.data import Images, load_faces
@@ -179,10 +179,7 @@ def table_row(
 def competitors(values: TrainingSettings) -> list[Competitor]:
     """The paper's four with its step sizes, and those that need none."""
     return [
-        proposed(values.c),
-        constant(values.sm_c),
-        diminishing(values.sm_d),
-        accelerated(values.nmapg),
+        *papers_four(values),
         DEFAULT,
         L_BFGS,
     ]
