@@ -56,7 +56,8 @@ def test_the_bound_holds_for_every_combination(architecture, activation):
         assert certificate.map.shape == (1, 1, zoo.SIZE, zoo.SIZE)
         assert (certificate.map >= 0).all(), case
         gap = certificate.objective - certificate.lower_bound
-        torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=1e-10)
+        rounding = 1e-11 * float(certificate.objective)  # of bounds that leave room for it
+        torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=rounding)
 
 
 @pytest.mark.parametrize("case", COMBINATIONS[:: len(COMBINATIONS) // 24], ids=", ".join)
@@ -142,7 +143,7 @@ def test_double_precision_is_one_argument_away():
     solution = cl.solve(single, stop=cl.StopWhen(gap=1e-4))
     assert solution.x.dtype == torch.float32
     rough = cl.certify(single, solution.x, solution.duals)
-    exact = cl.certify(single, solution.x, solution.duals, double=True)
+    exact = cl.certify(single, solution.x, solution.duals)
     assert exact.map.dtype == torch.float64
     torch.testing.assert_close(rough.lower_bound, exact.lower_bound, rtol=3e-6, atol=0)
     assert next(single.regularizer.parameters()).dtype == torch.float32

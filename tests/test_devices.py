@@ -39,7 +39,7 @@ def test_every_architecture_behind_a_blur(architecture):
     ).to(device="cuda")
     solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
     assert set(solution.status) == {cl.Status.CONVERGED}
-    exact = cl.certify(problem, solution.x, solution.duals, double=True)
+    exact = cl.certify(problem, solution.x, solution.duals)
     assert (exact.gap <= 1.0001e-4).all()
 
 
@@ -83,7 +83,7 @@ def test_tf32_is_off_inside():
         solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-5))
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
-    exact = cl.certify(problem, solution.x, solution.duals, double=True)
+    exact = cl.certify(problem, solution.x, solution.duals)
     assert (exact.gap <= 2e-5).all()
 
 

@@ -29,7 +29,11 @@ def state(**changes):
         (lambda: state(weight=-1), ValueError, "weight=-1"),
         (lambda: state(weight=math.nan), ValueError, "weight=nan"),
         (lambda: state(weight="0.1"), TypeError, "weight must be a number, got the text '0.1'"),
-        (lambda: state(fidelity=Y), TypeError, r"fidelity must be cl.L1\(y\), .* got Tensor"),
+        (
+            lambda: state(fidelity=Y),
+            TypeError,
+            r"fidelity=cl.SquaredL2\(y\) .* got the data",
+        ),
         (lambda: state(operator=lambda x: x), TypeError, "wrap a function and its adjoint"),
         (lambda: state(regularizer=torch.nn.ReLU()), TypeError, "must be an InputConvexNetwork"),
         (lambda: state(box=(1, 0)), ValueError, "lower < upper"),

@@ -134,7 +134,7 @@ def test_results_do_not_vary():
 def test_derivatives_of_all_orders(beam):
     beam = beam.to(dtype=torch.float64)
     beam.angles = beam.angles.to(DEVICE)
-    beam._projectors[torch.float64] = both(beam, torch.float64)[0]
+    beam._shared.projectors[beam.angles.device, torch.float64] = both(beam, torch.float64)[0]
     x = random(1, *beam.input_shape).requires_grad_()
     y = random(1, *beam.output_shape(beam.input_shape)).requires_grad_()
     assert torch.autograd.gradcheck(beam, x, fast_mode=True)

@@ -15,7 +15,7 @@ from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 
 import convexlift as cl
 from convexlift.images import load_image, psnr, save_image
-from convexlift.problems.certificate import relative_gap
+from convexlift.problems.claims import relative_gap
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
 from convexlift.reconstruction.records import record_of

@@ -88,7 +88,7 @@ def test_the_head_is_left_out_while_it_is_on():
 def test_the_certificate_is_that_of_the_whole_network():
     full = problem(5.0)
     solution = cl.solve(full, stop=STOP)
-    again = cl.certify(full, solution.x, solution.duals, double=True)
+    again = cl.certify(full, solution.x, solution.duals)
     assert float(again.gap) <= 2e-6
     torch.testing.assert_close(again.objective, full.objective(solution.x))
 

@@ -156,7 +156,7 @@ def test_single_precision_behind_a_blur():
     )
     solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
     assert solution.status == (cl.Status.CONVERGED,)
-    double = cl.certify(problem, solution.x, solution.duals, double=True)
+    double = cl.certify(problem, solution.x, solution.duals)
     assert float(double.gap) <= 2e-4
 
 

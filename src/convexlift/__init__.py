@@ -52,11 +52,12 @@ from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
 from convexlift.operators.tomography.filtered import fbp as fbp
 from convexlift.problems.certificate import Certificate as Certificate
-from convexlift.problems.certificate import Guarantee as Guarantee
 from convexlift.problems.certificate import certify as certify
+from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.saddle import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
+from convexlift.proofs import Proof as Proof
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
 from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG

@@ -6,8 +6,10 @@ the library's own classes take the same exams in its tests.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +17,12 @@ from torch import Tensor
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape
+from convexlift.tensors import Shape, fits, foreign_parts, full_precision
+
+EXAMINED_DATA = 400
+"""So many data of a user's fidelity are examined."""
+LINEARITY = 1e-4
+"""The largest relative error of a user's operator that counts as rounding, in single precision."""
 
 
 class CheckFailed(AssertionError):
@@ -185,6 +192,73 @@ def check_functional(
     other = lower + random.uniform(0.0, 1.0, *shape) * (upper - lower)
     worse = f.density(other) + c * other - f.density(best) - c * best
     _require(float(worse.min()) >= -1e-9, f"minimiser is beaten by {-float(worse.min()):.1e}")
+
+
+def examine_activation(activation: Activation) -> None:
+    """Refuse an activation of a user's that fails ``check_activation``; once for each of them."""
+    if any(True for _ in foreign_parts(activation)):
+        _examined(activation)
+
+
+@functools.lru_cache(maxsize=256)
+def _examined(activation: Activation) -> None:
+    with torch.no_grad(), _refusing(f"the activation {activation}", "cl.check_activation"):
+        check_activation(activation)
+
+
+def examine_fidelity(fidelity: Fidelity) -> None:
+    """Refuse a fidelity of a user's that fails ``check_functional`` on some of its data.
+
+    The data are scaled to at most one for it: what is examined is the formula, and tolerances are
+    absolute.
+    """
+    if not any(True for _ in foreign_parts(fidelity)):
+        return
+    y = fidelity.y
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(y.numel(), (EXAMINED_DATA,), generator=generator).to(y.device)
+    scale = 1 / max(1.0, float(y.abs().max()))
+
+    def some(values: Tensor) -> Tensor:
+        if not fits(tuple(values.shape), tuple(y.shape)):
+            return values
+        chosen = values.expand_as(y).flatten()[places][None].cpu()
+        return chosen * scale if values is y else chosen
+
+    with torch.no_grad(), _refusing(
+        f"the fidelity {type(fidelity).__name__}", "cl.check_functional"
+    ):  # fmt: skip
+        check_functional(fidelity._map(some))
+
+
+def examine_operator(operator: LinearOperator, like: Tensor) -> None:
+    """Refuse an operator of a user's that is affine, not linear, or not the diagonal it says."""
+    if not any(True for _ in foreign_parts(operator)):
+        return
+    generator = torch.Generator().manual_seed(1)
+    name = f"the operator {type(operator).__name__}"
+    with torch.no_grad(), full_precision(), _refusing(name, "cl.check_operator"):
+        x, other = (torch.randn(like.shape, generator=generator).to(like) for _ in range(2))
+        Ax, diagonal = operator(x), operator.diagonal
+        scale = float(Ax.norm()) + torch.finfo(like.dtype).tiny
+        at_zero = float(operator(torch.zeros_like(x)).norm())
+        _require(at_zero == 0, f"A(0) is not 0 (its norm is {at_zero:.1e}): an affine map")
+        error = float((operator(2 * x - 3 * other) - (2 * Ax - 3 * operator(other))).norm()) / scale
+        _require(error <= LINEARITY, f"A is not linear: relative error {error:.1e}")
+        if diagonal is not None:
+            error = float((Ax - diagonal.to(Ax) * x).norm()) / scale
+            _require(error <= LINEARITY, f"A x and diagonal * x differ by {error:.1e}")
+
+
+@contextlib.contextmanager
+def _refusing(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckFailed as failure:
+        raise ValueError(
+            f"{what} is not what it says it is ({failure}), so no bound would hold; {remedy} "
+            "examines it"
+        ) from None
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

@@ -5,16 +5,14 @@ Images are tensors (B, C, H, W) with values in [0, 1].
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from convexlift.atomic_files import atomic_path as atomic_path
 from convexlift.picture_files import pillow, read_plane, to_float
 from convexlift.tensors import first_non_finite
 
@@ -53,21 +51,6 @@ def save_image(path: Path, image: Tensor) -> None:
     pixels = (255 * plane).round().to(torch.uint8).numpy()
     with atomic_path(path) as part:
         pillow().fromarray(pixels).save(part, format="PNG")
-
-
-@contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that becomes it when the block ends well.
-
-    No half-written file ever has the final name.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:

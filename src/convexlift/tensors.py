@@ -55,6 +55,25 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     return tuple(int(i) for i in bad.nonzero()[0])
 
 
+def is_own(part: object) -> bool:
+    """Whether an object is of a class of this library, and not of a user's."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def foreign_parts(value: Any) -> Iterator[object]:
+    """The records and activations among an object's parts, itself included, that are not own."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from foreign_parts(item)
+    elif isinstance(value, dict):
+        yield from foreign_parts(list(value.values()))
+    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | nn.Module | type):
+        if not is_own(value):
+            yield value
+        elif isinstance(value, TensorRecord) or hasattr(value, "__dataclass_fields__"):
+            yield from foreign_parts(list(vars(value).values()))
+
+
 class TensorRecord:
     """An object made of tensors (and other records) that move together.
 
@@ -254,11 +273,15 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 inside: its three digits would make every certificate below 1e-3 meaningless."""
+    """No TF32 and no autocast inside: their three digits would make certificates meaningless."""
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = matmul.fp32_precision, convolution.fp32_precision
-    try:
-        matmul.fp32_precision = convolution.fp32_precision = "ieee"
-        yield
-    finally:
-        matmul.fp32_precision, convolution.fp32_precision = before
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        try:
+            matmul.fp32_precision = convolution.fp32_precision = "ieee"
+            yield
+        finally:
+            matmul.fp32_precision, convolution.fp32_precision = before

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convexlift.benchmark.options import REFERENCE_GAP
 from convexlift.images import psnr
-from convexlift.problems.certificate import Guarantee
+from convexlift.problems.claims import Guarantee
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Progress, Solution, Status

@@ -26,6 +26,7 @@ class Anchored(Fidelity):
     """
 
     conjugate_domain = (-math.inf, math.inf)
+    density_rounding = conjugate_rounding = 1e-11
 
     def __init__(self, fidelity: Fidelity, target: Tensor, pull: float) -> None:
         super().__init__(fidelity.y)

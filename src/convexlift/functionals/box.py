@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -40,6 +41,13 @@ class Box:
             math.inf if upper is None else float(upper),
         )
 
+    def rounded_inward(self, dtype: torch.dtype) -> tuple[float, float]:
+        """The smallest and the largest number of this precision in the box.
+
+        0.1 in single precision is larger than 0.1: an image clipped to it would leave the box.
+        """
+        return _rounded_inward(self.lower, self.upper, dtype)
+
     @property
     def is_everything(self) -> bool:
         """Whether there is no constraint at all."""
@@ -47,13 +55,25 @@ class Box:
 
     def contains(self, x: Tensor) -> Tensor:
         """Per image, whether every pixel lies in the box."""
-        return ((x >= self.lower) & (x <= self.upper)).flatten(1).all(1)
+        lower, upper = self.rounded_inward(x.dtype)
+        return ((x >= lower) & (x <= upper)).flatten(1).all(1)
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of the box."""
-        return x if self.is_everything else x.clamp(self.lower, self.upper)
+        return x if self.is_everything else x.clamp(*self.rounded_inward(x.dtype))
 
     def pressure(self, x: Tensor, force: Tensor) -> Tensor:
         """The part of a force that pushes pixels of x against the bounds they are on."""
-        low, high = (x <= self.lower) & (force < 0), (x >= self.upper) & (force > 0)
+        lower, upper = self.rounded_inward(x.dtype)
+        low, high = (x <= lower) & (force < 0), (x >= upper) & (force > 0)
         return torch.where(low | high, force, 0.0)
+
+
+@functools.cache
+def _rounded_inward(lower: float, upper: float, dtype: torch.dtype) -> tuple[float, float]:
+    low, high = (torch.tensor(end, dtype=torch.float64).to(dtype) for end in (lower, upper))
+    low = torch.nextafter(low, torch.full_like(low, math.inf)) if float(low) < lower else low
+    high = torch.nextafter(high, torch.full_like(high, -math.inf)) if float(high) > upper else high
+    if not low <= high or low == math.inf or high == -math.inf:
+        raise ValueError(f"the box ({lower:g}, {upper:g}) holds no number of {dtype}")
+    return float(low), float(high)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,11 +29,17 @@ class Fidelity(TensorRecord, ABC):
         smooth: whether ``gradient`` is continuous.
         conjugate_domain: the open interval of slopes v on which f* is finite.
         weights: how much a datum counts; 0 where f = 0.
+        density_rounding: the relative error of f in double precision is less than this.
+        conjugate_rounding: that of f*, measured by |f*(v)| + |v| (|y| + offset).
+        offset: what is added to w before f looks at it.
     """
 
     smooth: bool
     conjugate_domain: tuple[float, float]
     weights: Tensor | float = 1.0
+    density_rounding: float = 1e-13
+    conjugate_rounding: float = 1e-13
+    offset: Tensor | float = 0.0
 
     def __init__(self, y: Tensor) -> None:
         name = type(self).__name__
@@ -53,6 +60,16 @@ class Fidelity(TensorRecord, ABC):
                 "mark missing pixels with cl.Mask and fill them with any number"
             )
         self.y = y
+
+    def select(self, images: Tensor) -> Self:
+        """The fidelity of some images of the batch only, by their indices."""
+        batch, dimensions = self.y.shape[0], self.y.ndim
+
+        def rows(values: Tensor) -> Tensor:
+            own = values.ndim == dimensions and values.shape[0] == batch
+            return values[images] if own else values
+
+        return self._map(rows)
 
     @property
     def measured(self) -> Tensor:
@@ -100,12 +117,46 @@ class Fidelity(TensorRecord, ABC):
         unbounded = torch.full_like(w, math.inf)
         return self.excess(w, -v, -unbounded, unbounded)
 
+    def density_above(self, w: Tensor, error: Tensor) -> Tensor:
+        """An upper bound on f wherever w is by ``error``: f is convex, so one of the two ends."""
+        # As if w were off by a little more: w +- error and w + offset are rounded too.
+        rounded = (error > 0) | (torch.as_tensor(self.offset) > 0)
+        error = error * (1 + 1e-15) + 1e-15 * rounded * (w.abs() + self.offset)
+        highest = torch.maximum(self.density(w - error), self.density(w + error))
+        return highest * (1 + self.density_rounding)
+
+    def conjugate_above(self, v: Tensor) -> Tensor:
+        """An upper bound on f*, above it by what rounding may do to f*(v)."""
+        value = self.conjugate(v)
+        size = value.abs() + v.abs() * (self.y.abs() + self.offset)
+        return value + self.conjugate_rounding * size
+
+    def infimum_below(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """A lower bound on f(w) + c w over lower <= w <= upper, below it by rounding alone.
+
+        Over all w the infimum is -f*(-c). It is f(l) + c l at the lower end l if f'(l) + c is
+        positive by more than rounding (or if the former is infinite), and likewise at the upper.
+        """
+        best = -self.conjugate_above(-c)
+        unbounded = best.isinf()
+        for end, sign in ((lower, 1.0), (upper, -1.0)):
+            inside = torch.where(end.isinf(), self.y, end)
+            density, gradient = self.density(inside), self.gradient(inside)
+            slope = sign * (gradient + c)
+            clear = slope > 1e-9 * (gradient.abs() + c.abs())
+            usable = ~end.isinf() & density.isfinite() & (clear | (unbounded & (slope >= 0)))
+            at_end = density + c * inside
+            at_end = at_end - self.density_rounding * (density.abs() + (c * inside).abs())
+            best = torch.where(usable, at_end, best)
+        return best
+
 
 class SquaredL2(Fidelity):
     """D(w, y) = 1/2 ||w - y||^2, for Gaussian noise."""
 
     smooth = True
     conjugate_domain = (-math.inf, math.inf)
+    density_rounding = conjugate_rounding = 2e-15
 
     def density(self, w: Tensor) -> Tensor:
         """(w - y)^2 / 2."""
@@ -147,6 +198,7 @@ class L1(Fidelity):
     """
 
     smooth = False
+    density_rounding = conjugate_rounding = 2e-15
 
     def __init__(self, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(y)
@@ -202,6 +254,7 @@ class KullbackLeibler(Fidelity):
 
     smooth = True
     conjugate_domain = (-math.inf, 1.0)
+    density_rounding = conjugate_rounding = 5e-14
 
     def __init__(self, y: Tensor, background: float | Tensor = 0.0) -> None:
         super().__init__(y)
@@ -221,6 +274,11 @@ class KullbackLeibler(Fidelity):
         self.background = r
 
     @property
+    def offset(self) -> Tensor:  # type: ignore[override]
+        """The background."""
+        return self.background
+
+    @property
     def needs_background(self) -> bool:
         """Whether some pixel has counts but no background: then A x must be positive there."""
         return bool(((self.y > 0) & (self.background <= 0)).any())
@@ -231,7 +289,9 @@ class KullbackLeibler(Fidelity):
         counts = self.y > 0
         safe = torch.where(counts, self.y, 1.0)
         positive = torch.where(mean > 0, mean, 1.0)
-        inner = safe * _minus_log1p((positive - safe) / safe)
+        rho = (positive - safe) / safe
+        far = rho < -0.5  # where log(1 + rho) would lose digits of the mean
+        inner = safe * torch.where(far, rho - torch.log(positive / safe), _minus_log1p(rho))
         inside = torch.where(counts, mean > 0, mean >= 0)
         return torch.where(inside, torch.where(counts, inner, mean), math.inf)
 
@@ -289,5 +349,8 @@ def _minus_log1p(rho: Tensor) -> Tensor:
     """rho - log(1 + rho) >= 0, accurate near zero."""
     small = rho.abs() < 1e-2
     r = torch.where(small, rho, 0.0)
-    series = r**2 * (1 / 2 - r * (1 / 3 - r * (1 / 4 - r * (1 / 5 - r * (1 / 6 - r / 7)))))
+    series = torch.zeros_like(r)
+    for n in range(10, 1, -1):  # 1/2 - r (1/3 - r (1/4 - ...)): the next term is below 1e-19
+        series = 1 / n - r * series
+    series = r**2 * series
     return torch.where(small, series, rho - torch.log1p(rho.clamp_min(-1)))

@@ -24,6 +24,7 @@ class WeightedL2(Fidelity):
 
     smooth = True
     conjugate_domain = (-math.inf, math.inf)
+    density_rounding = conjugate_rounding = 4e-15
     weights: Tensor
 
     def __init__(self, y: Tensor, weights: float | Tensor) -> None:

@@ -154,9 +154,24 @@ class Activation(ABC):
         t = self.multiplier(p, q, one, one)
         return self.prox(p, t), q + t
 
+    def extent(self, a: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest argument of each channel, if a is off by ``error``."""
+        low, high = (end.reshape(*a.shape[:2], *([1] * (a.ndim - 2)))
+                     for end in a.reshape(*a.shape[:2], -1).aminmax(dim=2))  # fmt: skip
+        error = error if error.ndim == 2 else error.amax(tuple(range(2, error.ndim)), keepdim=True)
+        return low - error, high + error
+
+    def steepest(self, low: Tensor, high: Tensor) -> Tensor:
+        """The largest |h'(a)| for low <= a <= high: slopes never fall, so one of the two ends."""
+        return torch.maximum(self.derivative(low).abs(), self.derivative(high).abs())
+
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of z = h(a), without the batch, for a of ``shape``."""
         return shape
+
+    def join(self, sizes: Tensor) -> Tensor:
+        """Lengths of the groups of channels of a that make one of z, from bounds of each."""
+        return sizes
 
     def spread(self, t: Tensor) -> Tensor:
         """t, which has the shape of z, repeated over the channels of a that z is made of."""
@@ -200,7 +215,8 @@ class PiecewiseLinear(Activation):
     def derivative(self, a: Tensor) -> Tensor:
         """lo for a <= 0, hi for a > 0."""
         low, high = self.slopes
-        return torch.where(a > 0, high, low).to(a.dtype)
+        # Of two Python numbers, torch.where makes a tensor in the default precision.
+        return torch.where(a > 0, a.new_full((), high), low)
 
     def mean_slope(self, a: Tensor) -> Tensor:
         """lo, (lo + hi)/2 at zero, hi: a constant for autograd."""

@@ -88,11 +88,11 @@ class ELU(SmoothActivation):
 
     def derivative(self, a: Tensor) -> Tensor:
         """1, or alpha exp(a)."""
-        return torch.where(a > 0, 1.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+        return torch.where(a > 0, 1.0, self.alpha * torch.exp(a.clamp_max(0)))
 
     def second_derivative(self, a: Tensor) -> Tensor:
         """0, or alpha exp(a)."""
-        return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0))).to(a.dtype)
+        return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0)))
 
     def conjugate(self, s: Tensor) -> Tensor:
         """s log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""

@@ -124,6 +124,20 @@ class GroupNorm(Activation):
         turned = 0.5 * r * length * apart.square().sum(2)
         return self.profile.fenchel_young(r, length.clamp_max(self.slopes[1])) + turned
 
+    def extent(self, a: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+        """From 0 to the largest length."""
+        low, high = super().extent(a, error)
+        longest = self.join(torch.maximum(low.abs(), high.abs()))
+        return torch.zeros_like(longest), longest
+
+    def steepest(self, low: Tensor, high: Tensor) -> Tensor:
+        """The profile's, at the largest length."""
+        return self.profile.steepest(low, high)
+
+    def join(self, sizes: Tensor) -> Tensor:
+        """The length of a vector with these entries."""
+        return self.lengths(sizes)
+
     def output_shape(self, shape: Shape) -> Shape:
         """One channel for each group."""
         if shape[0] % self.size:

@@ -22,7 +22,7 @@ from convexlift.networks.activations import Activation
 from convexlift.networks.maps import AveragePool, Convolution, LinearMap
 from convexlift.networks.passes import BackwardPass, ForwardPass
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, TensorRecord, sum_per_image
+from convexlift.tensors import Shape, TensorRecord, first_non_finite, sum_per_image
 
 IMAGE = 0
 """The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
@@ -138,7 +138,16 @@ class InputConvexNetwork(nn.Module):
         self.output.clamp_(min=0)
 
     def check_convexity(self) -> None:
-        """Raise ValueError where Assumption 1 fails, naming the layer and the value."""
+        """Raise ValueError where Assumption 1 fails, naming the layer and the value.
+
+        NaN and infinite numbers are refused wherever they are.
+        """
+        for name, parameter in self.named_parameters():
+            if (place := first_non_finite(parameter.detach())) is not None:
+                raise ValueError(
+                    f"{name} of the network is {float(parameter[place])} at index {place}; train "
+                    "or load it again"
+                )
         for number, layer in self._numbered():
             if number > 1 and not layer.activation.nondecreasing:
                 raise ValueError(

@@ -107,7 +107,7 @@ class SmoothedLeakyReLU(SmoothActivation):
     def second_derivative(self, a: Tensor) -> Tensor:
         """(1 - kappa) / nu between the two rays."""
         curved = (a > 0) & (a < self.smoothing)
-        return torch.where(curved, (1 - self.slope) / self.smoothing, 0.0).to(a.dtype)
+        return torch.where(curved, a.new_full((), (1 - self.slope) / self.smoothing), 0.0)
 
     def conjugate(self, s: Tensor) -> Tensor:
         """nu (s - kappa)^2 / (2 (1 - kappa)) on [kappa, 1]."""
@@ -257,7 +257,7 @@ class Huber(SmoothActivation):
 
     def second_derivative(self, a: Tensor) -> Tensor:
         """1 / delta in the middle."""
-        return torch.where(a.abs() < self.delta, 1 / self.delta, 0.0).to(a.dtype)
+        return torch.where(a.abs() < self.delta, a.new_full((), 1 / self.delta), 0.0)
 
     def conjugate(self, s: Tensor) -> Tensor:
         """delta s^2 / 2 on [-1, 1]."""

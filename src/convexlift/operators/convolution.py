@@ -55,6 +55,14 @@ class Padding(LinearOperator):
         return (*input_shape[:-2], height + 2 * self.margin[0], width + 2 * self.margin[1])
 
 
+def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
+    """How many times a pixel stands in the padded image at most: corners count by both axes."""
+    if boundary == "zero":
+        return 1
+    # Wrapped or mirrored, a pixel has one copy on each side; repeated, it has all of a margin.
+    return math.prod(min(3, 2 * m + 1) if boundary != "replicate" else 2 * m + 1 for m in margin)
+
+
 def _fold(y: Tensor, axis: int, margin: int, boundary: Boundary) -> Tensor:
     """Add the two margins of one axis to the pixels that they are copies of."""
     size = y.shape[axis] - 2 * margin
@@ -162,6 +170,21 @@ class ConvolutionOperator(LinearOperator):
         """(out_channels, ceil(H / stride), ceil(W / stride))."""
         return (self._out_channels, *(-(-n // self.stride) for n in input_shape[-2:]))
 
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """The sums of |w_{oi}| over the taps, as a matrix from channel to channel."""
+        matrix = self.weight.abs().sum((2, 3))
+        matrix = matrix.T * self._copies if adjoint else matrix
+        return (bound.flatten(1) @ matrix.T)[:, :, None, None]
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """Taps times channels."""
+        out_channels, in_channels, height, width = self.weight.shape
+        return height * width * (out_channels * self._copies if adjoint else in_channels)
+
+    @property
+    def _copies(self) -> int:
+        return most_copies(self.margin, self.boundary)
+
     def _norm(self, shape: Shape) -> float:
         """Computed on a CPU, once for all convolutions alike: a GPU would mostly be launched."""
         weight = self.weight.detach().cpu().contiguous()
@@ -237,6 +260,8 @@ class DifferenceOperator(LinearOperator):
     are consecutive channels.
     """
 
+    single_operation = True
+
     def __init__(self, input_shape: Shape) -> None:
         if len(input_shape) != 3:
             raise ValueError(
@@ -263,6 +288,16 @@ class DifferenceOperator(LinearOperator):
     def norm(self, input_shape: Shape | None = None) -> float:
         """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
         return math.sqrt(8.0)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Two neighbours for each difference, two differences of each direction for a pixel."""
+        if adjoint:
+            return 2 * (bound[:, 0::2] + bound[:, 1::2])
+        return 2 * bound.repeat_interleave(2, dim=1)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The same numbers of terms."""
+        return 4 if adjoint else 2
 
 
 class PoolingOperator(LinearOperator):
@@ -295,6 +330,14 @@ class PoolingOperator(LinearOperator):
         """1/size, exactly, since P P* = I / size^2."""
         return 1.0 / self.size
 
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """A mean is no larger than its terms; each term counts 1/size^2."""
+        return bound / self.size**2 if adjoint else bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The pixels of a block and the division."""
+        return 1 if adjoint else self.size**2 + 1
+
 
 class DenseOperator(LinearOperator):
     """W x on the flattened input: (B, C, H, W) or (B, n) to (B, m)."""
@@ -321,6 +364,17 @@ class DenseOperator(LinearOperator):
     def output_shape(self, input_shape: Shape) -> Shape:
         """(m,)."""
         return (self.weight.shape[0],)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """|W| times the bound; the largest of each channel, where the input has channels."""
+        if not adjoint:
+            return bound.expand(-1, *input_shape).flatten(1) @ self.weight.abs().T
+        spread = (bound @ self.weight.abs()).reshape(-1, *input_shape)
+        return spread if spread.ndim == 2 else spread.amax((2, 3), keepdim=True)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The features that are summed."""
+        return self.weight.shape[0 if adjoint else 1]
 
     def _norm(self, shape: Shape) -> float:
         return float(torch.linalg.matrix_norm(self.weight.detach().to(torch.float64), ord=2))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.operators.convolution import BOUNDARIES, Boundary, Padding
+from convexlift.operators.convolution import BOUNDARIES, Boundary, Padding, most_copies
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite, fits
+
+LARGEST_RADIUS = 1000
+"""Kernels of a Gaussian blur have at most 2001 x 2001 taps (32 MB)."""
 
 
 class Diagonal(LinearOperator):
@@ -17,6 +22,8 @@ class Diagonal(LinearOperator):
     Args:
         values: d, of shape (H, W), (C, H, W), or one for each image, (B, C, H, W).
     """
+
+    single_operation = True
 
     def __init__(self, values: Tensor) -> None:
         name = type(self).__name__
@@ -55,6 +62,18 @@ class Diagonal(LinearOperator):
     def norm(self, input_shape: Shape | None = None) -> float:
         """max |d|."""
         return float(self.values.abs().max())
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Times the largest |d| of each channel."""
+        return self.values.abs().amax((-2, -1), keepdim=True) * bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """One product."""
+        return 1
+
+    def select(self, images: Tensor) -> Diagonal:
+        """With the values of these images, where each has its own."""
+        return self if len(self.values) == 1 else Diagonal(self.values[images])
 
 
 class Mask(Diagonal):
@@ -130,15 +149,33 @@ class Blur(LinearOperator):
         spectrum: Tensor = torch.fft.rfft2(self.to(dtype=torch.float64)(impulse))
         return spectrum[0, 0]
 
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Times the sum of |k|, as often as the padding repeats a pixel."""
+        return self.kernel.abs().sum() * (self._copies if adjoint else 1) * bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The taps of the kernel, as often as the padding repeats a pixel."""
+        return self.kernel.numel() * (self._copies if adjoint else 1)
+
+    @property
+    def _copies(self) -> int:
+        return most_copies(self.margin, self.boundary)
+
     def _padding(self, planes: Tensor) -> Padding:
         return Padding(tuple(planes.shape[1:]), self.margin, self.boundary)
 
     @staticmethod
     def gaussian(sigma: float, boundary: Boundary = "reflect", radius: int | None = None) -> Blur:
         """A Gaussian of standard deviation ``sigma`` pixels, cut at three of them."""
-        if not sigma > 0:
+        if not 0 < sigma < math.inf:
             raise ValueError(f"a Gaussian blur needs sigma > 0, got {sigma}")
         reach = max(1, round(3 * sigma)) if radius is None else radius
+        if reach != int(reach) or not 0 <= reach <= LARGEST_RADIUS:
+            raise ValueError(
+                f"a Gaussian blur reaches a whole number of pixels from 0 to {LARGEST_RADIUS}, got "
+                f"radius={reach}; for a wider one, scale the image down first"
+            )
+        reach = int(reach)
         places = torch.arange(-reach, reach + 1, dtype=torch.get_default_dtype())
         profile = torch.exp(-0.5 * (places / sigma) ** 2)
         profile = profile / profile.sum()

@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
+from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision, is_own
 
 NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
@@ -23,9 +23,13 @@ class LinearOperator(TensorRecord, ABC):
 
     Attributes:
         input_shape: the shape of one input, without the batch; None where any shape will do.
+        nonnegative: whether A x >= 0 for every x >= 0, as for integrals along rays.
+        single_operation: whether every entry of A x takes one operation, as a difference does.
     """
 
     input_shape: Shape | None = None
+    nonnegative: bool = False
+    single_operation: bool = False
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -69,6 +73,29 @@ class LinearOperator(TensorRecord, ABC):
 
     def _norm(self, shape: Shape) -> float:
         return NORM_MARGIN * power_iteration(self, shape)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """An upper bound on |A| |x|, channel by channel, for all |x| <= bound (|A*| if adjoint).
+
+        Rounding errors are measured by it. Unless a subclass knows better, by the norm of A.
+
+        Args:
+            bound: one number for each channel or feature of an image, (B, C, 1, 1) or (B, n).
+            input_shape: the shape of one input of A.
+            adjoint: whether to bound |A*| |y| instead, for all |y| <= bound.
+        """
+        shapes = input_shape, self.output_shape(input_shape)
+        source, target = reversed(shapes) if adjoint else shapes
+        lengths: Tensor = torch.linalg.vector_norm(bound.expand(-1, *source).flatten(1), dim=1)
+        return self.norm(input_shape) * lengths.reshape(-1, *([1] * len(target)))
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """How many rounding errors an entry of A x (of A* y) collects at most."""
+        return math.prod(self.output_shape(input_shape) if adjoint else input_shape)
+
+    def select(self, images: Tensor) -> LinearOperator | None:
+        """The operator for some images of a batch only, by their indices; None if unknown."""
+        return self if is_own(self) else None
 
     def adjoint_error(self, x: Tensor) -> float:
         """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x, computed once for each shape.
@@ -139,6 +166,8 @@ class LinearOperator(TensorRecord, ABC):
 class Identity(LinearOperator):
     """A x = x, for images of any shape."""
 
+    nonnegative = single_operation = True
+
     def forward(self, x: Tensor) -> Tensor:
         """x itself."""
         return x
@@ -149,12 +178,20 @@ class Identity(LinearOperator):
 
     @property
     def diagonal(self) -> Tensor:
-        """One, for every pixel."""
-        return torch.ones(())
+        """One, for every pixel; in double precision, so that factors keep all their digits."""
+        return torch.ones((), dtype=torch.float64)
 
     def norm(self, input_shape: Shape | None = None) -> float:
         """One, exactly."""
         return 1.0
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """The bound itself."""
+        return bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """None: nothing is computed."""
+        return 0
 
 
 class Scaled(LinearOperator):
@@ -166,6 +203,7 @@ class Scaled(LinearOperator):
         self.factor = factor
         self.operator = operator
         self.input_shape = operator.input_shape
+        self.nonnegative = factor >= 0 and operator.nonnegative
 
     def forward(self, x: Tensor) -> Tensor:
         """c (A x)."""
@@ -194,6 +232,19 @@ class Scaled(LinearOperator):
         """|c| ||A||."""
         return abs(self.factor) * self.operator.norm(input_shape)
 
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """|c| times A's."""
+        return abs(self.factor) * self.operator.magnitude(bound, input_shape, adjoint=adjoint)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """One more than A's."""
+        return 1 + self.operator.roundings(input_shape, adjoint=adjoint)
+
+    def select(self, images: Tensor) -> LinearOperator | None:
+        """c times A's selection."""
+        inner = self.operator.select(images)
+        return None if inner is None else Scaled(self.factor, inner)
+
     def adjoint_error(self, x: Tensor) -> float:
         """That of A, which may be known."""
         return self.operator.adjoint_error(x)
@@ -207,6 +258,7 @@ class Composition(LinearOperator):
             raise ValueError("a composition needs at least one operator")
         self.factors = factors
         self.input_shape = factors[-1].input_shape
+        self.nonnegative = all(factor.nonnegative for factor in factors)
 
     def forward(self, x: Tensor) -> Tensor:
         """A (B x)."""
@@ -232,11 +284,33 @@ class Composition(LinearOperator):
 
     def _norm(self, shape: Shape) -> float:
         """The product of the factors' norms bounds it; power iteration is often closer."""
-        product, inner_shape = 1.0, shape
-        for factor in reversed(self.factors):
-            product *= factor.norm(inner_shape)
-            inner_shape = factor.output_shape(inner_shape)
+        product = math.prod(factor.norm(inner) for factor, inner in self._with_shapes(shape))
         return min(product, super()._norm(shape))
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Factor by factor."""
+        steps = self._with_shapes(input_shape)
+        for factor, inner in reversed(steps) if adjoint else steps:
+            bound = factor.magnitude(bound, inner, adjoint=adjoint)
+        return bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The sum of the factors': relative errors add up."""
+        steps = self._with_shapes(input_shape)
+        return sum(factor.roundings(inner, adjoint=adjoint) for factor, inner in steps)
+
+    def select(self, images: Tensor) -> LinearOperator | None:
+        """The composition of selections."""
+        factors = [factor.select(images) for factor in self.factors]
+        return None if None in factors else Composition(tuple(filter(None, factors)))
+
+    def _with_shapes(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
+        """The factors in the order in which they are applied, each with its input's shape."""
+        steps = []
+        for factor in reversed(self.factors):
+            steps.append((factor, input_shape))
+            input_shape = factor.output_shape(input_shape)
+        return steps
 
 
 class Sum(LinearOperator):
@@ -250,6 +324,7 @@ class Sum(LinearOperator):
             raise ValueError(f"operators of input shapes {sorted(shapes)} cannot be added")
         self.terms = terms
         self.input_shape = shapes.pop() if shapes else None
+        self.nonnegative = all(term.nonnegative for term in terms)
 
     def forward(self, x: Tensor) -> Tensor:
         """A x + B x."""
@@ -262,6 +337,21 @@ class Sum(LinearOperator):
     def output_shape(self, input_shape: Shape) -> Shape:
         """That of every term."""
         return self.terms[0].output_shape(input_shape)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """The sum of the terms' bounds."""
+        parts = [term.magnitude(bound, input_shape, adjoint=adjoint) for term in self.terms]
+        return reduce(torch.add, parts)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The most of any term, and the additions."""
+        most = max(term.roundings(input_shape, adjoint=adjoint) for term in self.terms)
+        return most + len(self.terms)
+
+    def select(self, images: Tensor) -> LinearOperator | None:
+        """The sum of selections."""
+        terms = [term.select(images) for term in self.terms]
+        return None if None in terms else Sum(tuple(filter(None, terms)))
 
     @property
     def diagonal(self) -> Tensor | None:
@@ -287,7 +377,8 @@ def power_iteration(
         tolerance: stop once the estimate moves by less than this, relatively.
     """
     example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
-    batch = _batch_size(operator, shape, example)
+    with torch.no_grad():
+        batch = operator(example.new_zeros((1, *shape))).shape[0]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
     # A positive offset: nonnegative operators have nonnegative leading singular vectors.
@@ -307,8 +398,3 @@ def power_iteration(
                 break
             estimate = growth
     return math.sqrt(estimate)
-
-
-def _batch_size(operator: LinearOperator, shape: Shape, example: Tensor) -> int:
-    with torch.no_grad():
-        return operator(example.new_zeros((1, *shape))).shape[0]

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -25,58 +24,35 @@ from torch import Tensor
 
 from convexlift.functionals.fidelity import SquaredL2
 from convexlift.functionals.weighted import WeightedL2
-from convexlift.problems.databound import DataBound, Slack, bound_data, can_hold_everywhere
+from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
+from convexlift.problems.databound import DataBound, Slack, bound_data
 from convexlift.problems.minorant import Minorant
 from convexlift.problems.one_pass import OnePass
-from convexlift.problems.saddle import DATA_DUAL, made_feasible
-from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import Blocks, choose_images, first_non_finite, full_precision
-
-
-class InconsistentBounds(ArithmeticError):
-    """A lower bound above the objective of an image: some part of the problem is not as it says."""
-
+from convexlift.problems.saddle import DATA_DUAL, fitting_duals, made_feasible
+from convexlift.problems.variational import (
+    Evaluation,
+    VariationalProblem,
+    checked_image,
+    require_problem,
+)
+from convexlift.tensors import Blocks, choose_images, full_precision
 
 ROUNDING = 64
 """Relative errors of objectives and gaps, in units of the last place, are less than this."""
 
-RADIUS = 1.0
-"""The default radius of local guarantees: the full range of images with values in [0, 1]."""
-
-
-class Guarantee(Enum):
-    """What a lower bound says."""
-
-    GLOBAL = "no image in the box has an objective below the lower bound"
-    WITHIN_RADIUS = (
-        "no image in the box has an objective below the lower bound that stays within the radius "
-        "of x on the pixels which neither data nor box bound; give the problem a box for a "
-        "global guarantee"
-    )
-    NONE = "no lower bound: the objective is not finite"
-
 
 @dataclass(frozen=True, eq=False)
-class Certificate:
+class Certificate(Claim):
     """A proof of near-optimality, for each image of a batch.
 
     Attributes:
-        objective: the objective at x.
-        lower_bound: no image has a smaller objective, in the sense of ``guarantee``.
-        gap: (objective - lower_bound) / |objective|.
-        guarantee: for whom the bound holds.
-        radius: of the local guarantees among them.
-        map: (B, 1, H, W), where the absolute gap sits; it sums to objective - lower_bound.
+        map: (B, 1, H, W), where the absolute gap sits; it sums to objective - lower_bound, but
+            for rounding.
         distance_bound: ||x - x*|| is at most this, where the data term is strongly convex
             (squared L2, weighted or not, with every pixel seen) and the guarantee global; +inf
             elsewhere.
     """
 
-    objective: Tensor
-    lower_bound: Tensor
-    gap: Tensor
-    guarantee: tuple[Guarantee, ...]
-    radius: float
     map: Tensor
     distance_bound: Tensor
 
@@ -111,9 +87,11 @@ def certify(
     *,
     tolerance: float = 1e-3,
     radius: float = RADIUS,
-    double: bool = False,
 ) -> Certificate:
     """Certify images from anywhere: this library, another one, a network.
+
+    Everything is computed in double precision from the numbers stored, whatever the precision of
+    the problem, and holds in spite of rounding.
 
     Args:
         problem: what x is claimed to solve.
@@ -124,26 +102,41 @@ def certify(
         tolerance: local guarantees, in problems that need them, are given only where the
             global gap is above this.
         radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
-        double: recompute everything in float64.
     """
+    require_problem(problem)
     if not radius > 0:
         raise ValueError(f"radius must be positive, got {radius}")
-    shape = (problem.batch_size, *problem.image_shape)
-    if tuple(x.shape) != shape:
-        raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
-    if (place := first_non_finite(x)) is not None:
-        raise ValueError(f"x is {float(x[place])} at index {place}, and no image")
-    if double:
-        problem = problem.to(dtype=torch.float64)
-        x = x.to(torch.float64)
-        duals = (
-            None if duals is None else Blocks({n: v.to(torch.float64) for n, v in duals.items()})
+    x = checked_image(problem, x, "x")
+    if duals is not None and fitting_duals(problem.network, x, duals) is None:
+        raise ValueError(
+            "the duals do not have the shapes of this problem's layers; pass solution.duals of a "
+            "solve of the same problem, or none"
         )
     problem.regularizer.check_convexity()
     with torch.no_grad(), full_precision():
-        evaluation = problem.evaluate(x)
-        bounds = best_bounds(problem, evaluation, duals, radius, tangent=True)
-        return _describe(problem, evaluation, bounds, tolerance, radius)
+        double = in_double(problem)
+        if duals is not None:
+            duals = Blocks({name: part.to(torch.float64) for name, part in duals.items()})
+        evaluation = double.evaluate(x.double())
+        bounds = best_bounds(double, evaluation, duals, radius, tangent=True)
+        scale = evaluation.objective.abs()
+        gaps = bounds.everywhere.gap / scale, bounds.near.gap / scale
+        bound = choose_images(
+            prefer_near(problem, *gaps, tolerance), bounds.near, bounds.everywhere
+        )
+        claimed = claim(problem, double, x, bound.witness, tolerance=tolerance, radius=radius)
+        is_global = torch.tensor([g is Guarantee.GLOBAL for g in claimed.guarantee])
+        absolute = claimed.objective - claimed.lower_bound
+        distance = torch.where(
+            is_global.to(x.device),
+            torch.sqrt(2 * absolute / _strong_convexity(double)),
+            math.inf,
+        )
+        return Certificate(
+            **{field.name: getattr(claimed, field.name) for field in fields(claimed)},
+            map=_gap_map(evaluation, bound),
+            distance_bound=distance,
+        )
 
 
 def best_bounds(
@@ -219,17 +212,6 @@ def _smaller(first: Bound, second: Bound) -> Bound:
     return chosen
 
 
-def prefer_near(
-    problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
-) -> Tensor:
-    """Which images are to have a local guarantee, from the two relative gaps.
-
-    Only in problems that admit no better in general, and there only where the local bound is
-    better than a global one that is not enough.
-    """
-    return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
-
-
 def _data_duals(
     problem: VariationalProblem, evaluation: Evaluation, known: Tensor | None
 ) -> Iterator[Tensor | None]:
@@ -282,40 +264,6 @@ def _bounds(
         yield Bound(data.gap, witness, data, minorant.losses, spare)
 
 
-def _describe(
-    problem: VariationalProblem,
-    evaluation: Evaluation,
-    bounds: BestBounds,
-    tolerance: float,
-    radius: float,
-) -> Certificate:
-    objective = evaluation.objective
-    scale = objective.abs()
-    near = prefer_near(problem, bounds.everywhere.gap / scale, bounds.near.gap / scale, tolerance)
-    bound = choose_images(near, bounds.near, bounds.everywhere)
-    finite = torch.isfinite(objective) & torch.isfinite(bound.gap)
-    below = lower_bound(objective, bound.gap, evaluation.x.dtype)
-    lower = torch.where(finite, below, -math.inf)
-    guarantee = tuple(
-        Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
-        for ok, local in zip(finite.tolist(), (~bound.data.everywhere).tolist(), strict=True)
-    )
-    distance = torch.where(
-        finite & bound.data.everywhere,
-        torch.sqrt(2 * bound.gap / _strong_convexity(problem)),
-        math.inf,
-    )
-    return Certificate(
-        objective,
-        lower,
-        relative_gap(objective, lower),
-        guarantee,
-        radius,
-        _gap_map(evaluation, bound),
-        distance,
-    )
-
-
 def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
     """objective - gap, and a little less: far from the optimum the two nearly cancel.
 
@@ -328,27 +276,6 @@ def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tenso
         precision: of the images both were computed from.
     """
     return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
-
-
-def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
-    """(objective - lower bound) / |objective|, zero where rounding puts the bound above."""
-    absolute = (objective - lower_bound).clamp_min(0)
-    relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
-    return torch.where(torch.isfinite(objective), relative, math.inf)
-
-
-def require_consistent(objective: Tensor, lower_bound: Tensor, precision: torch.dtype) -> None:
-    """Raise if a bound is above the objective by more than any rounding: it proves nothing then."""
-    margin = torch.finfo(precision).eps ** 0.25 * objective.abs()
-    wrong = torch.isfinite(objective) & (lower_bound > objective + margin)
-    if wrong.any():
-        i = int(wrong.nonzero()[0])
-        raise InconsistentBounds(
-            f"the lower bound {float(lower_bound[i]):g} is above the objective "
-            f"{float(objective[i]):g} of image {i}: a conjugate, proximal map or slope of the "
-            "problem is wrong. Examine parts of your own with cl.check_functional and "
-            "cl.check_activation"
-        )
 
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:

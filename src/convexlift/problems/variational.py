@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,14 +10,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from convexlift.checks import examine_activation, examine_fidelity, examine_operator
 from convexlift.filling import fill_from_neighbours, median_of_neighbours
 from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
+from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
 from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.filtered import fbp, invertible
-from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision
+from convexlift.tensors import (
+    Shape,
+    TensorRecord,
+    expand_per_image,
+    first_non_finite,
+    full_precision,
+)
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
@@ -67,6 +76,11 @@ class VariationalProblem(TensorRecord):
     box: Box | tuple[float | None, float | None] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.fidelity, Tensor):
+            raise TypeError(
+                "fidelity must say how the data are to be fitted, for example fidelity="
+                "cl.SquaredL2(y) for Gaussian noise; got the data themselves"
+            )
         if not isinstance(self.fidelity, Fidelity):
             raise TypeError(
                 "fidelity must be cl.L1(y), cl.SquaredL2(y), cl.WeightedL2(y, weights), "
@@ -83,16 +97,14 @@ class VariationalProblem(TensorRecord):
                 "regularizer must be an InputConvexNetwork, for example cl.networks.baseline("
                 f"image_size=256), got {type(self.regularizer).__name__}"
             )
-        if isinstance(self.weight, str):
-            raise TypeError(f"weight must be a number, got the text {self.weight!r}")
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight must be positive and finite, got weight={self.weight}")
-        object.__setattr__(self, "weight", float(self.weight))
+        object.__setattr__(self, "weight", _checked_weight(self.weight))
         object.__setattr__(self, "box", Box.of(self.box))
+        self.bounds.rounded_inward(self.fidelity.y.dtype)  # says so if nothing is left
         self._check_same_place()
+        self._check_parts()
         self._check_shapes()
         self._check_counts()
-        self._check_adjoint()
+        self._check_operator()
         self.regularizer.check_convexity()
 
     @property
@@ -123,6 +135,20 @@ class VariationalProblem(TensorRecord):
         with torch.no_grad():
             return self.operator.adjoint(self.fidelity.measured.to(y).expand_as(y))
 
+    def select(self, images: Tensor) -> VariationalProblem | None:
+        """The problems of some images of the batch, by their indices; None if unknown.
+
+        Unknown for an operator of your own, which may treat every image of a batch differently.
+        """
+        operator = self.operator.select(images)
+        if operator is None:
+            return None
+        other = copy.copy(self)
+        other.__dict__.pop("sensitivity", None)
+        object.__setattr__(other, "fidelity", self.fidelity.select(images))
+        object.__setattr__(other, "operator", operator)
+        return other
+
     @property
     def smooth(self) -> bool:
         """Whether the objective has no kinks inside the box."""
@@ -131,10 +157,7 @@ class VariationalProblem(TensorRecord):
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """The objective and its parts at a batch of images."""
-        if tuple(x.shape) != (self.batch_size, *self.image_shape):
-            raise ValueError(
-                f"x must have shape {(self.batch_size, *self.image_shape)}, got {tuple(x.shape)}"
-            )
+        _check_shape(self, x, "x")
         layers = self.network.forward(x)
         return self.evaluation(x, self.network.value(layers.z[-1]), layers=layers)
 
@@ -257,13 +280,21 @@ class VariationalProblem(TensorRecord):
                 f"{tuple(predicted)}, but the data have {tuple(y.shape)}"
             )
 
-    def _check_adjoint(self) -> None:
+    def _check_parts(self) -> None:
+        """Activations and fidelities of your own pass the exams before any bound rests on them."""
+        for layer in self.regularizer.modules():
+            activation = getattr(layer, "activation", None)
+            if isinstance(activation, Activation):
+                examine_activation(activation)
+        examine_fidelity(self.fidelity)
+
+    def _check_operator(self) -> None:
         """Lower bounds are proved with A*, and hold for no other operator's."""
+        like = self.fidelity.y.new_empty((self.batch_size, *self.image_shape))
+        examine_operator(self.operator, like)
         if self.operator.diagonal is not None:
             return
-        error = self.operator.adjoint_error(
-            self.fidelity.y.new_empty((self.batch_size, *self.image_shape))
-        )
+        error = self.operator.adjoint_error(like)
         if not error <= ADJOINT_TOLERANCE:
             raise ValueError(
                 f"<A x, y> and <x, A* y> differ by {error:.1e}, relatively, for the operator "
@@ -294,3 +325,54 @@ class VariationalProblem(TensorRecord):
                 "Set the counts to 0 there, for example KullbackLeibler(mask * y), or give a "
                 "positive background, KullbackLeibler(y, background)"
             )
+
+
+def require_problem(problem: object) -> None:
+    """Raise TypeError for anything but a problem."""
+    if not isinstance(problem, VariationalProblem):
+        raise TypeError(
+            "state a problem first: cl.VariationalProblem(fidelity=cl.SquaredL2(y), "
+            f"regularizer=..., weight=...); got a {type(problem).__name__}"
+        )
+
+
+def checked_image(problem: VariationalProblem, x: object, name: str) -> Tensor:
+    """Images of the problem's shape with finite real numbers, or an error that says what to do."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got a {type(x).__name__}; write torch.as_tensor(...)"
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must have floating-point numbers, got {x.dtype}; write x.float()")
+    if x.device != problem.fidelity.y.device:
+        raise ValueError(
+            f"{name} is on {x.device} and the data on {problem.fidelity.y.device}; write "
+            f"x.to({str(problem.fidelity.y.device)!r})"
+        )
+    _check_shape(problem, x, name)
+    if (place := first_non_finite(x)) is not None:
+        raise ValueError(f"{name} is {float(x[place])} at index {place}, and no image")
+    return x
+
+
+def _check_shape(problem: VariationalProblem, x: Tensor, name: str) -> None:
+    shape = (problem.batch_size, *problem.image_shape)
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+
+
+def _checked_weight(weight: object) -> float:
+    if isinstance(weight, Tensor) and weight.numel() != 1:
+        raise TypeError(
+            f"weight must be one number for the whole batch, got a tensor of shape "
+            f"{tuple(weight.shape)}; state one problem for each weight"
+        )
+    try:
+        number = float(weight)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"weight must be a number, got {weight!r}") from None
+    if isinstance(weight, str):
+        raise TypeError(f"weight must be a number, got the text {weight!r}")
+    if not 0 < number < math.inf:
+        raise ValueError(f"weight must be positive and finite, got weight={number}")
+    return number

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from convexlift.images import atomic_path, psnr, save_image
-from convexlift.problems.certificate import relative_gap
+from convexlift.problems.claims import relative_gap
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
 from convexlift.reconstruction.sources import naming

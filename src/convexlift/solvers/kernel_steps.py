@@ -112,7 +112,7 @@ class Pixels:
             self.background = _copied(fidelity.background.expand_as(self.y))
         self.kind = KINDS[type(fidelity)]
         self.diagonal = _copied(term.diagonal.expand_as(self.y))
-        self.lower, self.upper = term.box.lower, term.box.upper
+        self.lower, self.upper = term.box.rounded_inward(self.y.dtype)
         self.layer = layer
         self.more = any("x" in row for name, row in saddle.K.rows.items() if name != layer.name)
         assert operator.input_shape is not None

@@ -101,9 +101,9 @@ class LBFGSSolver(Solver[State]):
 
     def _direction(self, state: LBFGSState) -> Tensor:
         """-H g on the free pixels; -g where that is no descent."""
-        box = self.problem.bounds
-        pushed_out = ((state.x <= box.lower) & (state.gradient > 0)) | (
-            (state.x >= box.upper) & (state.gradient < 0)
+        lower, upper = self.problem.bounds.rounded_inward(state.x.dtype)
+        pushed_out = ((state.x <= lower) & (state.gradient > 0)) | (
+            (state.x >= upper) & (state.gradient < 0)
         )
         g = torch.where(pushed_out, 0.0, state.gradient)
         q, alphas = g, []

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import Guarantee
+from convexlift.problems.claims import Guarantee
+from convexlift.proofs import Proof
 from convexlift.tensors import Blocks
 
 
@@ -25,6 +26,11 @@ class Status(Enum):
     TIME_LIMIT = (
         "The time limit came first. Raise StopWhen(seconds=...), or continue with "
         "solve(problem, start=solution.state)."
+    )
+    PRECISION_LIMIT = (
+        "Rounding keeps the certified gap above the tolerance: the numbers of the problem are too "
+        "far apart for this precision. Solve it in double precision, "
+        "problem.to(dtype=torch.float64), or remove a large offset from the data."
     )
     NOT_FINITE = (
         "The iterates became infinite or NaN; x is the best finite one. Check step sizes and the "
@@ -60,7 +66,8 @@ class History(Sequence[Record]):
     """The checked iterations, oldest first.
 
     ``objective``, ``data_term`` and ``regularizer`` are those of the current iterate;
-    ``lower_bound`` and ``gap`` are the best certified so far. ``history["gap"]`` is a column:
+    ``lower_bound`` and ``gap`` are the best so far, as checked in the precision of the problem;
+    those of the last record are the certified ones of the solution. ``history["gap"]`` is a column:
     a tensor of shape (records, B), or (records,) for ``iteration`` and ``seconds``.
     """
 
@@ -89,13 +96,13 @@ class Solution:
         lower_bound: a certified lower bound on the optimal value, (B,).
         gap: (objective - lower_bound) / |objective|, (B,).
         status: how the solve ended, for each image.
-        guarantee: for whom the lower bound holds, for each image.
+        guarantee: the scope of the lower bound, for each image.
         iterations: how many iterations each image took.
         seconds: time in the solver, callbacks excluded.
         history: the checked iterations.
         state: pass it back as ``solve(problem, start=solution.state)`` to continue.
-        duals: the feasible dual variables that prove the lower bound, whatever the method:
-            ``certify(problem, solution.x, solution.duals, double=True)`` checks the proof.
+        duals: the feasible dual variables that prove the lower bound, whatever the method.
+        proof: the same as a file: ``solution.proof.save(path)``, to be checked by ``cl.verify``.
     """
 
     x: Tensor
@@ -109,6 +116,7 @@ class Solution:
     history: History
     state: Any
     duals: Blocks
+    proof: Proof
 
     def __str__(self) -> str:
         lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]

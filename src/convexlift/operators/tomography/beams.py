@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ class RayTransform(LinearOperator):
         bin_width: their distance.
     """
 
+    nonnegative = True
     bin_width: float
 
     def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
@@ -47,21 +48,18 @@ class RayTransform(LinearOperator):
         self.exact_angles = angles
         self.bins = bins
         self.angles = torch.from_numpy(angles).to(torch.get_default_dtype())
+        self._shared = _Shared()
 
     @abstractmethod
     def lines(self) -> Lines:
         """The rays."""
 
-    @cached_property
-    def _projectors(self) -> dict[torch.dtype, Projector]:
-        """What does the work, for each precision that was asked for."""
-        return {}
-
     def _projector(self, dtype: torch.dtype) -> Projector:
-        known = self._projectors
-        if dtype not in known:
-            known[dtype] = projector(self.lines(), self.grid, self.angles.device, dtype)
-        return known[dtype]
+        key = self.angles.device, dtype
+        known = self._shared.projectors
+        if key not in known:
+            known[key] = projector(self.lines(), self.grid, self.angles.device, dtype)
+        return known[key]
 
     def forward(self, x: Tensor) -> Tensor:
         """A x."""
@@ -84,6 +82,22 @@ class RayTransform(LinearOperator):
                 f"{type(self).__name__} takes images of {self.input_shape}, got {input_shape}"
             )
         return (1, len(self.exact_angles), len(self.bins))
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Times the longest way of a ray, or the largest sum of lengths through a pixel."""
+        if not adjoint:
+            steps = max(self.grid.height, self.grid.width) + 2
+            longest = steps * math.hypot(self.grid.pixel_height, self.grid.pixel_width)
+            return longest * bound
+        if self._shared.densest is None:
+            ones = torch.ones(1, *self.output_shape(input_shape), dtype=torch.float64)
+            self._shared.densest = 1.01 * float(self.adjoint(ones.to(self.angles.device)).max())
+        return self._shared.densest * bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """Four for each of the crossings of a ray; for each of the rays that may meet a pixel."""
+        angles, bins = len(self.exact_angles), len(self.bins)
+        return 4 * (angles * bins if adjoint else max(self.grid.height, self.grid.width) + 2)
 
     def __repr__(self) -> str:
         size = f"{self.grid.height} x {self.grid.width} pixels"
@@ -219,6 +233,14 @@ class FanBeam(RayTransform):
             -np.sin(fan),
             np.cos(fan),
         )
+
+
+@dataclass(eq=False)
+class _Shared:
+    """What copies of an operator in other precisions and on other devices have in common."""
+
+    projectors: dict[tuple[torch.device, torch.dtype], Projector] = field(default_factory=dict)
+    densest: float | None = None
 
 
 class _Product(torch.autograd.Function):

@@ -1,0 +1,214 @@
+"""Claims: what the library says about an image, each number computed rigorously."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from convexlift.operators.linear import LinearOperator
+from convexlift.problems.databound import can_hold_everywhere
+from convexlift.problems.rigorous import bounds_below, objective_above
+from convexlift.problems.saddle import feasible_duals
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import Blocks, Shape, choose_images, foreign_parts
+
+RADIUS = 1.0
+"""The default radius of local guarantees: the full range of images with values in [0, 1]."""
+
+UNDERFLOW = 1e-250
+"""More than all products that underflow can add up to."""
+
+
+class InconsistentBounds(ArithmeticError):
+    """A lower bound above the objective of an image: some part of the problem is not as it says."""
+
+
+class Guarantee(Enum):
+    """What a lower bound says."""
+
+    GLOBAL = "no image in the box has an objective below the lower bound"
+    WITHIN_RADIUS = (
+        "no image in the box has an objective below the lower bound that stays within the radius "
+        "of x on the pixels which neither data nor box bound; give the problem a box for a "
+        "global guarantee"
+    )
+    NONE = "no lower bound: the objective is not finite"
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """An objective and a lower bound for each image of a batch, true in spite of rounding.
+
+    Attributes:
+        x: the images.
+        objective: the objective at x, rounded up.
+        lower_bound: no image has a smaller objective, in the sense of ``guarantee``; rounded down.
+        gap: (objective - lower_bound) / |objective|.
+        guarantee: the scope of the bound.
+        radius: of the local guarantees among them.
+        duals: the feasible dual variables p_i that prove the bound.
+        theta: (B,), how much of the minorant they define is used; the rest is weight min R.
+        data_dual: the dual variable v of the data in double precision; None behind a diagonal
+            operator.
+    """
+
+    x: Tensor
+    objective: Tensor
+    lower_bound: Tensor
+    gap: Tensor
+    guarantee: tuple[Guarantee, ...]
+    radius: float
+    duals: Blocks
+    theta: Tensor
+    data_dual: Tensor | None
+
+    def image(self, i: int) -> Self:
+        """The claim about one image."""
+        rows = slice(i, i + 1)
+        parts: dict[str, Any] = {
+            field.name: _rows(getattr(self, field.name), rows) for field in fields(self)
+        }
+        return type(self)(**parts)
+
+    @classmethod
+    def join(cls, claims: Sequence[Self]) -> Self:
+        """One claim about all images of several."""
+        first, *others = claims
+        if not others:
+            return first
+        parts: dict[str, Any] = {
+            field.name: _joined([getattr(claim, field.name) for claim in claims])
+            for field in fields(cls)
+        }
+        return cls(**parts)
+
+
+def _rows(value: Any, rows: slice) -> Any:
+    if isinstance(value, Blocks):
+        return Blocks({name: part[rows] for name, part in value.items()})
+    return value[rows] if isinstance(value, Tensor | tuple) else value
+
+
+def _joined(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Blocks):
+        return Blocks({name: torch.cat([blocks[name] for blocks in values]) for name in first})
+    if isinstance(first, Tensor):
+        return torch.cat(values)
+    return sum(values, ()) if isinstance(first, tuple) else first
+
+
+class InSinglePrecision(LinearOperator):
+    """A x for x in double precision, by an operator that takes single precision only."""
+
+    def __init__(self, operator: LinearOperator) -> None:
+        self.operator = operator
+        self.input_shape = operator.input_shape
+        self.nonnegative = operator.nonnegative
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A x, in single precision."""
+        return self.operator(x.float())
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A* y, in single precision."""
+        return self.operator.adjoint(y.float())
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """That of A."""
+        return self.operator.output_shape(input_shape)
+
+
+def in_double(problem: VariationalProblem) -> VariationalProblem:
+    """The same problem in double precision: its stored numbers, and nothing rounded.
+
+    An operator of your own that cannot take double precision is used in single precision; its
+    rounding errors then count as such.
+    """
+    double = problem.to(dtype=torch.float64)
+    if any(True for _ in foreign_parts(double.operator)):
+        zero = double.fidelity.y.new_zeros((double.batch_size, *double.image_shape))
+        try:
+            double.operator.adjoint(double.operator(zero))
+        except RuntimeError:
+            object.__setattr__(double, "operator", InSinglePrecision(problem.operator))
+    return double
+
+
+def claim(
+    problem: VariationalProblem,
+    double: VariationalProblem,
+    x: Tensor,
+    witness: Blocks,
+    *,
+    tolerance: float,
+    radius: float = RADIUS,
+) -> Claim:
+    """What can be claimed about x, with dual variables as the witness.
+
+    Args:
+        problem: as it was stated.
+        double: the same, from ``in_double``.
+        x: (B, C, H, W).
+        witness: dual variables, which are made feasible.
+        tolerance: a local guarantee is given only where the global gap is above this.
+        radius: of local guarantees.
+    """
+    y = problem.fidelity.y
+    witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})
+    duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
+    objective = objective_above(double, x.double())
+    bounds = bounds_below(double, x.double(), duals, radius)
+    values = [bound.value.nan_to_num(-math.inf) for bound in (bounds.everywhere, bounds.near)]
+    everywhere, local = (relative_gap(objective, value) for value in values)
+    near = prefer_near(problem, everywhere, local, tolerance)
+    bound = choose_images(near, bounds.near, bounds.everywhere)
+    lower = torch.where(near, values[1], values[0])
+    _require_consistent(objective, lower)
+    objective = torch.where(objective == 0, objective, objective + UNDERFLOW)
+    lower = torch.where(lower == 0, lower, lower - UNDERFLOW)
+    proven = objective.isfinite() & lower.isfinite()
+    guarantee = tuple(
+        Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
+        for ok, local in zip(proven.tolist(), near.tolist(), strict=True)
+    )
+    lower = torch.where(proven, lower, -math.inf)
+    gap = relative_gap(objective, lower)
+    return Claim(x, objective, lower, gap, guarantee, radius, duals, bound.theta, bound.v)
+
+
+def prefer_near(
+    problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
+) -> Tensor:
+    """Which images are to have a local guarantee, from the two relative gaps.
+
+    Only in problems that admit no better in general, and there only where the local bound is
+    better than a global one that is not enough.
+    """
+    return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
+
+
+def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """(objective - lower bound) / |objective|, zero where rounding puts the bound above."""
+    absolute = (objective - lower_bound).clamp_min(0)
+    relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
+    return torch.where(torch.isfinite(objective), relative, math.inf)
+
+
+def _require_consistent(objective: Tensor, lower_bound: Tensor) -> None:
+    """Raise if a bound is above an objective: rounding is accounted for, so a part is wrong."""
+    wrong = lower_bound > objective
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        raise InconsistentBounds(
+            f"the lower bound {float(lower_bound[i]):g} is above the objective "
+            f"{float(objective[i]):g} of image {i}: a conjugate, proximal map, slope or adjoint of "
+            "the problem is wrong. Examine parts of your own with cl.check_functional, "
+            "cl.check_activation and cl.check_operator"
+        )

@@ -1,0 +1,392 @@
+"""Rigorous bounds: an objective and a lower bound that are true in spite of rounding.
+
+Certificates (``certificate``) measure the gap without cancellation, in the precision at hand, and
+are what solvers steer by. What is claimed in the end is computed here, in double precision and
+with error bounds (``rounding``), from the image, the dual variables, the data and the weights:
+
+    objective    J(x), rounded up;
+    lower bound  beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in dom h_i* and
+
+        p_i = s_i t_i,   t_{i-1} = W_{i-1}* p_i,   c = sum_i V_{i-1}* p_i,
+        beta = sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>,       weight R(x) >= <c, x> + beta.
+
+Where the infimum is -inf, the minorant is mixed with the constant one, weight min R:
+theta (c, beta) + (1 - theta) (0, weight min R). The infimum is concave in c: if c is known up to
+an error, the smallest one is at an end. x itself is needed for the objective and local bounds only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
+from convexlift.problems.rounding import (
+    UNIT,
+    Rounded,
+    activated,
+    conjugate,
+    gamma,
+    largest,
+    product,
+    slopes,
+    total,
+)
+from convexlift.problems.saddle import DATA_DUAL, dual_names
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import Blocks, Shape, choose_images, expand_per_image
+
+MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
+"""Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
+LEVELS = (0.001, 0.01, 0.1, 0.5)
+"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
+SPARE = 4
+"""Gradients that must not be negative are moved this many error bounds away from zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProvenBound:
+    """A lower bound for each image, and the numbers beside p_i that prove it.
+
+    Attributes:
+        value: (B,); -inf for none.
+        theta: (B,), the mixture of minorants.
+        v: the dual variable of the data, behind an operator that is not diagonal.
+    """
+
+    value: Tensor
+    theta: Tensor
+    v: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class ProvenBounds:
+    """The best bound for all images of the box, and the best for those near x."""
+
+    everywhere: ProvenBound
+    near: ProvenBound
+
+
+@dataclass(frozen=True, eq=False)
+class Minorant:
+    """weight R(x) >= <c, x> + beta; and >= constant, which is -inf where R has no lower bound."""
+
+    c: Rounded
+    beta: Tensor
+    constant: Tensor
+
+
+def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """J(x) for each image, rounded up; +inf outside the box. Problem and x in double precision."""
+    network = problem.network
+    values = [Rounded.exact(x)]
+    for layer in network.layers:
+        z = activated(layer.activation, _preactivation(network, layer, values, problem.image_shape))
+        values.append(z + values[-1] if layer.residual else z)
+    last = values[-1]
+    error = network.output * (last.error + gamma(1) * largest(last.value))
+    regularizer, error = total(Rounded(network.output * last.value, error))
+    regularizer = problem.weight * (regularizer + error)
+    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
+    data_term = data_term + error
+    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
+    return torch.where(problem.bounds.contains(x), objective, math.inf)
+
+
+def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """f at every datum, rounded up."""
+    d = problem.operator.diagonal
+    if d is None:
+        w = product(problem.operator, Rounded.exact(x), problem.image_shape)
+    else:
+        value = d.to(x) * x
+        w = Rounded(value, gamma(1) * value.abs() * (d.to(x).abs() != 1))
+    return problem.fidelity.density_above(w.value, w.error)
+
+
+def _preactivation(
+    network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
+) -> Rounded:
+    terms = [
+        product(K, values[source], _shape_of(network, source, image_shape))
+        for source, K in layer.operators.items()
+    ]
+    a = terms[0]
+    for term in terms[1:]:
+        a = a + term
+    if layer.bias is None:
+        return a
+    return Rounded(a.value + layer.bias, a.error + gamma(1) * (a.reach() + layer.bias.abs()))
+
+
+def _shape_of(network: BoundNetwork, source: int, image_shape: Shape) -> Shape:
+    return image_shape if source == IMAGE else network.layers[source - 1].shape
+
+
+def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
+    """The affine minorant of weight R from dual variables, whatever they are; rounded down."""
+    network, count = problem.network, len(problem.network.layers)
+    batch, output = problem.batch_size, problem.weight * network.output
+    t: dict[int, Rounded] = {
+        count: Rounded(
+            output.expand(batch, *network.layers[-1].shape), gamma(1) * largest(output[None])
+        )
+    }
+    beta, error = output.new_zeros(batch), output.new_zeros(batch)
+    c = Rounded.exact(output.new_zeros((batch, *problem.image_shape)))
+    for i in range(count, 0, -1):
+        layer = network.layers[i - 1]
+        h, t_i = layer.activation, t.get(i)
+        if t_i is None:  # a layer nobody uses
+            t_i = Rounded.exact(output.new_zeros((batch, *layer.shape)))
+        s = slopes(h, duals[dual_names(i, count)[0]].to(output), t_i.value)
+        p = _scaled(h.spread(t_i.value), h.spread(_per_channel(t_i)), s)
+        for part, its_error in _constants(layer, t_i, p, s):
+            beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
+        for source, K in layer.operators.items():
+            pulled = product(K, p, _shape_of(network, source, problem.image_shape), adjoint=True)
+            if source == IMAGE:
+                c = c + pulled
+            else:
+                t[source] = t[source] + pulled if source in t else pulled
+        if layer.residual:
+            t[i - 1] = t[i - 1] + t_i if i - 1 in t else t_i
+    return Minorant(c, beta - error, _constant(problem))
+
+
+def _per_channel(t: Rounded) -> Tensor:
+    """The error with the channels of t, so that groups can take their own."""
+    return t.error.expand(-1, t.value.shape[1], *([-1] * (t.value.ndim - 2)))
+
+
+def _scaled(t: Tensor, error: Tensor, s: Tensor) -> Rounded:
+    """p = s t, for slopes that are what they are."""
+    value = s * t
+    return Rounded(value, largest(s) * error + gamma(1) * largest(value))
+
+
+def _constants(
+    layer: BoundLayer, t: Rounded, p: Rounded, s: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """<p, b> and -<t, h*(s)>, with their errors."""
+    if layer.bias is not None:
+        bias = layer.bias
+        products = Rounded(bias * p.value, bias.abs() * (p.error + gamma(1) * largest(p.value)))
+        yield total(products)
+    loss = conjugate(layer.activation, s)
+    if not loss.value.any():  # as for all piecewise linear activations
+        return
+    size = largest(loss.value) + loss.error
+    error = size * t.error + (loss.error + gamma(1) * size) * largest(t.value)
+    value, its_error = total(Rounded(t.value * loss.value, error))
+    yield -value, its_error
+
+
+def _constant(problem: VariationalProblem) -> Tensor:
+    """weight min R, rounded down."""
+    network = problem.network
+    if not network.bounded_below:
+        return network.output.new_full((problem.batch_size,), -math.inf)
+    minimum = problem.weight * network.minimum_bound()
+    size = network.layers[-1].shape
+    return (minimum - gamma(64 + math.prod(size)) * minimum.abs()).expand(problem.batch_size)
+
+
+def bounds_below(
+    problem: VariationalProblem, x: Tensor, duals: Blocks, radius: float
+) -> ProvenBounds:
+    """The best lower bounds that dual variables prove, everywhere and near x.
+
+    Args:
+        problem: in double precision.
+        x: the images that local bounds are about, in double precision.
+        duals: p_i for each layer, and v for data behind an operator that is not diagonal.
+        radius: of the local bounds, on pixels that nothing else bounds.
+    """
+    minorant = minorant_below(problem, duals)
+    if problem.operator.diagonal is not None:
+        candidates = _behind_diagonal(problem, x, minorant, radius)
+    else:
+        v = duals[DATA_DUAL].to(problem.fidelity.y)
+        candidates = _behind_operator(problem, x, minorant, v, radius)
+    best = next(candidates)
+    for other in candidates:
+        best = ProvenBounds(
+            _better(best.everywhere, other.everywhere), _better(best.near, other.near)
+        )
+    return best
+
+
+def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
+    chosen = choose_images(~(second.value > first.value), first, second)
+    assert isinstance(chosen, ProvenBound)
+    return chosen
+
+
+def _mixed(minorant: Minorant, theta: Tensor) -> Tensor:
+    """theta beta + (1 - theta) weight min R, rounded down."""
+    rest = 1 - theta  # exact for theta >= 1/2, and a relative error else
+    constant = torch.where(rest > 0, rest * minorant.constant, 0.0)
+    value = theta * minorant.beta + constant
+    return value - gamma(4) * ((theta * minorant.beta).abs() + constant.abs())
+
+
+def _behind_diagonal(
+    problem: VariationalProblem, x: Tensor, minorant: Minorant, radius: float
+) -> Iterator[ProvenBounds]:
+    """A = diag(d): every pixel by itself."""
+    assert problem.operator.diagonal is not None
+    d = problem.operator.diagonal.to(x).expand_as(x)
+    whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
+
+    def bounds(theta: Tensor) -> ProvenBounds:
+        c = minorant.c.times(theta)
+        everywhere = _pixel_infima(problem, c, d, *whole)
+        locally = torch.where(everywhere.isinf(), _pixel_infima(problem, c, d, *near), everywhere)
+        mixed = _mixed(minorant, theta)
+        return ProvenBounds(*(
+            ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
+        ))  # fmt: skip
+
+    direct = bounds(torch.ones_like(minorant.beta))
+    yield direct
+    if bool(minorant.constant.isinf().any()) or bool(direct.everywhere.value.isfinite().all()):
+        return
+    # The slope -theta c/d of the fidelity must lie in the domain of its conjugate, in spite of
+    # rounding; pixels that the box bounds do not mind.
+    low, high = problem.fidelity.conjugate_domain
+    seen = d != 0
+    safe = torch.where(seen, d, 1.0)
+    v, reach = -minorant.c.value / safe, (minorant.c.error / safe.abs()).expand_as(x)
+    limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
+    free = _pixel_infima(problem, minorant.c, d, *whole).isinf() & seen
+    limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-12)
+    for fraction in MIXTURES:
+        yield bounds(fraction * limit)
+
+
+def _ratio(end: float, v: Tensor) -> Tensor:
+    """The largest factor <= 1 that brings v to this side of the end of an interval around 0."""
+    return torch.where(v / end > 1, end / v, 1.0) if end != 0 else (v * 0 + 1)
+
+
+def _box_around(
+    problem: VariationalProblem, x: Tensor, radius: float | None
+) -> tuple[Tensor, Tensor]:
+    """The box, or its part within a radius of x, a little larger."""
+    lower, upper = (torch.full_like(x, e) for e in (problem.bounds.lower, problem.bounds.upper))
+    if radius is None:
+        return lower, upper
+    rounding = gamma(2) * (x.abs() + radius)
+    return torch.maximum(lower, x - radius - rounding), torch.minimum(upper, x + radius + rounding)
+
+
+def _pixel_infima(
+    problem: VariationalProblem, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c that it may be."""
+    seen = d != 0
+    safe = torch.where(seen, d, 1.0)
+    unseen = problem.fidelity.density(torch.zeros_like(d)) * (1 - problem.fidelity.density_rounding)
+    ends = safe * lower, safe * upper
+    low, high = torch.minimum(*ends), torch.maximum(*ends)
+    low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
+    least: Tensor | None = None
+    for side in (-1.0, 1.0):
+        end = c.value + side * c.error * (1 + gamma(1))
+        slope = end / safe
+        slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
+        of_seen = problem.fidelity.infimum_below(slope, low, high)
+        value = torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
+        least = value if least is None else torch.minimum(least, value)
+    assert least is not None
+    return least
+
+
+def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """g x at its smallest over lower <= x <= upper, rounded down; -inf where there is none."""
+    value = torch.where(g > 0, g * lower, torch.where(g < 0, g * upper, 0.0))
+    return torch.where(value.isinf(), value, value - gamma(1) * value.abs())
+
+
+def _sum_below(values: Tensor) -> Tensor:
+    """The sum for each image, rounded down; -inf if any term is."""
+    finite = torch.where(values.isinf(), 0.0, values)
+    value, error = total(Rounded.exact(finite))
+    return torch.where(values.isinf().flatten(1).any(1), -math.inf, value - error)
+
+
+def _behind_operator(
+    problem: VariationalProblem, x: Tensor, minorant: Minorant, v: Tensor, radius: float
+) -> Iterator[ProvenBounds]:
+    """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
+    A, box, shape = problem.operator, problem.bounds, problem.image_shape
+    whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
+
+    def bounds(v: Tensor, g: Rounded, theta: Tensor) -> ProvenBounds:
+        ends = [g.value - g.error * (1 + gamma(1)), g.value + g.error * (1 + gamma(1))]
+        everywhere = torch.minimum(*(_linear_infima(end, *whole) for end in ends))
+        locally = torch.minimum(*(_linear_infima(end, *near) for end in ends))
+        locally = torch.where(everywhere.isinf(), locally, everywhere)
+        rest = _sum_below(-problem.fidelity.conjugate_above(v)) + _mixed(minorant, theta)
+        return ProvenBounds(*(
+            ProvenBound(_sum_below(pixels) + rest, theta, v) for pixels in (everywhere, locally)
+        ))  # fmt: skip
+
+    v = problem.fidelity.clip_to_conjugate_domain(v)
+    one = torch.ones_like(minorant.beta)
+    seen = product(A, Rounded.exact(v), shape, adjoint=True)
+    g = seen + minorant.c
+    direct = bounds(v, g, one)
+    yield direct
+    if math.isinf(box.lower) == math.isinf(box.upper):
+        return
+
+    # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper). Adding delta
+    # to all measured data moves g by delta A* 1.
+    sign = 1.0 if math.isfinite(box.lower) else -1.0
+    missing = SPARE * g.error - sign * g.value
+    if not bool((missing > 0).any()):
+        return
+    measured = problem.fidelity.measured.to(v)
+    direction = sign if float(problem.sensitivity.sum()) >= 0 else -sign
+    ones = direction * measured
+    push = product(A, Rounded.exact(ones.expand_as(v).contiguous()), shape, adjoint=True)
+    usable = sign * push.value > 2 * SPARE * push.error
+    # Sums of v and multiples of ones are rounded: A* of that is off by this much at the most.
+    off_by = A.magnitude(torch.ones_like(largest(v)), shape, adjoint=True)
+    if A.nonnegative:  # pixel by pixel: nothing comes to pixels that no datum sees
+        off_by = A.adjoint(torch.ones_like(v)) * (1 + 1e-9)
+
+    def moved(v: Tensor, share: Tensor, level: Tensor) -> tuple[Tensor, Rounded]:
+        """share v + level 1 and its g, by linearity: no other product with A*."""
+        new = expand_per_image(share, v) * v + expand_per_image(level, v) * ones
+        parts = seen.times(share) + push.times(level) + minorant.c.times(share)
+        size = largest(v) + expand_per_image(level.abs(), v)
+        return new, Rounded(parts.value, parts.error + gamma(3) * size.amax(1, True) * off_by)
+
+    need = torch.where(missing > 0, missing / (sign * push.value - SPARE * push.error), 0.0)
+    need = torch.where((missing > 0) & ~usable, math.inf, need).flatten(1).amax(1)
+    delta = torch.where(need.isfinite(), need * (1 + 1e-5), 0.0)
+    shifted, gradient = moved(v, one, delta)
+    inside = problem.fidelity.clip_to_conjugate_domain(shifted)
+    if not torch.equal(inside, shifted):
+        gradient = product(A, Rounded.exact(inside), shape, adjoint=True) + minorant.c
+    yield bounds(inside, gradient, one)
+    if bool(minorant.constant.isinf().any()):
+        return
+    end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
+    scale = abs(end) if math.isfinite(end) else 1.0
+    for fraction in LEVELS:
+        level = fraction * scale
+        gain = level * (sign * push.value - SPARE * push.error)  # of (v, p) = (level, 0)
+        keep = torch.where(missing > 0, gain / (gain + missing), 1.0)
+        keep = torch.where((missing > 0) & ~usable, 0.0, keep)
+        theta = keep.flatten(1).amin(1)
+        theta = (theta - 1e-3 * (1 - theta) - 8 * UNIT).clamp_min(0)
+        mixed, gradient = moved(v, theta, (1 - theta) * level)
+        yield bounds(problem.fidelity.clip_to_conjugate_domain(mixed), gradient, theta)

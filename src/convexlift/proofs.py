@@ -1,0 +1,190 @@
+"""Proof files: an image with all that is needed to check its lower bound, for somebody else.
+
+One safetensors file holds the image, the data, the network, the dual variables and, as JSON in its
+header, the problem and the claims. Nothing in it is ever executed. ``proof_checker`` confirms it
+without any other module of this package; docs/proofs.md describes the format.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch import Tensor
+
+from convexlift.atomic_files import atomic_path
+from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
+from convexlift.functionals.weighted import WeightedL2
+from convexlift.models.describe import describe
+from convexlift.operators.imaging import Blur, Diagonal
+from convexlift.operators.linear import Composition, Identity, LinearOperator, Scaled, Sum
+from convexlift.operators.tomography.beams import FanBeam, ParallelBeam
+from convexlift.problems.claims import Claim, Guarantee
+from convexlift.problems.saddle import dual_names
+from convexlift.problems.variational import VariationalProblem
+
+FORMAT = 1
+"""The version of the format."""
+METADATA = "convexlift_proof"
+"""The key of the JSON text in the header of the file."""
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """A problem and what is claimed about images of it, ready to be written.
+
+    ``Proof(problem, certificate)`` makes one from ``cl.certify``, ``solution.proof`` is that of a
+    solve.
+    """
+
+    problem: VariationalProblem
+    claim: Claim
+
+    def save(self, path: str | Path) -> Path:
+        """Write the file, atomically; returns its path.
+
+        Raises ValueError if there is no bound to prove, or if a part of the problem is not the
+        library's own: the checker would not know it.
+        """
+        arrays, sheet = self._contents()
+        target = Path(path)
+        if target.is_dir():
+            raise ValueError(
+                f"{target} is a folder; name a file in it, such as {target / 'x.proof'}"
+            )
+        with atomic_path(target) as part:
+            part.write_bytes(safetensors.numpy.save(arrays, metadata={METADATA: json.dumps(sheet)}))
+        return target
+
+    def _contents(self) -> tuple[Arrays, dict[str, Any]]:
+        problem, claim = self.problem, self.claim
+        for i, guarantee in enumerate(claim.guarantee):
+            if guarantee is Guarantee.NONE:
+                raise ValueError(f"image {i} has no lower bound, so there is nothing to prove")
+        arrays: Arrays = {"x": _array(claim.x), "theta": _array(claim.theta)}
+        arrays["y"] = _array(problem.fidelity.y)
+        count = len(problem.network.layers)
+        for i in range(1, count + 1):
+            arrays[f"dual.{i}"] = _array(claim.duals[dual_names(i, count)[0]])
+        if claim.data_dual is not None:
+            arrays["dual.data"] = _array(claim.data_dual)
+        for name, tensor in problem.regularizer.state_dict().items():
+            arrays[f"network.{name}"] = _array(tensor)
+        sheet: dict[str, Any] = {
+            "format": FORMAT,
+            "made_by": _made_by(),
+            "problem": {
+                "image_shape": list(problem.image_shape),
+                "weight": problem.weight,
+                "box": [_finite(problem.bounds.lower), _finite(problem.bounds.upper)],
+                "fidelity": _fidelity(problem.fidelity, arrays),
+                "operator": _operator(problem.operator, arrays),
+                "network": describe(problem.regularizer),
+            },
+            "claims": [
+                {
+                    "objective": float(claim.objective[i]),
+                    "lower_bound": float(claim.lower_bound[i]),
+                    "gap": float(claim.gap[i]),
+                    "guarantee": guarantee.name,
+                }
+                for i, guarantee in enumerate(claim.guarantee)
+            ],
+            "radius": claim.radius,
+        }
+        sheet["sha256"] = {name: _digest(array) for name, array in arrays.items()}
+        names = sorted(name for name in arrays if name.startswith("network."))
+        joined = "".join(sheet["sha256"][name] for name in names)
+        sheet["network_sha256"] = hashlib.sha256(joined.encode()).hexdigest()
+        text = json.dumps(sheet, sort_keys=True, separators=(",", ":"))
+        sheet["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        return arrays, sheet
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+
+
+def _digest(array: np.ndarray[Any, Any]) -> str:
+    header = f"{array.dtype} {list(array.shape)} ".encode()
+    return hashlib.sha256(header + array.tobytes()).hexdigest()
+
+
+def _finite(end: float) -> float | None:
+    return end if math.isfinite(end) else None
+
+
+def _made_by() -> dict[str, str]:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    version = sys.modules[__package__ or "convexlift"].__version__  # set once all is imported
+    return {"convexlift": version, "torch": str(torch.__version__), "date": now}
+
+
+def _fidelity(fidelity: Fidelity, arrays: Arrays) -> dict[str, Any]:
+    kind = type(fidelity)
+    if kind not in (SquaredL2, L1, KullbackLeibler, WeightedL2):
+        raise ValueError(_unknown("fidelity", fidelity))
+    if isinstance(fidelity, KullbackLeibler):
+        arrays["fidelity.background"] = _array(fidelity.background)
+    if isinstance(fidelity, WeightedL2):
+        arrays["fidelity.weights"] = _array(fidelity.weights)
+    return {kind.__name__: {"scale": fidelity.scale} if isinstance(fidelity, L1) else {}}
+
+
+def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
+    """The tree of an operator; its tensors go to ``arrays`` under names that the tree mentions."""
+
+    def stored(name: str, values: np.ndarray[Any, Any]) -> str:
+        place = sum(key.startswith("operator.") for key in arrays)
+        arrays[f"operator.{place}.{name}"] = values
+        return f"operator.{place}.{name}"
+
+    match operator:
+        case Identity():
+            return {"Identity": {}}
+        case Scaled():
+            inner = _operator(operator.operator, arrays)
+            return {"Scaled": {"factor": operator.factor, "operator": inner}}
+        case Composition():
+            return {"Composition": {"factors": [_operator(f, arrays) for f in operator.factors]}}
+        case Sum():
+            return {"Sum": {"terms": [_operator(term, arrays) for term in operator.terms]}}
+        case Diagonal():  # a mask among them
+            return {"Diagonal": {"values": stored("values", _array(operator.values))}}
+        case Blur():
+            kernel = stored("kernel", _array(operator.kernel))
+            return {"Blur": {"kernel": kernel, "boundary": operator.boundary}}
+        case ParallelBeam() | FanBeam():
+            grid = operator.grid
+            content: dict[str, Any] = {
+                "image_size": [grid.height, grid.width],
+                "pixel_size": [grid.pixel_height, grid.pixel_width],
+                "angles": stored("angles", operator.exact_angles),
+                "bins": stored("bins", operator.bins),
+            }
+            if isinstance(operator, FanBeam):
+                content |= {
+                    "source_distance": operator.source_distance,
+                    "detector_distance": operator.detector_distance,
+                    "detector": operator.detector,
+                }
+            return {type(operator).__name__: content}
+    raise ValueError(_unknown("operator", operator))
+
+
+def _unknown(what: str, part: object) -> str:
+    return (
+        f"the {what} {type(part).__name__} is not the library's own, so a proof file cannot "
+        "describe it; the claims of the solution stand all the same"
+    )

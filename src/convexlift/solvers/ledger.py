@@ -1,0 +1,258 @@
+"""The ledger of a solve: best images, best bounds, confirmed claims, statuses, history."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.certificate import BestBounds, judge, lower_bound
+from convexlift.problems.claims import Claim, claim, in_double, prefer_near, relative_gap
+from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.proofs import Proof
+from convexlift.solvers.method import State
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tensors import Blocks, choose_images
+
+Callback = Callable[[Progress], object]
+"""Called at every check; return ``True`` to stop."""
+HOPELESS = 3
+"""After so many claims that rounding spoiled, each hardly better than the last, an image ends."""
+
+
+class Ledger:
+    """What is known of every image: best iterate, best bound, status, history.
+
+    Checks are made in the precision of the problem. Where one says that an image is done, its
+    claim is computed in double precision with rounding accounted for (``problems.claims``), and
+    only that ends it.
+
+    Numbers of images are kept on the host, wherever the images are: there are many small
+    operations on them, each of which costs a GPU as much as a large one.
+    """
+
+    def __init__(self, problem: VariationalProblem, state: State, tolerance: float | None) -> None:
+        size = problem.batch_size
+        infinite = torch.full((size,), math.inf, dtype=torch.float64)
+        self.problem, self.tolerance = problem, tolerance
+        self.state = state  # the last one that was finite
+        self.active = torch.ones(size, dtype=torch.bool)
+        self.iterations = torch.zeros(size, dtype=torch.long)
+        self.status = [Status.RUNNING] * size
+        self.history = History()
+        self._evaluation: Evaluation | None = None
+        # The best image, and the best bound that holds everywhere.
+        self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
+        self.witness: Blocks | None = None  # the dual variables of the best bound
+        # The best image with a local bound, which belongs to that image.
+        self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
+        self.claims: list[Claim | None] = [None] * size
+        self._refusals = [0] * size
+        self._next_claim = [0] * size  # the number of the check at which it is worth trying again
+
+    def check(
+        self,
+        iteration: int,
+        clock: Stopwatch,
+        state: State,
+        stop: StopWhen,
+        callback: Callback | None,
+    ) -> bool:
+        """Evaluate, certify, record; False if the callback wants to stop."""
+        evaluation, bounds = judge(self.problem, state.x, state.duals)
+        self._evaluation = evaluation
+        values = evaluation.objective, evaluation.data_term, evaluation.regularizer
+        finite, objective, data_term, regularizer, everywhere, near = _on_the_host(
+            torch.isfinite(state.x).flatten(1).all(1), *values, bounds.everywhere.gap,
+            bounds.near.gap,
+        )  # fmt: skip
+        finite = (finite > 0) & ~objective.isnan()
+        self.state = choose_images(finite, state, self.state)
+        self._keep_best_image(state.x, objective, finite)
+        self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
+        self.end(Status.NOT_FINITE, ~finite)
+        if self.tolerance is not None:
+            self._confirm(self.active & (self._numbers()[1] <= self.tolerance))
+        lower, gap = self._numbers()
+        record = Record(iteration, clock.seconds(), objective, data_term, regularizer, lower, gap)
+        self.history.records.append(record)
+        if callback is None:
+            return True
+        with clock.paused():
+            return callback(Progress(**vars(record), x=state.x)) is not True
+
+    def take_evaluation(self) -> Evaluation:
+        """The evaluation of the last check, once: it is large."""
+        assert self._evaluation is not None
+        evaluation, self._evaluation = self._evaluation, None
+        return evaluation
+
+    def end(self, status: Status, images: Tensor | None = None) -> None:
+        """Give the active images (among ``images``) their final status."""
+        ending = self.active if images is None else self.active & images
+        for i in ending.nonzero().flatten().tolist():
+            self.status[i] = status
+        self.active = self.active & ~ending
+
+    def solution(self, clock: Stopwatch) -> Solution:
+        """The result, once everything has ended."""
+        self._settle()
+        whole = Claim.join([claim for claim in self.claims if claim is not None])
+        last = self.history.records[-1]
+        numbers = _on_the_host(whole.lower_bound, whole.gap)
+        self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])
+        return Solution(
+            whole.x,
+            whole.objective,
+            whole.lower_bound,
+            whole.gap,
+            tuple(self.status),
+            whole.guarantee,
+            self.iterations.to(whole.x.device),
+            clock.seconds(),
+            self.history,
+            self.state,
+            whole.duals,
+            Proof(self.problem, whole),
+        )
+
+    def _confirm(self, done: Tensor) -> None:
+        """Claim what checks say is done: it is, if the claim says so too."""
+        assert self.tolerance is not None
+        checks = len(self.history)
+        images = [i for i in done.nonzero().flatten().tolist() if checks >= self._next_claim[i]]
+        if not images:
+            return
+        for i, claimed in zip(images, self._claim(images), strict=True):
+            gap, last = float(claimed.gap), self.claims[i]
+            before = math.inf if last is None else float(last.gap)
+            self.claims[i] = claimed if gap <= before else last
+            if gap <= self.tolerance:
+                self._end_one(i, Status.CONVERGED)
+                continue
+            self._refusals[i] += 1
+            self._next_claim[i] = checks + 2 ** self._refusals[i]
+            if self._refusals[i] >= HOPELESS and gap > max(2 * self.tolerance, before / 2):
+                self._end_one(i, Status.PRECISION_LIMIT)
+
+    def _settle(self) -> None:
+        """Claims for the images that ended otherwise, and the statuses that follow from them."""
+        _, rough = self._numbers()
+        images = [i for i, s in enumerate(self.status) if s is not Status.CONVERGED]
+        if not images:
+            return
+        for i, claimed in zip(images, self._claim(images), strict=True):
+            last = self.claims[i]
+            best = claimed if last is None or not last.gap < claimed.gap else last
+            self.claims[i] = best
+            if self.tolerance is None:
+                continue
+            if float(best.gap) <= self.tolerance:
+                self.status[i] = Status.CONVERGED
+            elif self.status[i] is Status.ITERATION_LIMIT and float(rough[i]) <= self.tolerance:
+                self.status[i] = Status.PRECISION_LIMIT
+
+    def _end_one(self, i: int, status: Status) -> None:
+        self.end(status, torch.arange(len(self.status)) == i)
+
+    def _claim(self, images: list[int]) -> list[Claim]:
+        """Rigorous claims about the best of these images so far."""
+        assert self.witness is not None
+        local = self._prefer_local()
+        x, witness = choose_images(local, self.local_x, self.x), self.witness
+        problem, double = self.problem, self._double
+        rows = torch.tensor(images, device=x.device)
+        whole = len(images) == len(self.status)
+        some, some_double = (None, None) if whole else (problem.select(rows), double.select(rows))
+        if some is None or some_double is None:
+            claimed = claim(problem, double, x, witness, tolerance=self.tolerance or 0.0)
+            return [claimed.image(i) for i in images]
+        witness = Blocks({name: part[rows] for name, part in witness.items()})
+        claimed = claim(some, some_double, x[rows], witness, tolerance=self.tolerance or 0.0)
+        return [claimed.image(i) for i in range(len(images))]
+
+    @cached_property
+    def _double(self) -> VariationalProblem:
+        return in_double(self.problem)
+
+    def _keep_best_image(self, x: Tensor, objective: Tensor, finite: Tensor) -> None:
+        better = finite & (objective < self.objective)
+        self.x = choose_images(better, x, self.x)
+        self.objective = torch.where(better, objective, self.objective)
+
+    def _keep_best_bounds(
+        self,
+        x: Tensor,
+        objective: Tensor,
+        finite: Tensor,
+        bounds: BestBounds,
+        everywhere: Tensor,
+        near: Tensor,
+    ) -> None:
+        """From the absolute gaps of the bound that holds everywhere, and of the local one."""
+        usable = finite & torch.isfinite(objective)
+        below = lower_bound(objective, everywhere, x.dtype)
+        lower = torch.where(usable, below, -math.inf)
+        raised = lower > self.lower_bound  # False for NaN
+        self.lower_bound = torch.where(raised, lower, self.lower_bound)
+        nearer = usable & (near < self.local_gap)
+        if self.witness is None:
+            self.witness = bounds.near.witness
+        self.witness = choose_images(raised, bounds.everywhere.witness, self.witness)
+        self.local_x = choose_images(nearer, x, self.local_x)
+        self.local_objective = torch.where(nearer, objective, self.local_objective)
+        self.local_gap = torch.where(nearer, near, self.local_gap)
+        local = nearer & self._prefer_local()
+        self.witness = choose_images(local, bounds.near.witness, self.witness)
+
+    def _prefer_local(self) -> Tensor:
+        everywhere = relative_gap(self.objective, self.lower_bound)
+        near = relative_gap(self.local_objective, self._local_bound())
+        return prefer_near(self.problem, everywhere, near, self.tolerance or 0.0)
+
+    def _local_bound(self) -> Tensor:
+        return lower_bound(self.local_objective, self.local_gap, self.x.dtype)
+
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Lower bounds and relative gaps: claimed where claimed, else in the working precision."""
+        use_local = self._prefer_local()
+        objective = torch.where(use_local, self.local_objective, self.objective)
+        lower = torch.where(use_local, self._local_bound(), self.lower_bound)
+        lower = torch.minimum(lower, objective)  # they may differ by rounding
+        gap = relative_gap(objective, lower)
+        for i, claimed in enumerate(self.claims):
+            if claimed is not None and not self.active[i]:
+                lower[i], gap[i] = float(claimed.lower_bound), float(claimed.gap)
+        return lower, gap
+
+
+def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Several (B,) tensors in double precision, in one transfer."""
+    return torch.stack([number.to(torch.float64) for number in numbers]).cpu().unbind()
+
+
+class Stopwatch:
+    """Seconds since it was made, without the pauses."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """The time so far."""
+        return time.perf_counter() - self._start
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still inside."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - before
