@@ -19,8 +19,8 @@ from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, fits, foreign_parts, full_precision
 
-EXAMINED_DATA = 400
-"""So many data of a user's fidelity are examined."""
+EXAMINED = 400
+"""So many arguments of an activation, or data of a fidelity, are tried when a problem is stated."""
 LINEARITY = 1e-4
 """The largest relative error of a user's operator that counts as rounding, in single precision."""
 
@@ -77,32 +77,40 @@ def check_operator(
         )
 
 
-def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 0) -> None:
+def check_activation(
+    activation: Activation, *, scale: float = 3.0, seed: int = 0, count: int = 2000
+) -> None:
     """Convexity, slopes, Fenchel-Young, prox and epigraph projection, in float64.
 
     Args:
         activation: h.
         scale: the size of the random arguments.
         seed: of the random numbers.
+        count: how many of them.
     """
     random = _Random(seed, torch.float64)
     low, high = activation.slopes
-    points = (2000, activation.group)  # one group, which makes one channel of h(a)
+    points = (count, activation.group)  # one group, which makes one channel of h(a)
     a, b = scale * random.normal(*points), scale * random.normal(*points)
     a[:4] = torch.tensor([0.0, 1e-12, -1e-12, 1.0])[:, None]
     h, slope = activation.value(a), activation.derivative(a)
+    size = max(1.0, float(h.abs().max()))  # rounding errors grow with the values
     middle = activation.value((a + b) / 2) - (h + activation.value(b)) / 2
-    _require(float(middle.max()) <= 1e-12 * scale**2, f"not convex: {float(middle.max()):.1e}")
+    _require(
+        float(middle.max()) <= 1e-12 * size * scale**2, f"not convex: {float(middle.max()):.1e}"
+    )
     beyond = float((activation.clip(slope) - slope).abs().max())
-    _require(beyond <= 1e-12, f"derivative leaves {(low, high)} by {beyond:.1e}")
+    _require(beyond <= 1e-12 * size, f"derivative leaves {(low, high)} by {beyond:.1e}")
     below = activation.value(b) - h - _dot(slope, b - a)
     _require(
-        float(below.min()) >= -1e-10, f"derivative is no subgradient: {float(below.min()):.1e}"
+        float(below.min()) >= -1e-10 * size,
+        f"derivative is no subgradient: {float(below.min()):.1e}",
     )
 
     loss = activation.fenchel_young(a, slope)
     _require(
-        float(loss.abs().max()) <= 1e-10, f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0"
+        float(loss.abs().max()) <= 1e-10 * size,
+        f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0",
     )
     s = random.uniform(
         low if math.isfinite(low) else -scale, high if math.isfinite(high) else scale, *points
@@ -113,29 +121,32 @@ def check_activation(activation: Activation, *, scale: float = 3.0, seed: int = 
     loss = activation.fenchel_young(a, s)
     _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
     error = float((loss - direct).abs().max())
-    _require(error <= 1e-9 * scale**2, f"fenchel_young and h + h* - s a differ by {error:.1e}")
+    _require(
+        error <= 1e-9 * size * scale**2, f"fenchel_young and h + h* - s a differ by {error:.1e}"
+    )
     if math.isfinite(high):
         outside = activation.conjugate(torch.full((1, points[1]), high + 0.1, dtype=torch.float64))
         _require(bool(outside.isinf().all()), "conjugate is finite outside the slopes")
 
-    eta = random.uniform(0.01, 3.0, 2000, 1)
+    eta = random.uniform(0.01, 3.0, count, 1)
     point = activation.prox(a, eta)
     loss = activation.fenchel_young(point, activation.clip((a - point) / activation.spread(eta)))
-    _require(float(loss.max()) <= 1e-8, f"prox is not optimal: {float(loss.max()):.1e}")
+    _require(float(loss.max()) <= 1e-8 * size, f"prox is not optimal: {float(loss.max()):.1e}")
     p = activation.scaled_slope(a, eta, torch.ones_like(eta))
     error = float((a - p - point).abs().max())
-    _require(error <= 1e-9 * scale, f"scaled_slope and prox differ by {error:.1e}")
+    _require(error <= 1e-9 * size * scale, f"scaled_slope and prox differ by {error:.1e}")
 
-    sigma_a, sigma_z = random.uniform(0.05, 5.0, 2000, 1), random.uniform(0.05, 5.0, 2000, 1)
+    sigma_a, sigma_z = (random.uniform(0.05, 5.0, count, 1) for _ in range(2))
     z = b[:, :1]
     t = activation.multiplier(a, z, sigma_a, sigma_z)
     _require(float(t.min()) >= 0, "the multiplier is negative")
     height = activation.value(activation.prox(a, t / sigma_a)) - (z + t / sigma_z)
     _require(
-        float(height.max()) <= 1e-7, f"the projection leaves the epigraph by {height.max():.1e}"
+        float(height.max()) <= 1e-7 * size,
+        f"the projection leaves the epigraph by {height.max():.1e}",
     )
     slackness = float((t * height).abs().max())
-    _require(slackness <= 1e-6, f"the projection is not complementary: {slackness:.1e}")
+    _require(slackness <= 1e-6 * size**2, f"the projection is not complementary: {slackness:.1e}")
     _require(bool((t[h <= z] == 0).all()), "points of the epigraph are moved")
     p = scale * random.normal(*points)
     clipped = activation.clip_to_slopes(p, eta)
@@ -203,7 +214,7 @@ def examine_activation(activation: Activation) -> None:
 @functools.lru_cache(maxsize=256)
 def _examined(activation: Activation) -> None:
     with torch.no_grad(), _refusing(f"the activation {activation}", "cl.check_activation"):
-        check_activation(activation)
+        check_activation(activation, count=EXAMINED)
 
 
 def examine_fidelity(fidelity: Fidelity) -> None:
@@ -216,7 +227,7 @@ def examine_fidelity(fidelity: Fidelity) -> None:
         return
     y = fidelity.y
     generator = torch.Generator().manual_seed(0)
-    places = torch.randint(y.numel(), (EXAMINED_DATA,), generator=generator).to(y.device)
+    places = torch.randint(y.numel(), (EXAMINED,), generator=generator).to(y.device)
     scale = 1 / max(1.0, float(y.abs().max()))
 
     def some(values: Tensor) -> Tensor:

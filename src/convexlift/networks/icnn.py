@@ -143,10 +143,11 @@ class InputConvexNetwork(nn.Module):
         NaN and infinite numbers are refused wherever they are.
         """
         for name, parameter in self.named_parameters():
-            if (place := first_non_finite(parameter.detach())) is not None:
+            values = parameter.detach()
+            if (place := first_non_finite(values)) is not None:
                 raise ValueError(
-                    f"{name} of the network is {float(parameter[place])} at index {place}; train "
-                    "or load it again"
+                    f"{name} of the network is {float(values[place])} at index {place}; train or "
+                    "load it again"
                 )
         for number, layer in self._numbered():
             if number > 1 and not layer.activation.nondecreasing:

@@ -183,6 +183,18 @@ def claim(
     return Claim(x, objective, lower, gap, guarantee, radius, duals, bound.theta, bound.v)
 
 
+def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
+    """The relative change of the objective if every pixel moves by one unit of its last place.
+
+    No image of that precision can be expected to have a smaller gap than this.
+    """
+    signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
+    upwards = torch.where(signs > 0, math.inf, -math.inf).to(x.dtype)
+    moved = double.bounds.project(torch.nextafter(x, upwards))
+    before, after = (objective_above(double, image.double()) for image in (x, moved))
+    return (after - before).abs() / before.abs()
+
+
 def prefer_near(
     problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
 ) -> Tensor:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.certificate import BestBounds, judge, lower_bound
-from convexlift.problems.claims import Claim, claim, in_double, prefer_near, relative_gap
+from convexlift.problems.claims import (
+    Claim,
+    claim,
+    in_double,
+    last_digit,
+    prefer_near,
+    relative_gap,
+)
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
@@ -144,7 +151,6 @@ class Ledger:
 
     def _settle(self) -> None:
         """Claims for the images that ended otherwise, and the statuses that follow from them."""
-        _, rough = self._numbers()
         images = [i for i, s in enumerate(self.status) if s is not Status.CONVERGED]
         if not images:
             return
@@ -152,11 +158,14 @@ class Ledger:
             last = self.claims[i]
             best = claimed if last is None or not last.gap < claimed.gap else last
             self.claims[i] = best
-            if self.tolerance is None:
-                continue
-            if float(best.gap) <= self.tolerance:
+            if self.tolerance is not None and float(best.gap) <= self.tolerance:
                 self.status[i] = Status.CONVERGED
-            elif self.status[i] is Status.ITERATION_LIMIT and float(rough[i]) <= self.tolerance:
+        if self.tolerance is None or Status.ITERATION_LIMIT not in self.status:
+            return
+        rough, coarse = self._numbers()[1], last_digit(self._double, self.x)
+        for i, status in enumerate(self.status):
+            spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
+            if status is Status.ITERATION_LIMIT and spoiled:
                 self.status[i] = Status.PRECISION_LIMIT
 
     def _end_one(self, i: int, status: Status) -> None:
