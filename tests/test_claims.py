@@ -35,8 +35,9 @@ def confirmed_below(problem: cl.VariationalProblem, solution: cl.Solution) -> No
 
 
 def test_a_scaled_identity_keeps_all_digits_of_its_factor():
+    torch.set_default_dtype(single)  # in which torch makes tensors of Python numbers
     assert float((0.1 * cl.Identity()).diagonal) == 0.1
-    x = 1e7 + torch.rand(1, 1, 16, 16)
+    x = 1e7 + torch.rand(1, 1, 16, 16, dtype=torch.float64)
     problem = denoising(0.1 * x, 1e-3, operator=0.1 * cl.Identity())
     solution = cl.solve(problem)
     confirmed_below(problem, solution)
@@ -59,7 +60,6 @@ def test_data_with_an_offset_in_single_precision(offset, step):
 
 
 def test_slopes_stay_in_their_domain_under_large_biases():
-    assert cl.LeakyReLU(0.9).derivative(torch.tensor([-1.0])).item() == 0.9
     first = cl.ConvexLayer(cl.LeakyReLU(0.9), channels=1, skip=Convolution(1, 1, 1))
     head = Dense(16, 1, nonnegative=True)
     network = cl.InputConvexNetwork(
@@ -70,10 +70,13 @@ def test_slopes_stay_in_their_domain_under_large_biases():
         first.bias.fill_(-1e6)
         head.weight.fill_(1 / 16)
         network.layers[1].bias.fill_(0.9e6)
+    y = torch.rand(1, 1, 4, 4, dtype=torch.float64)
     problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(torch.rand(1, 1, 4, 4)), regularizer=network, weight=1.0
+        fidelity=cl.SquaredL2(y), regularizer=network.double(), weight=1.0
     )
     value, x = optimum(problem)
+    torch.set_default_dtype(single)
+    assert cl.LeakyReLU(0.9).derivative(torch.tensor([-1.0]).double()).item() == 0.9
     certificate = cl.certify(problem, torch.as_tensor(x))
     assert float(certificate.lower_bound) <= value + 1e-7
     solution = cl.solve(problem, method=cl.LBFGS())
