@@ -77,14 +77,15 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
     rate = gamma(K.roundings(input_shape, adjoint=adjoint))
     if value.dtype != z.value.dtype:  # an operator that knows single precision only
         value, rate = value.to(z.value.dtype), rate * 2.0**29
+    inherited = largest(z.error).expand(-1, z.value.shape[1], *([-1] * (z.value.ndim - 2)))
     if K.single_operation and not adjoint:  # then errors are relative to the result
-        passed = K.magnitude(largest(z.error), input_shape)
+        passed = K.magnitude(inherited, input_shape)
         return Rounded(value, gamma(1) * value.abs() + passed * (1 + 1e-9))
     if K.nonnegative:  # then |K| |z| is K |z|, entry by entry
         sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
         error = K.adjoint(sizes) if adjoint else K(sizes)
         return Rounded(value, error * (1 + rate))
-    sizes = rate * largest(z.value) + largest(z.error)
+    sizes = rate * largest(z.value) + inherited
     return Rounded(value, K.magnitude(sizes, input_shape, adjoint=adjoint) * (1 + 1e-9))
 
 
