@@ -357,4 +357,3 @@ def _orientation(metadata: dict[str, Any]) -> int | None:
     exif.load(metadata["exif"])
     turned = exif.get(_ORIENTATION)
     return None if turned is None else int(turned)
-

@@ -21,6 +21,7 @@ from rich.table import Table
 import convexlift
 from convexlift.cli.app import (
     Device,
+    Failed,
     Interrupted,
     UserError,
     check_folder,
@@ -36,6 +37,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
+from convexlift.training.disk import FULL, WriteError
 from convexlift.training.initial import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
 from convexlift.training.recipes import (
@@ -72,6 +74,17 @@ def one_process_tells(debug: bool) -> Iterator[None]:
             yield
         except (ValueError, ImportError) as error:
             raise UserError(f"{error}.") from error
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise Failed(_full_disk(error)) from error
+
+
+def _full_disk(error: OSError) -> str:
+    if isinstance(error, WriteError):
+        return f"{error}. {CONTINUE} from the last checkpoint, if there is one."
+    place = error.filename or "A result"
+    return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
 def run_job(recipe: AnyRecipe, job: Job) -> None:

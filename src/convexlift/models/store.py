@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from convexlift.images import atomic_path
+from convexlift.images import atomic_path, remove_leftovers
 from convexlift.models.cards import ModelCard
 from convexlift.models.describe import build, describe
 from convexlift.models.files import PathLike, find, find_shipped, names, pair
@@ -69,6 +69,7 @@ def save(
         tensors={name: Layout.of(tensor) for name, tensor in tensors.items()},
     )
     text = json.dumps(sheet.to_json(), indent=2, allow_nan=False) + "\n"
+    remove_leftovers([sheet_file, weights])
     # Both are on the disk before the first takes its name; the sheet comes last.
     with atomic_path(sheet_file) as sheet_part, atomic_path(weights) as weights_part:
         weights_part.write_bytes(data)

@@ -6,6 +6,7 @@ the loop itself uses; PyTorch's global generator is saved too, for objectives th
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.images import atomic_path
+from convexlift.images import atomic_path, remove_leftovers
+from convexlift.training.disk import writing
 
 FORMAT = 1
 
@@ -50,10 +52,11 @@ class Checkpoint:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write to a temporary name, then rename: a kill leaves the old checkpoint or the new one."""
-    for left_over in path.parent.glob(f".{path.name}.*.part"):
-        left_over.unlink(missing_ok=True)  # of a run that was killed while it wrote
-    with atomic_path(path) as part:
-        torch.save({"format": FORMAT, **vars(checkpoint)}, part)
+    remove_leftovers([path])
+    content = io.BytesIO()  # torch.save to a full disk raises errors that do not say so
+    torch.save({"format": FORMAT, **vars(checkpoint)}, content)
+    with writing(path), atomic_path(path) as part:
+        part.write_bytes(content.getbuffer())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
