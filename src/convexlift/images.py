@@ -110,14 +110,14 @@ def _in_use(part: Path, pid: int) -> bool:
     if pid == os.getpid():
         return False
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        pass  # it runs, under another user
+        if Path("/proc/self/cmdline").exists():
+            runs = b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        else:
+            os.kill(pid, 0)
+            runs = True
+        return runs and time.time() - part.stat().st_mtime < 3600
     except (OSError, OverflowError):
         return False
-    with contextlib.suppress(OSError):
-        return time.time() - part.stat().st_mtime < 3600
-    return False
 
 
 def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:

@@ -108,10 +108,14 @@ def load(
             tensors = _parse(data)
             found = {name: Layout.of(tensor) for name, tensor in tensors.items()}
             compare(found, sheet.tensors, "its description")
+        with naming(sheet_file):
+            _require_proportion(sheet.architecture, len(tensors))
+            expected = _expected(sheet.architecture, tensors)
+        with naming(weights):
+            compare(found, expected)
         with naming(sheet_file), _undisturbed():
             network = build(sheet.architecture)
         with naming(weights):
-            compare(found, _expected(sheet.architecture, tensors, network))
             network.to(dtype=dtype or _precision(tensors))
             _fill(network, tensors)
     network.card = sheet.card
@@ -168,15 +172,13 @@ def _refuse_shared(network: InputConvexNetwork) -> None:
             )
 
 
-def _expected(
-    architecture: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    network: InputConvexNetwork | None = None,
-) -> dict[str, Layout]:
-    """The layouts of an architecture's tensors in the precision of ``tensors``."""
-    if network is None:
-        with _undisturbed():
-            network = build(architecture)
+def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
+    """The layouts of an architecture's tensors in the precision of ``tensors``.
+
+    The network is built without memory for its weights, however large they are said to be.
+    """
+    with torch.device("meta"):
+        network = build(architecture)
     floating = sorted({Layout.of(t).dtype for t in tensors.values() if t.is_floating_point()})
     if len(floating) != 1 or floating[0] not in PRECISIONS:
         raise ValueError(
@@ -187,6 +189,25 @@ def _expected(
         name: Layout(tuple(t.shape), floating[0]) if t.is_floating_point() else Layout.of(t)
         for name, t in network.state_dict().items()
     }
+
+
+def _require_proportion(architecture: Mapping[str, Any], tensors: int) -> None:
+    """Raise if a description has many more parts than tensors: building it would take long.
+
+    A layer with two maps and a bias has three tensors, and seven objects in its description.
+    """
+    parts = 0
+    waiting: list[Any] = [architecture]
+    while waiting:
+        each = waiting.pop()
+        parts += isinstance(each, Mapping)
+        inside = each.values() if isinstance(each, Mapping) else each
+        waiting += [item for item in inside if isinstance(item, Mapping | list)]
+    if parts > 64 + 16 * tensors:
+        raise ValueError(
+            f"its architecture has {parts} parts, too many for a file with {tensors} tensors; save "
+            "the network again with convexlift.save"
+        )
 
 
 def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:

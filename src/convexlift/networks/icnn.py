@@ -138,13 +138,18 @@ class InputConvexNetwork(nn.Module):
         self.output.clamp_(min=0)
 
     def check_convexity(self) -> None:
-        """Raise ValueError where Assumption 1 fails, naming the layer and the value."""
+        """Raise ValueError where Assumption 1 fails, naming the layer and the value.
+
+        On the meta device, where weights have no values, only activations are checked.
+        """
         for number, layer in self._numbered():
             if number > 1 and not layer.activation.nondecreasing:
                 raise ValueError(
                     f"layer {number}: {layer.activation} decreases (its slopes start at "
                     f"{layer.activation.slopes[0]:g}); only the first layer may"
                 )
+        if self.output.is_meta:
+            return
         for name, linear_map in self._nonnegative_maps():
             # `not >=` also catches NaN.
             if not (smallest := linear_map.smallest_weight()) >= 0:
