@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.bounded_files import BoundedReader
 from convexlift.decoding_errors import reason_of
 from convexlift.read_limits import require_plausible
 from convexlift.tiff_files import open_tiff
@@ -141,12 +142,20 @@ def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[An
 
     Pillow has a limit of its own, which an explicit ``max_megapixels`` replaces.
     """
+    with BoundedReader(path) as content, _opened(content, max_megapixels) as picture:
+        bits = 1 / 8 if picture.mode == "1" else 1.0  # of a sample; deeper ones only take longer
+        shape = (*picture.size, len(picture.getbands()))
+        require_plausible(path, shape, bits, max_megapixels)
+        yield picture
+
+
+def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
     module = pillow()
     before = module.MAX_IMAGE_PIXELS
     if max_megapixels is not None:
         module.MAX_IMAGE_PIXELS = None
     try:
-        opened = module.open(path, formats=("PNG", "JPEG", "TIFF"))
+        return module.open(content, formats=("PNG", "JPEG", "TIFF"))
     except module.DecompressionBombError:
         raise ValueError(
             f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is no "
@@ -154,11 +163,6 @@ def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[An
         ) from None
     finally:
         module.MAX_IMAGE_PIXELS = before
-    with opened as picture:
-        bits = 1 / 8 if picture.mode == "1" else 1.0  # of a sample; deeper ones only take longer
-        shape = (*picture.size, len(picture.getbands()))
-        require_plausible(path, shape, bits, max_megapixels)
-        yield picture
 
 
 def _read_with_pillow(path: Path, max_megapixels: float | None) -> Plane:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from convexlift.bounded_files import BoundedReader
 from convexlift.read_limits import EXPANSION, require_plausible
 
 _UNCOMPRESSED = 1
@@ -31,7 +32,8 @@ def tifffile_module(path: Path) -> Any:
 @contextlib.contextmanager
 def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
     """A ``tifffile.TiffFile`` whose pages are not too large to be read."""
-    with tifffile_module(path).TiffFile(path) as file:
+    tifffile = tifffile_module(path)
+    with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already works with its size.
         _require_page(path, file.pages.first, max_megapixels)
         levels = [level for series in file.series for level in series.levels]

@@ -309,17 +309,34 @@ def _from_tiff(path: Path, max_megapixels: float | None) -> Picture:
 
 
 def _tiff_metadata(page: Any) -> dict[str, Any]:
+    """What is written again; values that no TIFF file can have are left out."""
     kept: dict[str, Any] = {"compressed": int(page.compression) != 1}
-    if "XResolution" in page.tags and "YResolution" in page.tags:
-        kept["resolution"] = tuple(page.tags[name].value for name in ("XResolution", "YResolution"))
-        kept["resolutionunit"] = int(page.resolutionunit)
-    if page.description and not page.description.startswith('{"shape"'):  # tifffile's own
-        kept["description"] = page.description.encode()  # bytes may have any letter
-    if "Orientation" in page.tags:
-        kept["orientation"] = int(page.tags["Orientation"].value)
-    if "InterColorProfile" in page.tags:
-        kept["icc_profile"] = page.tags["InterColorProfile"].value
+
+    def value(name: str) -> Any:
+        return page.tags[name].value if name in page.tags else None
+
+    resolution = (value("XResolution"), value("YResolution"))
+    if all(_is_ratio(each) for each in resolution):
+        kept["resolution"] = resolution
+        if value("ResolutionUnit") in (1, 2, 3):
+            kept["resolutionunit"] = value("ResolutionUnit")
+    text = page.description
+    if isinstance(text, str) and text and not text.startswith('{"shape"'):  # tifffile's own
+        kept["description"] = text.encode()  # bytes may have any letter
+    if value("Orientation") in _TURNS:
+        kept["orientation"] = int(value("Orientation"))
+    if isinstance(value("InterColorProfile"), bytes):
+        kept["icc_profile"] = value("InterColorProfile")
     return kept
+
+
+def _is_ratio(value: Any) -> bool:
+    """Whether it is a pair of numbers > 0, as resolutions are."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(each, int) and each > 0 for each in value)
+    )
 
 
 def _to_tiff(picture: Picture, path: Path) -> None:

@@ -86,7 +86,7 @@ def construct(
             named[name] = value
     try:
         return kind(*positional, **named, **fixed)
-    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
         message = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(message if message.startswith(place) else f"{place}: {message}") from None
 

@@ -56,6 +56,8 @@ class ConvexLayer(nn.Module):
         super().__init__()
         if skip is None and previous is None and not links:
             raise ValueError("a layer needs a map: skip=..., previous=... or links={...}")
+        if channels < 1:
+            raise ValueError(f"a layer needs channels of at least 1, got {channels}")
         if channels % activation.group:
             raise ValueError(
                 f"{activation} takes {activation.group} channels at a time, which does not divide "

@@ -6,11 +6,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from convexlift.bounded_files import BoundedReader
 from convexlift.read_limits import allowed_megapixels
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 
+_META_GROUP = 2
 _DEFLATED = "1.2.840.10008.1.2.1.99"
-_META_START = 132 + 12  # preamble and mark, then the element that has the length of the rest
 
 
 def read_dataset(
@@ -18,27 +19,39 @@ def read_dataset(
 ) -> Any:
     """The elements of a file; errors open with its name."""
     pydicom = load_extra("pydicom", "DICOM files")
-    with reading(path, "a DICOM file"):
-        meta = pydicom.filereader.read_file_meta_info(path)
-        syntax = meta.get("TransferSyntaxUID")
-        if not isinstance(syntax, str) or not pydicom.uid.UID(syntax).is_transfer_syntax:
+    with reading(path, "a DICOM file"), BoundedReader(path) as file:
+        syntax = _transfer_syntax(pydicom, file)
+        if not syntax or not pydicom.uid.UID(syntax).is_transfer_syntax:
             raise ScanFileError(
-                f"{path} does not say how its pixels are stored (TransferSyntaxUID is "
-                f"{'missing' if not syntax else 'unknown'}); write it again with the program it "
-                "comes from"
+                f"{path} does not say how its pixels are stored (its TransferSyntaxUID is "
+                f"{syntax or 'missing'}); write it again with the program it comes from"
             )
         if syntax == _DEFLATED:
-            _require_small(path, int(meta.FileMetaInformationGroupLength), max_megapixels)
-        return pydicom.dcmread(path, stop_before_pixels=stop_before_pixels)
+            _require_small(path, file.read(), max_megapixels)
+        file.seek(0)
+        dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
+        _require_decodable(dataset)
+        return dataset
 
 
-def _require_small(path: Path, meta_length: int, max_megapixels: float | None) -> None:
+def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
+    """The UID, or an empty text; the file is then where its meta information ends."""
+    pydicom.filereader.read_preamble(file, force=False)
+    meta = pydicom.filereader.read_dataset(
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
+        stop_when=lambda tag, kind, length: tag >> 16 != _META_GROUP,
+    )
+    syntax = meta.get("TransferSyntaxUID")
+    return syntax if isinstance(syntax, str) else ""
+
+
+def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> None:
     """Raise if a deflated file becomes larger than pixels may be: pydicom inflates it whole."""
-    data = path.read_bytes()
-    most = 8e6 * (max_megapixels or allowed_megapixels(len(data), 1))
+    most = 8e6 * (max_megapixels or allowed_megapixels(len(packed), 1))
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    rest = data[_META_START + meta_length :]
-    size = 0
+    rest, size = packed, 0
     while rest and not inflater.eof:
         size += len(inflater.decompress(rest, 2**20))
         rest = inflater.unconsumed_tail
@@ -47,3 +60,10 @@ def _require_small(path: Path, meta_length: int, max_megapixels: float | None) -
                 f"{path} inflates to more than {most / 1e6:.4g} MB; if that is no mistake, allow "
                 "it with --max-megapixels 1000 (max_megapixels= in Python)"
             )
+
+
+def _require_decodable(dataset: Any) -> None:
+    """Raise if a public element is damaged: values are parsed when they are asked for."""
+    for tag in list(dataset.keys()):
+        if not tag.is_private:
+            dataset[tag]

@@ -1,0 +1,1 @@
+"""Long, bounded attacks on the library: hostile problems, files and clients."""
