@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".npy")
 
 _WHITE_IS_ZERO = 0  # values of the TIFF tags below
 _BITS, _PHOTOMETRIC = 258, 262
+
+_PILLOW_LIMIT = threading.Lock()  # a global variable of Pillow, changed while a file is opened
 
 
 def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
@@ -151,18 +154,19 @@ def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[An
 
 def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
     module = pillow()
-    before = module.MAX_IMAGE_PIXELS
-    if max_megapixels is not None:
-        module.MAX_IMAGE_PIXELS = None
-    try:
-        return module.open(content, formats=("PNG", "JPEG", "TIFF"))
-    except module.DecompressionBombError:
-        raise ValueError(
-            f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is no "
-            "mistake, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
-        ) from None
-    finally:
-        module.MAX_IMAGE_PIXELS = before
+    with _PILLOW_LIMIT:
+        before = module.MAX_IMAGE_PIXELS
+        if max_megapixels is not None:
+            module.MAX_IMAGE_PIXELS = None
+        try:
+            return module.open(content, formats=("PNG", "JPEG", "TIFF"))
+        except module.DecompressionBombError:
+            raise ValueError(
+                f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is no "
+                "mistake, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
+            ) from None
+        finally:
+            module.MAX_IMAGE_PIXELS = before
 
 
 def _read_with_pillow(path: Path, max_megapixels: float | None) -> Plane:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import logging
 import math
+import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,8 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already works with its size.
         _require_page(path, file.pages.first, max_megapixels)
+        _require_end(file)
+        _require_ome(path, file, max_megapixels)
         levels = [level for series in file.series for level in series.levels]
         for level in levels:
             _require_page(path, level.keyframe, max_megapixels)
@@ -50,6 +55,32 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
             EXPANSION if compressed else 1.0,
         )
         yield file
+
+
+def _require_end(file: Any) -> None:
+    """Raise if the pages, each of which says where the next one is, form a loop without an end."""
+    tiff, content = file.tiff, file.filehandle
+    seen: set[int] = set()
+    offset = file.pages.first.offset
+    while 0 < offset < content.size:
+        if offset in seen:
+            raise ValueError("its pages form a loop; copy or export it again")
+        seen.add(offset)
+        content.seek(offset)
+        head = content.read(tiff.tagnosize)
+        count = struct.unpack(tiff.tagnoformat, head)[0] if len(head) == tiff.tagnosize else 0
+        entries = content.read(count * tiff.tagsize + tiff.offsetsize)
+        if len(entries) < tiff.offsetsize:
+            return  # cut short, which tifffile notices
+        (offset,) = struct.unpack(tiff.offsetformat, entries[-tiff.offsetsize :])
+
+
+def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
+    """The sizes in the XML of a microscope, for which tifffile makes lists of as many pages."""
+    text = html.unescape(file.ome_metadata or "")
+    for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
+        sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]
+        require_plausible(path, sizes, 1.0, max_megapixels)
 
 
 def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
