@@ -116,15 +116,20 @@ def _main() -> None:
         for name, file in files.items():
             np.save(folder / file, arrays[name], allow_pickle=False)
         result: dict[str, Any] = {"arrays": files, "texts": texts}
-    except MemoryError:
-        result = {"error": "it needs more memory than its length allows, as damaged files do"}
     except Exception as error:
-        known = isinstance(error, ValueError | OSError)
-        text = " ".join(str(error).split()) if known else f"it is damaged ({type(error).__name__})"
-        result = {"error": text or type(error).__name__}
+        result = {"error": _sentence(error)}
     part = folder / f"{_RESULT}.part"
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(folder / _RESULT)
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "memory allocation failed" in text:
+        return "it needs more memory than a file of its length should; copy or export it again"
+    if text and isinstance(error, ValueError | OSError):
+        return text
+    return f"it is damaged ({type(error).__name__})"
 
 
 def _limit(seconds: float, extra_bytes: int) -> None:
