@@ -34,6 +34,7 @@ from convexlift.cli.app import (
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.read_limits import require_limit
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
@@ -63,6 +64,7 @@ class Job:
     resume: bool
     device: Device
     json_file: Path | None
+    max_megapixels: float | None = None
 
 
 @contextlib.contextmanager
@@ -89,12 +91,15 @@ def _full_disk(error: OSError) -> str:
 
 def run_job(recipe: AnyRecipe, job: Job) -> None:
     """Train, write the model and show what came of it."""
+    require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
     _check_output(job)
-    images = ImageSet.from_folders(job.folders)
+    images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels)
     _check_held_out(recipe, len(images))
-    damaged = None if job.damaged is None else ImageSet.from_folder(job.damaged)
+    damaged = None
+    if job.damaged is not None:
+        damaged = ImageSet.from_folder(job.damaged, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
     with distributed.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)
