@@ -52,12 +52,13 @@ def test_the_page_runs_as_printed(files, capsys):
     text = PAGE.read_text()
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
              for line in block.splitlines() if line.startswith("convexlift")]  # fmt: skip
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         for printed, tiny in SMALLER.items():
             line = line.replace(printed, tiny)
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == (1 if " photos " in line else 0), result.output
+        assert ("(2 by an earlier run)" in result.output) == ("--resume" in line)
     for name in ("clean.png", "whole.png", "denoised/1.png", "filled.gap.png", "slice.dcm"):
         assert Path(name).exists(), name
     code = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -22,9 +22,9 @@ from convexlift.reconstruction.sources import (
     PICTURES,
     SINOGRAMS,
     InputError,
-    check_targets,
     find_sources,
 )
+from convexlift.reconstruction.targets import check_targets
 from convexlift.scans.sinogram_arrays import FORMAT
 
 
@@ -155,7 +155,7 @@ def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied")
         return open(os.devnull)
 
-    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("convexlift.reconstruction.targets.tempfile.TemporaryFile", refused)
     locked = tmp_path / "locked"
     for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
         result = run("denoise", tmp_path / "a.png", *options)

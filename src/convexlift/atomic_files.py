@@ -1,11 +1,17 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and what killed processes left of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+_PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
+"""The temporary names of ``atomic_path`` and ``scans.folders.atomic_folder``."""
 
 
 @contextlib.contextmanager
@@ -21,3 +27,45 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove the temporary files and folders of ``paths`` that killed processes left behind."""
+    for found in leftovers(paths):
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found, ignore_errors=True)
+        else:
+            found.unlink(missing_ok=True)
+
+
+def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
+    """What killed processes left of ``paths`` under temporary names.
+
+    A name says which file it would have become, and in which process. What a process that still
+    runs has written within the hour is left out.
+    """
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name)
+    for folder, wanted in names.items():
+        if not folder.is_dir():
+            continue
+        for found in list(folder.iterdir()):
+            match = _PART.fullmatch(found.name)
+            if match and match["name"] in wanted and not _in_use(found, int(match["pid"])):
+                yield found
+
+
+def _in_use(part: Path, pid: int) -> bool:
+    """Whether another process may still be writing; numbers of ended processes come again."""
+    if pid == os.getpid():
+        return False
+    try:
+        if Path("/proc/self/cmdline").exists():
+            runs = b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        else:
+            os.kill(pid, 0)
+            runs = True
+        return runs and time.time() - part.stat().st_mtime < 3600
+    except (OSError, OverflowError):
+        return False

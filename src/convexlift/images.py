@@ -33,14 +33,16 @@ def load_example(name: str) -> Tensor:
         return load_image(path)
 
 
-def load_image(path: Path) -> Tensor:
+def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
     """A picture file as grey values, (1, 1, H, W) in float32.
 
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
     NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
-    in TIFF or NPY, are taken as they are and must be finite.
+    in TIFF or NPY, are taken as they are and must be finite. ``max_megapixels`` replaces the limits
+    of ``read_limits`` on the size that a header may declare.
     """
-    return torch.from_numpy(to_float(read_plane(Path(path))))[None, None]
+    plane = read_plane(Path(path), max_megapixels=max_megapixels)
+    return torch.from_numpy(to_float(plane))[None, None]
 
 
 def save_image(path: Path, image: Tensor) -> None:

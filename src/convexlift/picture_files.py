@@ -6,12 +6,20 @@ A plane is an array (H, W) of uint8, uint16 or float32, and it means the values 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convexlift.bounded_files import BoundedReader
+from convexlift.decoding_errors import reason_of
+from convexlift.read_limits import require_plausible
+from convexlift.tiff_files import open_tiff
 
 Plane = NDArray[Any]
 
@@ -21,21 +29,26 @@ SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".npy")
 _WHITE_IS_ZERO = 0  # values of the TIFF tags below
 _BITS, _PHOTOMETRIC = 258, 262
 
+_PILLOW_LIMIT = threading.Lock()  # a global variable of Pillow, changed while a file is opened
 
-def read_plane(path: Path) -> Plane:
-    """The grey plane of one file. Colours become luma, with 8 bits; an alpha channel is dropped."""
+
+def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
+    """The grey plane of one file. Colours become luma, with 8 bits; an alpha channel is dropped.
+
+    ``max_megapixels`` replaces the limits of ``read_limits`` on the size that a header may declare.
+    """
     suffix = path.suffix.lower()
-    read: Callable[[Path], Plane] = {
+    read: Callable[[Path, float | None], Plane] = {
         ".npy": read_npy,
         ".tif": _read_tiff,
         ".tiff": _read_tiff,
     }.get(suffix, _read_with_pillow)
     try:
-        array = read(path)
+        array = read(path, max_megapixels)
     except ImportError:
         raise
     except Exception as error:  # decoders of damaged files raise nearly everything
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+        raise ValueError(f"{path} cannot be read as a picture: {reason_of(error)}") from None
     return as_plane(array, str(path))
 
 
@@ -95,30 +108,79 @@ def _divided_by_maximum(plane: Plane, name: str) -> Plane:
     return (plane / np.iinfo(plane.dtype).max).astype(np.float32)
 
 
-def read_npy(path: Path) -> Plane:
+def read_npy(path: Path, max_megapixels: float | None = None) -> Plane:
     """The array of an NPY file; nothing in it is executed."""
     with path.open("rb") as file:
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except ValueError as error:
-            if not str(error).startswith("Object arrays"):
-                raise
+        shape, _, dtype = _npy_header(file)
+        if dtype.hasobject:
             raise ValueError(
                 "the array holds Python objects, which are not loaded; write numbers of one type, "
                 "such as np.save(path, np.asarray(image, dtype=np.float32))"
+            )
+        needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+        if needed > held:
+            raise ValueError(
+                f"its header declares {dtype} of shape {shape}, {needed} bytes, and {held} follow; "
+                "copy it again"
+            )
+        if math.prod(shape):
+            require_plausible(path, shape, dtype.itemsize, max_megapixels)
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of the array that follows in the file."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(file)
+    raise ValueError(f"its format has the version {version}; save numbers of one type by np.save")
+
+
+@contextlib.contextmanager
+def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
+    """A PNG, JPEG or TIFF file opened by Pillow, if the size in its header is allowed.
+
+    Pillow has a limit of its own, which an explicit ``max_megapixels`` replaces.
+    """
+    with BoundedReader(path) as content, _opened(content, max_megapixels) as picture:
+        bits = 1 / 8 if picture.mode == "1" else 1.0  # of a sample; deeper ones only take longer
+        shape = (*picture.size, len(picture.getbands()))
+        require_plausible(path, shape, bits, max_megapixels)
+        yield picture
+
+
+def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
+    module = pillow()
+    with _PILLOW_LIMIT:
+        before = module.MAX_IMAGE_PIXELS
+        if max_megapixels is not None:
+            module.MAX_IMAGE_PIXELS = None
+        try:
+            return module.open(content, formats=("PNG", "JPEG", "TIFF"))
+        except module.DecompressionBombError:
+            raise ValueError(
+                f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is no "
+                "mistake, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
             ) from None
+        finally:
+            module.MAX_IMAGE_PIXELS = before
 
 
-def _read_with_pillow(path: Path) -> Plane:
-    with pillow().open(path) as picture:
+def _read_with_pillow(path: Path, max_megapixels: float | None) -> Plane:
+    with open_picture(path, max_megapixels) as picture:
         return _pixels(picture)
 
 
-def _read_tiff(path: Path) -> Plane:
+def _read_tiff(path: Path, max_megapixels: float | None) -> Plane:
     """Pillow reads 8 and 16 bits, colours and float32; tifffile reads all other numbers."""
     module = pillow()
     try:
-        with module.open(path) as picture:
+        with open_picture(path, max_megapixels) as picture:
+            if not hasattr(picture, "tag_v2"):
+                raise ValueError(f"it is a {picture.format} file, despite its name; rename it")
             _require_one_page(picture.n_frames)
             tags = picture.tag_v2
             inverted = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
@@ -127,20 +189,15 @@ def _read_tiff(path: Path) -> Plane:
             if not picture.mode.startswith("I") and not (picture.mode == "F" and inverted):
                 return _pixels(picture)
     except module.UnidentifiedImageError:
-        if path.read_bytes()[:2] not in (b"II", b"MM"):  # no TIFF file at all
+        with path.open("rb") as file:
+            mark = file.read(2)
+        if mark not in (b"II", b"MM"):  # no TIFF file at all
             raise
-    return _read_with_tifffile(path)
+    return _read_with_tifffile(path, max_megapixels)
 
 
-def _read_with_tifffile(path: Path) -> Plane:
-    try:
-        import tifffile
-    except ImportError:
-        raise ImportError(
-            f'{path} needs tifffile: pip install "convexlift[train]", '
-            "or save it as 8-bit, 16-bit or float32 grey"
-        ) from None
-    with tifffile.TiffFile(path) as file:
+def _read_with_tifffile(path: Path, max_megapixels: float | None) -> Plane:
+    with open_tiff(path, max_megapixels) as file:
         _require_one_page(len(file.pages))
         page = file.pages.first
         if page.photometric == _WHITE_IS_ZERO or page.bitspersample not in (8, 16, 32, 64):

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.decoding_errors import reason_of
 from convexlift.deep_png import has_deep_colours, read_deep_colours, with_deep_colours
-from convexlift.picture_files import pillow, read_npy
+from convexlift.picture_files import open_picture, pillow, read_npy
+from convexlift.tiff_files import open_tiff, tifffile_module
 
 Range = tuple[float, float]
 
@@ -92,19 +94,22 @@ class Picture:
         return replace(self, stored=numbers_now.astype(kind).reshape(self.stored.shape))
 
 
-def read_picture(path: Path) -> Picture:
-    """All planes of a PNG, JPEG, TIFF or NPY file; errors open with its name."""
+def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
+    """All planes of a PNG, JPEG, TIFF or NPY file; errors open with its name.
+
+    ``max_megapixels`` replaces the limits of ``read_limits`` on the size that a header may declare.
+    """
     suffix = path.suffix.lower()
-    read: Callable[[Path], Picture] = {".npy": _from_npy, **dict.fromkeys(TIFF, _from_tiff)}.get(
-        suffix, _from_pillow
-    )
+    read: Callable[[Path, float | None], Picture] = {
+        ".npy": _from_npy,
+        **dict.fromkeys(TIFF, _from_tiff),
+    }.get(suffix, _from_pillow)
     try:
-        picture = read(path)
+        picture = read(path, max_megapixels)
     except ImportError:
         raise
     except Exception as error:  # decoders of damaged files raise nearly everything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} cannot be read as a picture: {reason}") from None
+        raise ValueError(f"{path} cannot be read as a picture: {reason_of(error)}") from None
     if picture.stored.dtype.kind not in "biuf" or 0 in picture.stored.shape:
         shape = picture.layout or picture.stored.shape
         raise ValueError(
@@ -167,8 +172,8 @@ def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
     return planes[..., :: -1 if rows else 1, :: -1 if columns else 1]
 
 
-def _from_npy(path: Path) -> Picture:
-    array = read_npy(path)
+def _from_npy(path: Path, max_megapixels: float | None) -> Picture:
+    array = read_npy(path, max_megapixels)
     if array.ndim < 2 or array.size == 0:
         raise ValueError(f"it has the shape {array.shape}; write (H, W), or more of them")
     array = array.astype(array.dtype.newbyteorder("="))
@@ -192,9 +197,8 @@ def _as_laid_out(picture: Picture) -> NDArray[Any]:
     return last.reshape(shape or last.shape[1:])
 
 
-def _from_pillow(path: Path) -> Picture:
-    module = pillow()
-    with module.open(path) as image:
+def _from_pillow(path: Path, max_megapixels: float | None) -> Picture:
+    with open_picture(path, max_megapixels) as image:
         if getattr(image, "n_frames", 1) > 1:
             raise ValueError(f"it has {image.n_frames} frames; save each as a file of its own")
         info = dict(image.info)
@@ -266,9 +270,8 @@ def _to_pillow(picture: Picture, path: Path, kind: str) -> None:
         module.fromarray(pixels).save(path, **options)
 
 
-def _from_tiff(path: Path) -> Picture:
-    tifffile = _tifffile(path)
-    with tifffile.TiffFile(path) as file:
+def _from_tiff(path: Path, max_megapixels: float | None) -> Picture:
+    with open_tiff(path, max_megapixels) as file:
         if len(file.series) != 1:
             raise ValueError(
                 f"it has {len(file.series)} series of pages; save each as a file of its own"
@@ -306,21 +309,38 @@ def _from_tiff(path: Path) -> Picture:
 
 
 def _tiff_metadata(page: Any) -> dict[str, Any]:
+    """What is written again; values that no TIFF file can have are left out."""
     kept: dict[str, Any] = {"compressed": int(page.compression) != 1}
-    if "XResolution" in page.tags and "YResolution" in page.tags:
-        kept["resolution"] = tuple(page.tags[name].value for name in ("XResolution", "YResolution"))
-        kept["resolutionunit"] = int(page.resolutionunit)
-    if page.description and not page.description.startswith('{"shape"'):  # tifffile's own
-        kept["description"] = page.description.encode()  # bytes may have any letter
-    if "Orientation" in page.tags:
-        kept["orientation"] = int(page.tags["Orientation"].value)
-    if "InterColorProfile" in page.tags:
-        kept["icc_profile"] = page.tags["InterColorProfile"].value
+
+    def value(name: str) -> Any:
+        return page.tags[name].value if name in page.tags else None
+
+    resolution = (value("XResolution"), value("YResolution"))
+    if all(_is_ratio(each) for each in resolution):
+        kept["resolution"] = resolution
+        if value("ResolutionUnit") in (1, 2, 3):
+            kept["resolutionunit"] = value("ResolutionUnit")
+    text = page.description
+    if isinstance(text, str) and text and not text.startswith('{"shape"'):  # tifffile's own
+        kept["description"] = text.encode()  # bytes may have any letter
+    if value("Orientation") in _TURNS:
+        kept["orientation"] = int(value("Orientation"))
+    if isinstance(value("InterColorProfile"), bytes):
+        kept["icc_profile"] = value("InterColorProfile")
     return kept
 
 
+def _is_ratio(value: Any) -> bool:
+    """Whether it is a pair of numbers > 0, as resolutions are."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(each, int) and each > 0 for each in value)
+    )
+
+
 def _to_tiff(picture: Picture, path: Path) -> None:
-    tifffile = _tifffile(path)
+    tifffile = tifffile_module(path)
     kept = picture.metadata
     array = _as_laid_out(picture)
     colour = picture.channels == 3
@@ -354,13 +374,3 @@ def _orientation(metadata: dict[str, Any]) -> int | None:
     exif.load(metadata["exif"])
     turned = exif.get(_ORIENTATION)
     return None if turned is None else int(turned)
-
-
-def _tifffile(path: Path) -> Any:
-    try:
-        import tifffile
-    except ImportError:
-        raise ImportError(
-            f'{path} needs tifffile: pip install "convexlift[cli]", or save it as PNG or NPY'
-        ) from None
-    return tifffile

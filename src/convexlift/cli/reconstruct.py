@@ -33,12 +33,14 @@ from convexlift.cli.reconstruct_options import (
     Inputs,
     Json,
     MaxIterations,
+    MaxMegapixels,
     MethodOption,
     NoiseOption,
     Output,
     Quantities,
     RangeOption,
     Regularizer,
+    Resume,
     Sigma,
     TimeLimit,
     Tolerance,
@@ -66,9 +68,9 @@ from convexlift.reconstruction.sources import (
     PICTURES,
     SINOGRAMS,
     Source,
-    check_targets,
     find_sources,
 )
+from convexlift.reconstruction.targets import check_targets
 from convexlift.reconstruction.tomography import Scans, facts
 from convexlift.scans.attenuation import WATER
 from convexlift.scans.windows import WINDOWS
@@ -107,6 +109,8 @@ def denoise(
     batch: Batch = "auto",
     gap_map: GapMap = False,
     force: Force = False,
+    resume: Resume = False,
+    max_megapixels: MaxMegapixels = None,
     json_file: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -117,10 +121,12 @@ def denoise(
     grey images: colours and pages are solved one by one.
     """
     common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, json_file, debug)  # fmt: skip
+                     method.value, device, batch, gap_map, force, resume, json_file,
+                     debug)  # fmt: skip
     with one_sentence_errors(debug):
-        task = photographs("denoise", noise, sigma, MaskChoice(), numbers, truth)
-        common.run("denoise", inputs, PICTURES, task, named_options(noise=noise, sigma=sigma))
+        task = photographs("denoise", noise, sigma, MaskChoice(), numbers, truth, max_megapixels)
+        named = named_options(noise=noise, sigma=sigma, range=numbers, truth=truth)
+        common.run("denoise", inputs, PICTURES, task, named)
 
 
 @group.command(epilog=STATUSES)
@@ -158,6 +164,8 @@ def inpaint(
     batch: Batch = "auto",
     gap_map: GapMap = False,
     force: Force = False,
+    resume: Resume = False,
+    max_megapixels: MaxMegapixels = None,
     json_file: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -167,14 +175,18 @@ def inpaint(
     noise, which is taken for Gaussian unless --noise says otherwise.
     """
     common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, json_file, debug)  # fmt: skip
+                     method.value, device, batch, gap_map, force, resume, json_file,
+                     debug)  # fmt: skip
     with one_sentence_errors(debug):
         colour = None if mask_colour is None else checked(parse_colour, mask_colour)
-        masks = checked(MaskChoice, mask, invert_mask, colour, colour_tolerance)
+        masks = checked(MaskChoice, mask, invert_mask, colour, colour_tolerance, max_megapixels)
         if invert_mask and mask is None:
             raise UserError("--invert-mask needs --mask.")
-        task = photographs("inpaint", noise, sigma, masks, numbers, truth)
-        named = named_options(noise=noise, sigma=sigma, mask=mask, mask_colour=mask_colour)
+        task = photographs("inpaint", noise, sigma, masks, numbers, truth, max_megapixels)
+        named = named_options(
+            noise=noise, sigma=sigma, range=numbers, truth=truth, mask=mask,
+            invert_mask=invert_mask, mask_colour=mask_colour, colour_tolerance=colour_tolerance,
+        )  # fmt: skip
         common.run("inpaint", inputs, PICTURES, task, named)
 
 
@@ -244,6 +256,12 @@ def ct(
     batch: Batch = "auto",
     gap_map: GapMap = False,
     force: Force = False,
+    resume: Resume = False,
+    max_megapixels: MaxMegapixels = None,
+    read_seconds: Annotated[
+        float | None,
+        typer.Option(help="For reading an HDF5 file; unless given, 20 and 1 for every 10 MB."),
+    ] = None,
     json_file: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -254,7 +272,8 @@ def ct(
     """
     rule = weight or ("card" if simulate else "auto")
     common = _Common(output, regularizer, rule, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, json_file, debug)  # fmt: skip
+                     method.value, device, batch, gap_map, force, resume, json_file,
+                     debug)  # fmt: skip
     with one_sentence_errors(debug):
         scans = checked(
             Scans,
@@ -262,6 +281,7 @@ def ct(
             flat, dark, photons, background, sigma, size, extent, water,
             None if angle_unit is None else angle_unit.value,
             read_rows(rows), read_window(window), simulate, views, bins, seed, truth,
+            max_megapixels, read_seconds,
         )  # fmt: skip
         suffixes = (*DICOM, ".tif", ".tiff", ".png", ".npy") if simulate else SINOGRAMS
         ending = None if simulate else ".tif"
@@ -274,12 +294,12 @@ class _Common:
     def __init__(
         self, output: Path, regularizer: str, weight: str, tolerance: float,
         time_limit: float | None, max_iterations: int, method: str, device: Device, batch: str,
-        gap_map: bool, force: bool, json_file: str | None, debug: bool,
+        gap_map: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
     ) -> None:  # fmt: skip
         self.output, self.regularizer, self.weight = output, regularizer, weight
         self.tolerance, self.time_limit = tolerance, time_limit
         self.max_iterations, self.method, self.device = max_iterations, method, device
-        self.batch, self.gap_map, self.force = batch, gap_map, force
+        self.batch, self.gap_map, self.force, self.resume = batch, gap_map, force, resume
         self.json_file, self.debug = json_file, debug
 
     def run(
@@ -287,12 +307,16 @@ class _Common:
         named: dict[str, Any], ending: str | None = None,
     ) -> None:  # fmt: skip
         """Check everything that can be checked, then go through the files."""
+        if self.force and self.resume:
+            raise UserError(
+                "--resume keeps finished results and --force replaces them. Leave one of them out."
+            )
         stop = stopping(self.tolerance, self.max_iterations, self.time_limit)
         sources = checked(find_sources, inputs, self.output, suffixes, ending)
         checked(preparation.check, sources)
         saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
         checked(
-            check_targets, sources, force=self.force, gap_map=self.gap_map,
+            check_targets, sources, force=self.force, resume=self.resume, gap_map=self.gap_map,
             also_read=[*preparation.reads(sources), *saved],
             summary=None if self.json_file in (None, "-") else Path(str(self.json_file)),
         )  # fmt: skip
@@ -320,7 +344,9 @@ class _Common:
                       tolerance=self.tolerance) as narrator, warnings.catch_warnings():  # fmt: skip
             warnings.showwarning = narrator.warn
             try:
-                outcome = reconstruct(sources, preparation, engine, settings, narrator)
+                outcome = reconstruct(
+                    sources, preparation, engine, settings, narrator, resume=self.resume
+                )
             except KeyboardInterrupt:
                 raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(outcome)
@@ -345,7 +371,7 @@ class _Common:
         if outcome.interrupted:
             raise Interrupted(
                 f"Interrupted; {len(outcome.records)} of {len(sources)} results are written, the "
-                "last one with the gap it had."
+                "last one with the gap it had. --resume does the others."
                 if outcome.records
                 else "Interrupted; nothing was written."
             )

@@ -90,6 +90,20 @@ Batch = Annotated[
     str, typer.Option(help="Images of one size solved at once: auto, as many as fit, or a number.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="After a run that was killed: keep its finished results, do only what is missing.",
+    ),
+]
+MaxMegapixels = Annotated[
+    float | None,
+    typer.Option(
+        help="Largest file to read, in millions of numbers over all pages and channels; unless "
+        "given, 500, and less for short files, which cannot hold so many."
+    ),
+]
 GapMap = Annotated[
     bool, typer.Option("--gap-map", help="Also NAME.gap.npy and .png: where the gap is.")
 ]
@@ -124,13 +138,13 @@ RangeOption = Annotated[
 
 def photographs(
     task: PictureTask, noise: NoiseModel | None, sigma: float | None, mask: MaskChoice,
-    numbers: str, truth: Path | None,
+    numbers: str, truth: Path | None, max_megapixels: float | None,
 ) -> Photographs:  # fmt: skip
     """What ``denoise`` and ``inpaint`` do with each file."""
     kind: Kind | None = None
     if noise is not None:
         kind = "gaussian" if noise is NoiseModel.gaussian else "salt-and-pepper"
-    return checked(Photographs, task, kind, sigma, mask, read_range(numbers), truth)
+    return checked(Photographs, task, kind, sigma, mask, read_range(numbers), truth, max_megapixels)
 
 
 def read_weight(text: str) -> WeightChoice:

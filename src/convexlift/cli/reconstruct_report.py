@@ -103,11 +103,13 @@ class Narrator(Report):
 
     def summarise(self, outcome: Outcome) -> None:
         """How many files, and which ones failed."""
-        if self.total == 1 and not outcome.failures:
+        if self.total == 1 and not outcome.failures and not outcome.earlier:
             return
-        gaps = [record["gap"] for record in outcome.records if record["gap"] is not None]
+        done = outcome.earlier + outcome.records
+        gaps = [record["gap"] for record in done if record["gap"] is not None]
         worst = f", largest gap {max(gaps):.1e}" if gaps else ""
-        self._print(f"{len(outcome.records)} of {self.total} files done{worst}.")
+        before = f" ({len(outcome.earlier)} by an earlier run)" if outcome.earlier else ""
+        self._print(f"{len(done)} of {self.total} files done{before}{worst}.")
         if outcome.failures and self.total > 1:
             self._print(f"{len(outcome.failures)} failed:")
             for source, _ in outcome.failures[:LISTED]:
@@ -203,7 +205,8 @@ def as_json(outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
         "version": settings["version"],
         "settings": settings,
         "interrupted": outcome.interrupted,
-        "files": outcome.records,
+        "files": outcome.earlier + outcome.records,
+        "by_an_earlier_run": len(outcome.earlier),
         "failed": [
             {"input": str(source.path), "error": reason} for source, reason in outcome.failures
         ],

@@ -81,6 +81,10 @@ MaskFile = Annotated[
     Path | None, typer.Option("--mask", help="A fixed mask for inpainting; white pixels are kept.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")]
+MaxMegapixels = Annotated[
+    float | None,
+    typer.Option(help="Largest picture to read; unless given, 500, and less for short files."),
+]
 Place = Annotated[Device, typer.Option(help="Where to compute.")]
 
 
@@ -133,6 +137,7 @@ def adversarial(
     start: Start = None,
     mask: MaskFile = None,
     resume: Resume = False,
+    max_megapixels: MaxMegapixels = None,
     device: Place = Device.auto,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -149,7 +154,7 @@ def adversarial(
     )  # fmt: skip
     job = Job(
         folders=folders, output=output, damaged=damaged, start=start, resume=resume,
-        device=device, json_file=json_file,
+        device=device, json_file=json_file, max_megapixels=max_megapixels,
     )  # fmt: skip
     with one_process_tells(debug):
         recipe = changes.apply(_preset(preset, ADVERSARIAL, "adversarial", "bilevel"))
@@ -180,6 +185,7 @@ def bilevel(
     start: Start = None,
     mask: MaskFile = None,
     resume: Resume = False,
+    max_megapixels: MaxMegapixels = None,
     device: Place = Device.auto,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -196,7 +202,7 @@ def bilevel(
     )  # fmt: skip
     job = Job(
         folders=folders, output=output, damaged=None, start=start, resume=resume,
-        device=device, json_file=json_file,
+        device=device, json_file=json_file, max_megapixels=max_megapixels,
     )  # fmt: skip
     with one_process_tells(debug):
         recipe = changes.apply(_preset(preset, BILEVEL, "bilevel", "adversarial"))

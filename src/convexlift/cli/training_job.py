@@ -21,6 +21,7 @@ from rich.table import Table
 import convexlift
 from convexlift.cli.app import (
     Device,
+    Failed,
     Interrupted,
     UserError,
     check_folder,
@@ -33,9 +34,11 @@ from convexlift.cli.app import (
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.read_limits import require_limit
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
+from convexlift.training.disk import FULL, WriteError
 from convexlift.training.initial import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
 from convexlift.training.recipes import (
@@ -61,6 +64,7 @@ class Job:
     resume: bool
     device: Device
     json_file: Path | None
+    max_megapixels: float | None = None
 
 
 @contextlib.contextmanager
@@ -72,16 +76,30 @@ def one_process_tells(debug: bool) -> Iterator[None]:
             yield
         except (ValueError, ImportError) as error:
             raise UserError(f"{error}.") from error
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise Failed(_full_disk(error)) from error
+
+
+def _full_disk(error: OSError) -> str:
+    if isinstance(error, WriteError):
+        return f"{error}. {CONTINUE} from the last checkpoint, if there is one."
+    place = error.filename or "A result"
+    return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
 def run_job(recipe: AnyRecipe, job: Job) -> None:
     """Train, write the model and show what came of it."""
+    require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
     _check_output(job)
-    images = ImageSet.from_folders(job.folders)
+    images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels)
     _check_held_out(recipe, len(images))
-    damaged = None if job.damaged is None else ImageSet.from_folder(job.damaged)
+    damaged = None
+    if job.damaged is not None:
+        damaged = ImageSet.from_folder(job.damaged, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
     with distributed.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from convexlift.images import atomic_path
+from convexlift.atomic_files import atomic_path, remove_leftovers
 from convexlift.models.cards import ModelCard
 from convexlift.models.describe import build, describe
 from convexlift.models.files import PathLike, find, find_shipped, names, pair
@@ -58,8 +58,8 @@ def save(
         if target.is_dir():
             raise ValueError(f"{target} is a folder; name a file in it, such as {target / 'model'}")
     architecture = describe(network)
-    network.check_convexity()
     tensors = _stored_tensors(network, half)
+    network.check_convexity()
     compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     sheet = Sheet(
@@ -69,6 +69,7 @@ def save(
         tensors={name: Layout.of(tensor) for name, tensor in tensors.items()},
     )
     text = json.dumps(sheet.to_json(), indent=2, allow_nan=False) + "\n"
+    remove_leftovers([sheet_file, weights])
     # Both are on the disk before the first takes its name; the sheet comes last.
     with atomic_path(sheet_file) as sheet_part, atomic_path(weights) as weights_part:
         weights_part.write_bytes(data)
@@ -107,10 +108,14 @@ def load(
             tensors = _parse(data)
             found = {name: Layout.of(tensor) for name, tensor in tensors.items()}
             compare(found, sheet.tensors, "its description")
+        with naming(sheet_file):
+            _require_proportion(sheet.architecture, len(tensors))
+            expected = _expected(sheet.architecture, tensors)
+        with naming(weights):
+            compare(found, expected)
         with naming(sheet_file), _undisturbed():
             network = build(sheet.architecture)
         with naming(weights):
-            compare(found, _expected(sheet.architecture, tensors, network))
             network.to(dtype=dtype or _precision(tensors))
             _fill(network, tensors)
     network.card = sheet.card
@@ -167,15 +172,13 @@ def _refuse_shared(network: InputConvexNetwork) -> None:
             )
 
 
-def _expected(
-    architecture: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    network: InputConvexNetwork | None = None,
-) -> dict[str, Layout]:
-    """The layouts of an architecture's tensors in the precision of ``tensors``."""
-    if network is None:
-        with _undisturbed():
-            network = build(architecture)
+def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
+    """The layouts of an architecture's tensors in the precision of ``tensors``.
+
+    The network is built without memory for its weights, however large they are said to be.
+    """
+    with torch.device("meta"):
+        network = build(architecture)
     floating = sorted({Layout.of(t).dtype for t in tensors.values() if t.is_floating_point()})
     if len(floating) != 1 or floating[0] not in PRECISIONS:
         raise ValueError(
@@ -186,6 +189,25 @@ def _expected(
         name: Layout(tuple(t.shape), floating[0]) if t.is_floating_point() else Layout.of(t)
         for name, t in network.state_dict().items()
     }
+
+
+def _require_proportion(architecture: Mapping[str, Any], tensors: int) -> None:
+    """Raise if a description has many more parts than tensors: building it would take long.
+
+    A layer with two maps and a bias has three tensors, and seven objects in its description.
+    """
+    parts = 0
+    waiting: list[Any] = [architecture]
+    while waiting:
+        each = waiting.pop()
+        parts += isinstance(each, Mapping)
+        inside = each.values() if isinstance(each, Mapping) else each
+        waiting += [item for item in inside if isinstance(item, Mapping | list)]
+    if parts > 64 + 16 * tensors:
+        raise ValueError(
+            f"its architecture has {parts} parts, too many for a file with {tensors} tensors; save "
+            "the network again with convexlift.save"
+        )
 
 
 def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
@@ -199,13 +221,13 @@ def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if (place := first_non_finite(tensor)) is not None:
             raise ValueError(f"{name} is {float(tensor[place])} at {place}")
-    network.load_state_dict(dict(tensors))
-    for name, tensor in network.state_dict().items():
-        if (place := first_non_finite(tensor)) is not None:
+        converted = tensor.to(network.state_dict()[name].dtype)
+        if (place := first_non_finite(converted)) is not None:
             raise ValueError(
-                f"{name} is {float(tensors[name][place]):g} at {place}, too large for "
-                f"{Layout.of(tensor).dtype}; load it with dtype=torch.float64"
+                f"{name} is {float(tensor[place]):g} at {place}, too large for "
+                f"{Layout.of(converted).dtype}; load it with dtype=torch.float64"
             )
+    network.load_state_dict(dict(tensors))
 
 
 def _parse(data: bytes) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ none is missing. An error is a ValueError that names the place, as in ``layers[0
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import types
@@ -27,6 +28,12 @@ _ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, inspect.Parameter]:
     """The parameters of a constructor, with their type hints as annotations."""
+    found = _signature(kind)  # type: ignore[arg-type]  # mypy doubts that classes are hashable
+    return {name: each for name, each in found.items() if name not in leave_out}
+
+
+@functools.lru_cache(maxsize=256)  # a network of a thousand layers asks for the same few classes
+def _signature(kind: type[Any]) -> dict[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
         return {}  # the constructor of a base class such as nn.Module: nothing of its own
@@ -35,7 +42,6 @@ def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, in
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
         for name, parameter in found.items()
-        if name not in leave_out
     }
 
 
@@ -80,8 +86,8 @@ def construct(
             named[name] = value
     try:
         return kind(*positional, **named, **fixed)
-    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
-        message = str(error)
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
+        message = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(message if message.startswith(place) else f"{place}: {message}") from None
 
 

@@ -43,7 +43,7 @@ class GroupNorm(Activation):
         if self.size < 1:
             raise ValueError(f"GroupNorm needs size >= 1, got size={self.size}")
         low, high = self.profile.slopes
-        points = torch.tensor([0.01, 0.5, 1.0, 7.0], dtype=torch.float64)
+        points = torch.tensor([0.01, 0.5, 1.0, 7.0], dtype=torch.float64, device="cpu")
         if (
             low != -high
             or self.profile.group != 1
@@ -177,7 +177,9 @@ class GroupNorm(Activation):
         """phi''(0) of a smooth profile, 0 for a kink."""
         if not isinstance(self.profile, SmoothActivation):
             return 0.0
-        return float(self.profile.second_derivative(torch.zeros((), dtype=torch.float64)))
+        return float(
+            self.profile.second_derivative(torch.zeros((), dtype=torch.float64, device="cpu"))
+        )
 
 
 def _smallest(like: Tensor) -> float:

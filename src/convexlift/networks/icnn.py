@@ -56,6 +56,8 @@ class ConvexLayer(nn.Module):
         super().__init__()
         if skip is None and previous is None and not links:
             raise ValueError("a layer needs a map: skip=..., previous=... or links={...}")
+        if channels < 1:
+            raise ValueError(f"a layer needs channels of at least 1, got {channels}")
         if channels % activation.group:
             raise ValueError(
                 f"{activation} takes {activation.group} channels at a time, which does not divide "
@@ -138,23 +140,21 @@ class InputConvexNetwork(nn.Module):
         self.output.clamp_(min=0)
 
     def check_convexity(self) -> None:
-        """Raise ValueError where Assumption 1 fails, naming the layer and the value.
+        """Raise ValueError where Assumption 1 fails or a number is not finite, naming the place.
 
-        NaN and infinite numbers are refused wherever they are.
+        On the meta device, where weights have no values, only activations are checked.
         """
-        for name, parameter in self.named_parameters():
-            values = parameter.detach()
-            if (place := first_non_finite(values)) is not None:
-                raise ValueError(
-                    f"{name} of the network is {float(values[place])} at index {place}; train or "
-                    "load it again"
-                )
         for number, layer in self._numbered():
             if number > 1 and not layer.activation.nondecreasing:
                 raise ValueError(
                     f"layer {number}: {layer.activation} decreases (its slopes start at "
                     f"{layer.activation.slopes[0]:g}); only the first layer may"
                 )
+        if self.output.is_meta:
+            return
+        for name, parameter in self.named_parameters():
+            if (place := first_non_finite(parameter)) is not None:
+                raise ValueError(f"{name} of the network is not finite at {place}; load it again")
         for name, linear_map in self._nonnegative_maps():
             # `not >=` also catches NaN.
             if not (smallest := linear_map.smallest_weight()) >= 0:

@@ -14,6 +14,6 @@ from convexlift.reconstruction.runs import Outcome as Outcome
 from convexlift.reconstruction.runs import Report as Report
 from convexlift.reconstruction.runs import reconstruct as reconstruct
 from convexlift.reconstruction.sources import InputError as InputError
-from convexlift.reconstruction.sources import check_targets as check_targets
 from convexlift.reconstruction.sources import find_sources as find_sources
+from convexlift.reconstruction.targets import check_targets as check_targets
 from convexlift.reconstruction.tomography import Scans as Scans

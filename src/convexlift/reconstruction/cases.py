@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,7 @@ class Photographs:
         mask: of missing pixels.
         numbers: that become 0 and 1.
         truth: a file, or a folder with files of the inputs' names.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
     """
 
     task: PictureTask
@@ -112,8 +114,11 @@ class Photographs:
     mask: MaskChoice = field(default_factory=MaskChoice)
     numbers: RangeChoice = "auto"
     truth: Path | None = None
+    max_megapixels: float | None = None
 
     def __post_init__(self) -> None:
+        if self.max_megapixels is not None and not 0 < self.max_megapixels < math.inf:
+            raise InputError(f"--max-megapixels is a number > 0, got {self.max_megapixels:g}")
         if self.level is not None and not 0 < self.level <= 1:
             raise InputError(
                 f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
@@ -177,7 +182,9 @@ class Photographs:
         )  # fmt: skip
 
     def _contents(self, source: Source) -> Contents:
-        contents = read_contents(source.path, source.target, self.numbers)
+        contents = read_contents(
+            source.path, source.target, self.numbers, max_megapixels=self.max_megapixels
+        )
         height, width = contents.images.shape[-2:]
         if min(height, width) < FEWEST_PIXELS:
             raise InputError(
@@ -240,9 +247,9 @@ class Photographs:
             suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES
             place = companion(place, source.path, "truth", suffixes)
         if not isinstance(contents.original, Picture):
-            images = read_contents(place, source.target).images
+            images = read_contents(place, source.target, max_megapixels=self.max_megapixels).images
         else:
-            picture = read_picture(place)
+            picture = read_picture(place, max_megapixels=self.max_megapixels)
             numbers = self._truth_numbers(picture, contents, contents.original)
             require_size("truth", place, picture, contents, source.path)
             values = regrid(picture.values(numbers), picture.orientation, contents.orientation)

@@ -25,18 +25,22 @@ class MaskChoice:
         inverted: white is missing.
         colour: three numbers from 0 to 255; pixels of this colour are missing.
         tolerance: how far each channel may be from that colour, of 255.
+        max_megapixels: replaces the limits on the size that a mask's header may declare.
     """
 
     file: Path | None = None
     inverted: bool = False
     colour: tuple[int, int, int] | None = None
     tolerance: int = 0
+    max_megapixels: float | None = None
 
     def __post_init__(self) -> None:
         if self.file is not None and not self.file.exists():
             raise InputError(f"there is no mask {self.file}; check the name")
         if self.file is not None and self.file.is_file():
-            read_picture(self.file)  # says what is wrong with it
+            read_picture(
+                self.file, max_megapixels=self.max_megapixels
+            )  # says what is wrong with it
         if not 0 <= self.tolerance <= 255:
             raise InputError(f"the tolerance of a colour is 0 to 255, got {self.tolerance}")
 
@@ -61,7 +65,7 @@ def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | 
     if contents.missing is not None:
         seen[contents.missing] = 0
     if choice.file is not None:
-        seen *= _from_file(contents, name, choice.file, choice.inverted)
+        seen *= _from_file(contents, name, choice.file, choice)
     if choice.colour is not None:
         seen *= _from_colour(contents, name, choice.colour, choice.tolerance)
     if bool((seen.flatten(1).sum(1) == 0).any()):
@@ -69,15 +73,15 @@ def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | 
     return None if bool((seen == 1).all()) else seen
 
 
-def _from_file(contents: Contents, name: Path, file: Path, inverted: bool) -> Tensor:
+def _from_file(contents: Contents, name: Path, file: Path, choice: MaskChoice) -> Tensor:
     place = companion(file, name, "mask") if file.is_dir() else file
-    picture = read_picture(place)
+    picture = read_picture(place, max_megapixels=choice.max_megapixels)
     require_size("mask", place, picture, contents, name)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5
     if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
         white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
-    white = regrid(white ^ inverted, picture.orientation, contents.orientation)
+    white = regrid(white ^ choice.inverted, picture.orientation, contents.orientation)
     mask = torch.from_numpy(white).to(contents.images)
     planes, _, height, width = contents.images.shape
     channels = contents.original.channels if isinstance(contents.original, Picture) else 1

@@ -13,8 +13,9 @@ from torch import Tensor
 from convexlift.images import atomic_path, psnr, save_image
 from convexlift.problems.claims import relative_gap
 from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.earlier_results import digest
 from convexlift.reconstruction.engine import Solved
-from convexlift.reconstruction.sources import naming
+from convexlift.reconstruction.sources import Source, naming
 
 DECADES = 4
 """That the picture of a gap map shows, below its largest value."""
@@ -67,9 +68,23 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
     return record
 
 
-def write_extras(case: Case, solved: Solved, record: dict[str, Any]) -> None:
-    """The gap map, if there is one, and the record last: with it, the file is done."""
+def write_result(case: Case, solved: Solved, record: dict[str, Any]) -> None:
+    """The image, the gap map if there is one, and the record last: with it, the file is done.
+
+    The record has its temporary name before the image is written. Should the process be killed in
+    between, that is what tells ``--resume`` that the image is a result.
+    """
     source = case.source
+    with naming(source.record), atomic_path(source.record) as part:
+        part.touch()
+        with naming(source.target):
+            case.write(solved.x)
+        record["output_sha256"] = digest(source.target)
+        _write_gap_map(source, solved, record)
+        part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _write_gap_map(source: Source, solved: Solved, record: dict[str, Any]) -> None:
     if solved.gap_map is not None:
         values = solved.gap_map.float()
         with naming(source.gap_map), atomic_path(source.gap_map) as part, part.open("wb") as file:
@@ -77,8 +92,6 @@ def write_extras(case: Case, solved: Solved, record: dict[str, Any]) -> None:
         with naming(source.gap_picture):
             save_image(source.gap_picture, _as_picture(values))
         record["gap_map"] = [str(source.gap_map), str(source.gap_picture)]
-    with naming(source.record), atomic_path(source.record) as part:
-        part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _as_picture(values: Tensor) -> Tensor:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from convexlift.reconstruction.cases import Case
+from convexlift.reconstruction.earlier_results import (
+    Fingerprint,
+    earlier_record,
+    fingerprint,
+)
 from convexlift.reconstruction.engine import Engine, Solved
-from convexlift.reconstruction.records import record_of, write_extras
-from convexlift.reconstruction.sources import InputError, Source, glance, naming
+from convexlift.reconstruction.records import record_of, write_result
+from convexlift.reconstruction.sources import InputError, Source, glance, sides
 from convexlift.reconstruction.statements import Statement
 from convexlift.solvers.solution import Progress
 
@@ -58,11 +64,13 @@ class Outcome:
         records: of those that are written, as in their JSON files.
         failures: (file, reason) of those that are not.
         left: files that were not begun, or not ended, when Ctrl-C came.
+        earlier: records of results that an earlier run had finished.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
     failures: list[tuple[Source, str]] = field(default_factory=list)
     left: list[Source] = field(default_factory=list)
+    earlier: list[dict[str, Any]] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -72,6 +80,8 @@ def reconstruct(
     engine: Engine,
     settings: dict[str, Any],
     report: Report | None = None,
+    *,
+    resume: bool = False,
 ) -> Outcome:
     """Reconstruct all files, and write each result as soon as it is there.
 
@@ -85,11 +95,17 @@ def reconstruct(
         engine: how it is solved.
         settings: facts about the run that each record repeats.
         report: told about the progress.
+        resume: leave out files whose results an earlier run finished, from the same inputs and with
+            the same settings.
     """
     run = _Run(engine, settings, report or Report(), Outcome())
     good = []
     for source in sources:  # before any work: what the first bytes of files say
-        if (wrong := glance(source.path)) is None:
+        beside = [*sides(source.path), *preparation.reads([source])]
+        run.inputs[source] = fingerprint(source, beside)
+        if resume and (record := run.earlier(source)) is not None:
+            run.outcome.earlier.append(record)
+        elif (wrong := glance(source.path)) is None:
             good.append(source)
         else:
             run.fail(source, InputError(wrong))
@@ -122,6 +138,12 @@ class _Run:
     report: Report
     outcome: Outcome
     waiting: list[Case] = field(default_factory=list)
+    inputs: dict[Source, Fingerprint] = field(default_factory=dict)
+
+    def earlier(self, source: Source) -> dict[str, Any] | None:
+        return earlier_record(
+            source, self.inputs[source], self.settings, gap_map=self.engine.gap_map
+        )
 
     def fail(self, source: Source, error: Exception) -> None:
         self.outcome.failures.append((source, " ".join(str(error).split())))
@@ -174,12 +196,24 @@ class _Run:
 
     def finish(self, case: Case, solved: Solved, files_at_once: int) -> None:
         try:
-            with naming(case.source.target):
-                case.write(solved.x)
             record = record_of(case, solved, self.settings | {"files_at_once": files_at_once})
-            write_extras(case, solved, record)
+            _require_bound(case, record)
+            record["inputs"] = self.inputs[case.source]
+            write_result(case, solved, record)
         except Exception as error:
             self.fail(case.source, error)
             return
         self.outcome.records.append(record)
         self.report.finished(case, record)
+
+
+def _require_bound(case: Case, record: dict[str, Any]) -> None:
+    """Raise unless something is proven: an image without a useful bound is no result."""
+    unproven = record["lower_bound"] is None or not math.isfinite(record["objective"])
+    if unproven or record["status"] == "NOT_FINITE":
+        ended = record["status"].lower().replace("_", " ")
+        raise InputError(
+            f"no useful lower bound was found with the weight {case.weight.value:.3g} ({ended} "
+            f"after {record['iterations']} iterations), so nothing is proven and nothing was "
+            "written; choose another --weight, or allow more iterations or time"
+        )

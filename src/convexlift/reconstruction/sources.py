@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +72,11 @@ class Source:
         """The same as a picture."""
         return self.target.with_name(f"{self.target.stem}.gap.png")
 
+    @property
+    def results(self) -> tuple[Path, Path, Path, Path]:
+        """All files that may be written: the result, its record, and the maps of the gap."""
+        return (self.target, self.record, self.gap_map, self.gap_picture)
+
 
 def find_sources(
     inputs: Sequence[str], output: Path, suffixes: Sequence[str], ending: str | None = None
@@ -107,7 +111,7 @@ def find_sources(
         else:
             raise InputError(f"there is no file or folder {each}; check the name")
     # Once each; a link with another name is another input, with a result of its own.
-    found = list({(_resolved(path), name): (path, name) for path, name in found}.values())
+    found = list({(resolved(path), name): (path, name) for path, name in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
     for path, _ in found:
@@ -133,7 +137,7 @@ def _leads_nowhere(path: Path) -> bool:
     return path.is_symlink() and not path.exists() and path.name[0] != "."
 
 
-def _resolved(path: Path) -> Path:
+def resolved(path: Path) -> Path:
     """What it leads to; of links that lead in a circle, one of them."""
     return Path(os.path.realpath(path))
 
@@ -156,66 +160,7 @@ def _require_distinct(sources: Sequence[Source]) -> None:
                 )
 
 
-def check_targets(
-    sources: Sequence[Source],
-    *,
-    force: bool,
-    gap_map: bool = False,
-    also_read: Sequence[Path] = (),
-    summary: Path | None = None,
-) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
-
-    Args:
-        sources: files and targets.
-        force: whether earlier results may be replaced.
-        gap_map: whether maps of the gap are written.
-        also_read: further inputs: masks, truths, a saved regularizer.
-        summary: the file of all results, if there is to be one.
-    """
-    inputs = {_resolved(place) for place in also_read}
-    for source in sources:
-        inputs |= {_resolved(place) for place in (source.path, *_sides(source.path))}
-    written: set[Path] = set()
-    for source in sources:
-        places = [source.target, source.record]
-        places += [source.gap_map, source.gap_picture] if gap_map else []
-        for place in places:
-            _require_free(place, inputs, force)
-        written |= {_resolved(place) for place in places}
-    if summary is not None:
-        _require_free(summary, inputs, force)
-        if _resolved(summary) in written:
-            raise InputError(f"{summary} is the name of a result; name another file for all")
-    folders = {source.target.parent for source in sources}
-    for folder in folders if summary is None else folders | {summary.parent}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be a folder ({error.strerror}); name another"
-            ) from None
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"nothing can be written to {folder} ({error.strerror}); name another folder"
-            ) from None
-
-
-def _require_free(place: Path, inputs: set[Path], force: bool) -> None:
-    if _resolved(place) in inputs:
-        raise InputError(f"{place} is an input; write the results to another folder")
-    if place.is_dir():
-        raise InputError(f"{place} is a folder; name another output")
-    if place.exists() and not place.is_file():  # results replace what has their name
-        raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
-    if place.exists() and not force:
-        raise InputError(f"{place} exists; name another output, or add --force")
-
-
-def _sides(path: Path) -> list[Path]:
+def sides(path: Path) -> list[Path]:
     """The geometry and the fields of a sinogram, which belong to it."""
     side = path.with_suffix(".json")
     if path.suffix.lower() not in SINOGRAMS or not side.is_file():
@@ -337,15 +282,21 @@ def write_slices(volume: Volume, target: Path, description: str) -> None:
     write_dicom(volume.to(device=torch.device("cpu")), target, description=description)
 
 
-def read_contents(path: Path, target: Path, choice: RangeChoice = "auto") -> Contents:
+def read_contents(
+    path: Path,
+    target: Path,
+    choice: RangeChoice = "auto",
+    *,
+    max_megapixels: float | None = None,
+) -> Contents:
     """The planes of a file, and the check that its target can hold them."""
     if path.suffix.lower() in DICOM:
-        volume = read_dicom(path)
+        volume = read_dicom(path, max_megapixels=max_megapixels)
         if target.suffix.lower() not in DICOM:
             raise InputError(f"{path} is DICOM, and so must be the result; let it end in .dcm")
         images = hounsfield_to_unit(volume.images).float()
         return Contents(volume, images, None, (-1024.0, 1500.0), (0.0, 2.0))
-    picture = read_picture(path)
+    picture = read_picture(path, max_megapixels=max_megapixels)
     if (reason := writable(picture, target.suffix.lower())) is not None:
         raise InputError(f"{path} cannot be written to {target.name}: {reason}; try .tif or .npy")
     numbers, notes = _range(picture, choice)

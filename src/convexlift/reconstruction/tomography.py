@@ -32,7 +32,7 @@ from convexlift.scans.attenuation import (
     unit_to_hounsfield,
 )
 from convexlift.scans.data_exchange import AngleUnit
-from convexlift.scans.errors import ScanFileError
+from convexlift.scans.errors import ScanFileError, reading
 from convexlift.scans.files import HDF5, read_sinogram, read_volume
 from convexlift.scans.folders import files_in
 from convexlift.scans.geometry import FanGeometry
@@ -75,6 +75,8 @@ class Scans:
         views: of that scan; ``bins`` likewise.
         seed: of its noise.
         truth: slices in HU to compare with, of the size of the result.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
+        read_seconds: for reading an HDF5 file; by default it depends on the file's length.
     """
 
     quantity: Quantity | None = None
@@ -94,13 +96,17 @@ class Scans:
     bins: int = 400
     seed: int = 0
     truth: Path | None = None
+    max_megapixels: float | None = None
+    read_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        positive = ("photons", "sigma", "size", "extent", "water", "views", "bins")
+        positive = ("photons", "sigma", "size", "extent", "water", "views", "bins",
+                    "max_megapixels", "read_seconds")  # fmt: skip
         for name in positive:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise InputError(f"--{name} is a number > 0, got {value:g}")
+                option = name.replace("_", "-")
+                raise InputError(f"--{option} is a number > 0, got {value:g}")
         if self.background is not None and not 0 < self.background < math.inf:
             raise InputError(f"--background is a number > 0, got {self.background:g}")
         for name in ("flat", "dark"):
@@ -139,7 +145,7 @@ class Scans:
     # Simulated scans -----------------------------------------------------------------------------
 
     def _simulated(self, source: Source, engine: Engine) -> Case:
-        volume, truth = _slice(source.path)
+        volume, truth = _slice(source.path, self.max_megapixels)
         height, width = truth.shape[-2:]
         across = PAPER_EXTENT / max(height, width)
         beam = ParallelBeam(
@@ -212,7 +218,7 @@ class Scans:
     def _truth(self, slices: int, size: int, unit: float) -> Tensor:
         """Attenuation in units of the images."""
         assert self.truth is not None
-        hu = read_volume(self.truth).images
+        hu = read_volume(self.truth, max_megapixels=self.max_megapixels).images
         if tuple(hu.shape) != (slices, 1, size, size):
             raise InputError(
                 f"the truth {self.truth} has {tuple(hu.shape)}, but {slices} slice(s) of "
@@ -223,7 +229,10 @@ class Scans:
     def _read(self, path: Path) -> Sinogram:
         rows = None if self.rows is None else slice(*self.rows)
         unit = self.angle_unit if path.suffix.lower() in HDF5 else None
-        return read_sinogram(path, rows=rows, angle_unit=unit)
+        return read_sinogram(
+            path, rows=rows, angle_unit=unit,
+            max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
+        )  # fmt: skip
 
     def _statement(
         self, scan: Sinogram, rays: LinearOperator, in_mm: bool
@@ -295,7 +304,11 @@ class Scans:
             pass
         if not Path(text).is_file():
             raise InputError(f"--{name} is a number or an NPY file, and there is no file {text}")
-        return torch.from_numpy(read_npy(Path(text)).astype(np.float32))
+        with reading(Path(text), "NPY"):
+            array = read_npy(Path(text), self.max_megapixels)
+            if array.dtype.kind not in "biuf":
+                raise InputError(f"--{name} needs real numbers, and {text} holds {array.dtype}")
+            return torch.from_numpy(array.astype(np.float32))
 
     # Results -------------------------------------------------------------------------------------
 
@@ -325,15 +338,15 @@ class Scans:
             write_picture(Picture(values, layout=shape), part, kind)
 
 
-def _slice(path: Path) -> tuple[Volume, Tensor]:
+def _slice(path: Path, max_megapixels: float | None) -> tuple[Volume, Tensor]:
     """A slice in HU, and on the scale of regularizers, on which pictures without HU are taken."""
     if path.suffix.lower() in DICOM:
-        volume = read_volume(path)
+        volume = read_volume(path, max_megapixels=max_megapixels)
         return volume, hounsfield_to_unit(volume.images).float().clamp_min(0)
     try:
-        volume = read_volume(path)
+        volume = read_volume(path, max_megapixels=max_megapixels)
     except (ScanFileError, ImportError):
-        picture = read_picture(path)
+        picture = read_picture(path, max_megapixels=max_megapixels)
         if picture.channels > 1:
             raise InputError(f"{path} has colours; save the slice as grey") from None
         unit = torch.from_numpy(picture.values(picture.full_range))
@@ -369,9 +382,12 @@ def _require_one(source: Source, count: int) -> None:
 
 
 def facts(scans: Scans) -> dict[str, Any]:
-    """The options that were given, for records."""
-    return {
+    """The options that were given and matter to results, for records."""
+    given = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(scans).items()
-        if value is not None and name != "window"
+        if value is not None and name not in ("window", "max_megapixels", "read_seconds")
     }
+    if scans.window is not None:
+        given["window"] = [scans.window.level, scans.window.width]
+    return given

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.decoding_errors import reason_of
+from convexlift.read_limits import EXPANSION, require_plausible
+from convexlift.scans.dicom_datasets import read_dataset
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 
 _JPEG, _JPEG_LS = "pylibjpeg pylibjpeg-libjpeg", "pyjpegls"
@@ -23,25 +26,26 @@ PACKAGES = {
 """What pip installs for each compressed transfer syntax."""
 
 
-def stored_pixels(path: Path) -> NDArray[Any]:
+def stored_pixels(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
     """The numbers of one slice as they are stored, (H, W), before they are rescaled."""
-    pydicom = load_extra("pydicom", "DICOM files")
-    with reading(path, "a DICOM file"):
-        dataset = pydicom.dcmread(path)
-    syntax = dataset.file_meta.get("TransferSyntaxUID")
-    if syntax is None:
-        raise ScanFileError(
-            f"{path} does not say how its pixels are stored (TransferSyntaxUID); "
-            "write it again with the program it comes from"
-        )
+    dataset = read_dataset(path, max_megapixels)
     if "PixelData" not in dataset and "FloatPixelData" not in dataset:
         raise ScanFileError(f"{path} ends before its pixels, or never had any; copy it again")
+    syntax = dataset.file_meta.TransferSyntaxUID
+    with reading(path, "a CT slice"):
+        expected = (int(dataset.Rows), int(dataset.Columns))
+        bits = int(dataset.get("BitsAllocated") or 16)
+        require_plausible(
+            path,
+            (*expected, int(dataset.get("SamplesPerPixel") or 1)),
+            max(bits, 1) / 8,
+            max_megapixels,
+            EXPANSION if syntax.is_compressed else 1.0,
+        )
     try:
         pixels = np.asarray(dataset.pixel_array)
     except Exception as error:  # whatever a decoder raises
-        reason = " ".join(str(error).split())
-        raise ScanFileError(f"{path} {_advice(syntax)}: {reason}") from error
-    expected = (int(dataset.Rows), int(dataset.Columns))
+        raise ScanFileError(f"{path} {_advice(syntax)}: {reason_of(error)}") from error
     if pixels.shape != expected:
         raise ScanFileError(f"{path} holds pixels {pixels.shape}, its header says {expected}")
     return pixels

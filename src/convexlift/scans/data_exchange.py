@@ -16,8 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexlift.images import atomic_path
+from convexlift.read_limits import allowed_megapixels, require_limit
+from convexlift.scans import exchange_members
 from convexlift.scans.errors import ScanFileError, load_extra, reading
+from convexlift.scans.exchange_members import DETECTOR_PIXEL, FRAMES, GEOMETRY
 from convexlift.scans.geometry import ParallelGeometry, ScanGeometry, from_record, to_record
+from convexlift.scans.isolated import run_isolated
 from convexlift.scans.sinograms import QUANTITIES, Quantity, Sinogram, as_array, as_tensor
 
 AngleUnit = Literal["degrees", "radians"]
@@ -34,32 +38,65 @@ _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
     ),
     **dict.fromkeys(("nm",), 1e-6),
 }
-_DETECTOR = "/measurement/instrument/detector"
-_GEOMETRY = "convexlift_geometry"
-_FIELDS = (("flat", "data_white"), ("dark", "data_dark"))
+
+FIRST_SECONDS, BYTES_A_SECOND = 20, 10**7
+"""Time for reading, unless it is given: a part that all files have, and one for their length."""
+SPARE_BYTES = 512 * 2**20
+"""Memory of the reading process beside the arrays."""
+
+Arrays = dict[str, NDArray[Any]]
+Texts = dict[str, str]
 
 
 def read_exchange(
-    path: Path, rows: slice, angles: Sequence[float] | None, angle_unit: AngleUnit | None
+    path: Path,
+    rows: slice,
+    angles: Sequence[float] | None,
+    angle_unit: AngleUnit | None,
+    *,
+    max_megapixels: float | None = None,
+    read_seconds: float | None = None,
+    isolated: bool = True,
 ) -> Sinogram:
-    """The sinogram of an HDF5 file; only some rows of the detector, if asked for."""
-    h5py = load_extra("h5py", "HDF5 files")
+    """The sinogram of an HDF5 file; only some rows of the detector, if asked for.
+
+    Args:
+        path: of the file.
+        rows: of the detector.
+        angles: in radians, in place of those of the file.
+        angle_unit: of the file's angles, where it does not say it.
+        max_megapixels: the largest size that is read; by default it depends on the file's length.
+        read_seconds: time for reading; by default 20 s, and one more for every 10 MB.
+        isolated: read in a process of its own. Only a caller with limits of its own goes without.
+    """
+    load_extra("h5py", "HDF5 files")
     if angle_unit not in (None, "degrees", "radians"):
         raise ValueError(f"angle_unit is 'degrees' or 'radians', got {angle_unit!r}")
-    with reading(path, "HDF5 in the layout Data Exchange"), h5py.File(path, "r") as file:
-        data = file.get("/exchange/data")
-        if not isinstance(data, h5py.Dataset):
-            raise ScanFileError(f"{path} has no /exchange/data, so it is no Data Exchange file")
-        frames = {"projections": _read_frames(path, data, rows)}
-        for name, member in _FIELDS:
-            dataset = file.get(f"/exchange/{member}")
-            if dataset is not None and dataset.size:  # empty where no field was measured
-                frames[name] = _read_frames(path, dataset, rows)
-        turned = _read_angles(path, file, angle_unit) if angles is None else tuple(angles)
+    for name, value in (("max_megapixels", max_megapixels), ("read_seconds", read_seconds)):
+        require_limit(name, value)
+    with reading(path, "HDF5 in the layout Data Exchange"):
+        length = path.stat().st_size
+        megapixels = max_megapixels or allowed_megapixels(length, 1)
+        arguments: dict[str, Any] = {
+            "path": str(path.absolute()),
+            "rows": [rows.start, rows.stop, rows.step],
+            "megapixels": megapixels,
+        }
+        if isolated:
+            arrays, texts = run_isolated(
+                Path(exchange_members.__file__),
+                "read_members",
+                arguments,
+                seconds=read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
+                extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+            )
+        else:
+            arrays, texts = exchange_members.read_members(**arguments)
+        turned = _angles(path, arrays, texts, angle_unit) if angles is None else tuple(angles)
         return Sinogram(
-            **{name: as_tensor(array) for name, array in frames.items()},
-            geometry=_read_geometry(path, file, turned),
-            quantity=_read_quantity(data),
+            **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
+            geometry=_geometry(path, arrays, texts, turned),
+            quantity=_quantity(texts["description"]),
         )
 
 
@@ -71,7 +108,7 @@ def write_exchange(sinogram: Sinogram, path: Path) -> None:
     with atomic_path(path) as part, h5py.File(part, "w") as file:
         file["implements"] = "exchange:measurement"
         exchange = file.create_group("exchange")
-        for name, member in (("projections", "data"), *_FIELDS):
+        for name, member in FRAMES.items():
             tensor = getattr(sinogram, name)
             if tensor is not None:
                 frames = as_array(tensor).swapaxes(0, 1)
@@ -83,43 +120,21 @@ def write_exchange(sinogram: Sinogram, path: Path) -> None:
         exchange["theta"].attrs["units"] = "deg"
         record = to_record(geometry)
         del record["angles"]
-        exchange.attrs[_GEOMETRY] = json.dumps(record)
+        exchange.attrs[GEOMETRY] = json.dumps(record)
         if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
             # Rays are parallel: bins on the detector are as wide in the object.
-            pixel = file.create_dataset(f"{_DETECTOR}/actual_pixel_size_x", data=geometry.bin_width)
+            pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
             pixel.attrs["units"] = "mm"
 
 
-def _read_frames(path: Path, dataset: Any, rows: slice) -> NDArray[Any]:
-    """(rows, frames, bins) of a dataset (frames, rows, bins), or as its attribute ``axes`` says."""
-    if dataset.ndim != 3:
-        raise ScanFileError(
-            f"{path} has {dataset.name} of the shape {dataset.shape}; three dimensions are needed"
-        )
-    axes = [axis.split("_")[0] for axis in _text(dataset.attrs.get("axes")).split(":") if axis]
-    axes = axes or ["theta", "y", "x"]
-    if sorted(axes) != ["theta", "x", "y"]:
-        raise ScanFileError(f"{path} has {dataset.name} with axes {axes}, not theta, y and x")
-    selection = tuple(rows if axis == "y" else slice(None) for axis in axes)
-    try:
-        array: NDArray[Any] = dataset[selection]
-    except OSError as error:
-        if "filter" not in str(error) and "plugin" not in str(error):
-            raise
-        raise ScanFileError(
-            f"{path} has {dataset.name} compressed with a filter that is not installed, pip "
-            f"install hdf5plugin and import it before: {error}"
-        ) from error
-    return array.transpose([axes.index(axis) for axis in ("y", "theta", "x")])
-
-
-def _read_angles(path: Path, file: Any, angle_unit: AngleUnit | None) -> tuple[float, ...]:
-    theta = file.get("/exchange/theta")
-    if theta is None:
+def _angles(
+    path: Path, arrays: Arrays, texts: Texts, angle_unit: AngleUnit | None
+) -> tuple[float, ...]:
+    if "theta" not in arrays:
         raise ScanFileError(
             f"{path} has no /exchange/theta; write read_sinogram(path, angles=...) in radians"
         )
-    unit = (angle_unit or _text(theta.attrs.get("units"))).strip().lower()
+    unit = (angle_unit or texts["theta_unit"]).strip().lower()
     if not unit:
         raise ScanFileError(
             f"{path} does not say in which unit /exchange/theta is; write read_sinogram(path, "
@@ -127,40 +142,35 @@ def _read_angles(path: Path, file: Any, angle_unit: AngleUnit | None) -> tuple[f
         )
     if unit not in _ANGLES:
         raise ScanFileError(
-            f"{path} has /exchange/theta in {unit!r}; write read_sinogram(path, "
+            f"{path} has /exchange/theta in {unit[:40]!r}; write read_sinogram(path, "
             "angle_unit='degrees') or 'radians'"
         )
-    values = np.asarray(theta[()], dtype=np.float64).reshape(-1)
-    return tuple((values * _ANGLES[unit]).tolist())
+    return tuple((arrays["theta"] * _ANGLES[unit]).tolist())
 
 
-def _read_geometry(path: Path, file: Any, angles: tuple[float, ...]) -> ScanGeometry:
-    if (text := _text(file["/exchange"].attrs.get(_GEOMETRY))) != "":
-        return from_record({**json.loads(text), "angles": angles})
-    pixel = file.get(f"{_DETECTOR}/actual_pixel_size_x")
-    if pixel is None:
+def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...]) -> ScanGeometry:
+    if texts["geometry"]:
+        record = json.loads(texts["geometry"])
+        if not isinstance(record, dict):
+            raise ScanFileError(f"{path} has a damaged geometry; write the file again")
+        return from_record({**record, "angles": angles})
+    if not arrays.get("pixel", np.empty(0)).size:
         return ParallelGeometry(angles=angles, unit="pixel")
-    unit = _text(pixel.attrs.get("units")).strip().lower()
+    unit = texts["pixel_unit"].strip().lower()
     if unit not in _LENGTHS:
-        raise ScanFileError(f"{path} has {pixel.name} in {unit!r}; m, mm, um or nm are known")
-    width = float(np.asarray(pixel[()]).reshape(-1)[0]) * _LENGTHS[unit]
+        raise ScanFileError(
+            f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; m, mm, um or nm are known"
+        )
+    width = float(arrays["pixel"][0]) * _LENGTHS[unit]
     if not 0 < width < 100:
         raise ScanFileError(
-            f"{path} has {pixel.name} of {width:g} mm, so its unit is missing or wrong; "
+            f"{path} has {DETECTOR_PIXEL} of {width:g} mm, so its unit is missing or wrong; "
             "set the attribute 'units' of that dataset"
         )
     return ParallelGeometry(angles=angles, bin_width=width)
 
 
-def _read_quantity(data: Any) -> Quantity:
+def _quantity(description: str) -> Quantity:
     """What the description says; counts, by the rules of the layout, if it says nothing known."""
-    description = _text(data.attrs.get("description")).strip().lower()
-    return next((known for known in QUANTITIES if known == description), "counts")
-
-
-def _text(value: Any) -> str:
-    """Attributes are text, bytes, arrays of one of them, or not there."""
-    if value is None:
-        return ""
-    item = np.asarray(value).reshape(-1)[0] if not isinstance(value, str | bytes) else value
-    return item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
+    text = description.strip().lower()
+    return next((known for known in QUANTITIES if known == text), "counts")

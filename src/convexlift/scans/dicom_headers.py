@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from convexlift.scans.errors import ScanFileError, load_extra, reading
+from convexlift.scans.dicom_datasets import read_dataset
+from convexlift.scans.errors import ScanFileError, reading
 from convexlift.scans.volumes import Orientation, Vector, height_along, require_orientation
 
 
@@ -47,11 +48,9 @@ class SliceHeader:
         return height_along(self.position, self.orientation)
 
 
-def read_header(path: Path) -> SliceHeader:
+def read_header(path: Path, max_megapixels: float | None = None) -> SliceHeader:
     """The header of one CT slice; what is no such thing is refused with the reason."""
-    pydicom = load_extra("pydicom", "DICOM files")
-    with reading(path, "a DICOM file"):
-        dataset = pydicom.dcmread(path, stop_before_pixels=True)
+    dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
     with reading(path, "a CT slice"):  # values are parsed when they are asked for
         _require_grey_ct(path, dataset)
         thickness = _numbers(path, dataset, "SliceThickness", 1, optional=True)

@@ -24,7 +24,13 @@ GAP = 0.1
 _SUFFIXES = ("", ".dcm", ".dicom", ".ima", ".img")
 
 
-def read_dicom(path: PathLike, *, series: str | None = None, allow_gaps: bool = False) -> Volume:
+def read_dicom(
+    path: PathLike,
+    *,
+    series: str | None = None,
+    allow_gaps: bool = False,
+    max_megapixels: float | None = None,
+) -> Volume:
     """One slice, or a folder with the slices of one series, in HU.
 
     Slices are sorted by their positions along the normal u x v of ImageOrientationPatient, whatever
@@ -36,18 +42,19 @@ def read_dicom(path: PathLike, *, series: str | None = None, allow_gaps: bool = 
             alone (DICOMDIR, notes); those that can be and are not are an error.
         series: the SeriesInstanceUID, where a folder holds several.
         allow_gaps: read series with uneven distances between slices, which are refused otherwise.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
         ScanFileError: naming the file, and what to do.
     """
     place = existing(path)
     files = _slices_in(place) if place.is_dir() else [place]
-    headers = _one_series(place, [read_header(file) for file in files], series)
+    headers = _one_series(place, [read_header(file, max_megapixels) for file in files], series)
     _require_one_grid(headers)
     headers.sort(key=lambda header: header.height)
     _require_even(headers, allow_gaps)
     return Volume(
-        values=torch.stack([_hounsfield(header) for header in headers]),
+        values=torch.stack([_hounsfield(header, max_megapixels) for header in headers]),
         spacing=headers[0].spacing,
         positions=tuple(header.position for header in headers),
         orientation=headers[0].orientation,
@@ -119,8 +126,8 @@ def _require_even(headers: list[SliceHeader], allow_gaps: bool) -> None:
             )
 
 
-def _hounsfield(header: SliceHeader) -> Tensor:
-    stored = stored_pixels(header.path)
+def _hounsfield(header: SliceHeader, max_megapixels: float | None) -> Tensor:
+    stored = stored_pixels(header.path, max_megapixels)
     # In double precision, so that float32 holds slope * stored + intercept correctly rounded.
     values = header.slope * stored.astype(np.float64) + header.intercept
     if header.padding is not None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from convexlift.decoding_errors import reason_of
+
 PathLike = str | os.PathLike[str]
 
 
@@ -41,5 +43,4 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     except (ImportError, ScanFileError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ScanFileError(f"{path} cannot be read as {kind}: {reason}") from error
+        raise ScanFileError(f"{path} cannot be read as {kind}: {reason_of(error)}") from error

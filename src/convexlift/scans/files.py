@@ -20,16 +20,19 @@ HDF5 = (".h5", ".hdf5", ".hdf", ".nxs")
 NPY = (".npy",)
 
 
-def read_volume(path: PathLike) -> Volume:
+def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volume:
     """Slices in HU from a DICOM, TIFF or PNG file, or from a folder of such files.
 
     ``read_dicom`` and ``read_stack`` do the same and have options, for example for folders with
-    several series, and for pictures that do not say how large their pixels are.
+    several series, and for pictures that do not say how large their pixels are. ``max_megapixels``
+    replaces the limits on the size that the header of a file may declare.
     """
     place = existing(path)
     names = files_in(place) if place.is_dir() else [place]
     pictures = [name for name in names if name.suffix.lower() in TIFF + PNG]
-    return read_stack(place) if names and len(pictures) == len(names) else read_dicom(place)
+    if names and len(pictures) == len(names):
+        return read_stack(place, max_megapixels=max_megapixels)
+    return read_dicom(place, max_megapixels=max_megapixels)
 
 
 def write_volume(
@@ -62,6 +65,8 @@ def read_sinogram(
     rows: slice | None = None,
     angles: Sequence[float] | None = None,
     angle_unit: AngleUnit | None = None,
+    max_megapixels: float | None = None,
+    read_seconds: float | None = None,
 ) -> Sinogram:
     """Projections and their geometry from HDF5 (Data Exchange), or NPY or TIFF with JSON beside it.
 
@@ -70,6 +75,9 @@ def read_sinogram(
         rows: of the detector, for example ``slice(500, 510)``; files may be larger than memory.
         angles: in radians, in place of those of an HDF5 file.
         angle_unit: of the angles of an HDF5 file that does not say it.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
+        read_seconds: for an HDF5 file, which is read in a process of its own: a damaged one can
+            keep the HDF5 library busy for ever. By default 20 s, and one more for every 10 MB.
 
     Raises:
         ScanFileError: naming the file, and what to do.
@@ -77,11 +85,14 @@ def read_sinogram(
     place = existing(path)
     some = slice(None) if rows is None else rows
     if place.suffix.lower() in HDF5:
-        return read_exchange(place, some, angles, angle_unit)
+        return read_exchange(
+            place, some, angles, angle_unit,
+            max_megapixels=max_megapixels, read_seconds=read_seconds,
+        )  # fmt: skip
     if place.suffix.lower() in NPY + TIFF:
         if angles is not None or angle_unit is not None:
             raise ValueError(f"the angles of {place} are in {place.with_suffix('.json').name}")
-        return read_arrays(place, some)
+        return read_arrays(place, some, max_megapixels)
     raise ScanFileError(f"{place} is no sinogram: its name ends in none of {HDF5 + NPY + TIFF}")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from convexlift.atomic_files import remove_leftovers
 from convexlift.scans.errors import ScanFileError
 
 
@@ -39,6 +40,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ScanFileError(f"{path}: already there; write to a new or an empty folder")
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers([path])
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.mkdir()

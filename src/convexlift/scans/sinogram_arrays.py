@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.images import atomic_path
+from convexlift.read_limits import require_limit, require_plausible
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 from convexlift.scans.geometry import from_record, to_record
 from convexlift.scans.sinograms import QUANTITIES, Sinogram, as_array, as_tensor
+from convexlift.tiff_files import open_tiff
 
 FORMAT = "convexlift sinogram"
 TIFF = (".tif", ".tiff")
@@ -50,8 +52,9 @@ def write_arrays(sinogram: Sinogram, path: Path) -> None:
         part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def read_arrays(path: Path, rows: slice) -> Sinogram:
+def read_arrays(path: Path, rows: slice, max_megapixels: float | None = None) -> Sinogram:
     """The sinogram of ``scan.npy`` and ``scan.json``; only some rows, if asked for."""
+    require_limit("max_megapixels", max_megapixels)
     record = _read_record(path)
     tensors = {}
     for name, entry in record["arrays"].items():
@@ -61,17 +64,20 @@ def read_arrays(path: Path, rows: slice) -> Sinogram:
                 f"{file} is not the file that {path.with_suffix('.json')} was written with; copy "
                 "both again, or take sha256 out of the JSON file"
             )
-        array = _read_array(file)
-        tensors[name] = as_tensor(array[rows])
+        array = _read_array(file, max_megapixels)[rows]
+        with reading(file, "a sinogram"):
+            if array.size:
+                require_plausible(file, array.shape, array.itemsize, max_megapixels)
+            tensors[name] = as_tensor(array)
     with reading(path, "a sinogram"):
         return Sinogram(
             geometry=from_record(record["geometry"]), quantity=record["quantity"], **tensors
         )
 
 
-def _read_array(file: Path) -> NDArray[Any]:
+def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
     with reading(file, "TIFF" if file.suffix.lower() in TIFF else "NPY"):
-        array = _numbers(file)
+        array = _numbers(file, max_megapixels)
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or array.dtype.kind not in "biuf":
@@ -82,9 +88,11 @@ def _read_array(file: Path) -> NDArray[Any]:
         return array
 
 
-def _numbers(file: Path) -> NDArray[Any]:
+def _numbers(file: Path, max_megapixels: float | None) -> NDArray[Any]:
     if file.suffix.lower() in TIFF:
-        pages: NDArray[Any] = load_extra("tifffile", "TIFF files").imread(file)
+        load_extra("tifffile", "TIFF files")
+        with open_tiff(file, max_megapixels) as opened:
+            pages: NDArray[Any] = opened.asarray()
         return pages
     array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     return array

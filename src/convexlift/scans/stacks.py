@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from convexlift.picture_files import open_picture
 from convexlift.scans.errors import PathLike, ScanFileError, existing, load_extra, reading
 from convexlift.scans.folders import files_in
 from convexlift.scans.places import Places
 from convexlift.scans.volumes import Volume
+from convexlift.tiff_files import open_tiff
 
 TIFF = (".tif", ".tiff")
 PNG = (".png",)
@@ -41,6 +43,7 @@ def read_stack(
     slice_spacing: float = 1.0,
     slope: float | None = None,
     intercept: float | None = None,
+    max_megapixels: float | None = None,
 ) -> Volume:
     """Slices of a TIFF file with one or more pages, a PNG file, or a folder of one of these.
 
@@ -54,13 +57,14 @@ def read_stack(
         slice_spacing: the distance of slices in mm, for files that do not say where they are.
         slope: HU = slope * stored + intercept.
         intercept: see ``slope``.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
         ScanFileError: naming the file, and what to do.
     """
     place = existing(path)
     files = _pictures_in(place) if place.is_dir() else [place]
-    pages = [_reader(file)(file) for file in files]
+    pages = [_reader(file)(file, max_megapixels) for file in files]
     for page in pages:
         if page.stored.shape[1:] != pages[0].stored.shape[1:]:
             raise ScanFileError(
@@ -140,7 +144,7 @@ def _pictures_in(folder: Path) -> list[Path]:
     return files
 
 
-def _reader(path: Path) -> Callable[[Path], _Pages]:
+def _reader(path: Path) -> Callable[[Path, float | None], _Pages]:
     suffix = path.suffix.lower()
     if suffix in TIFF:
         return _read_tiff
@@ -149,9 +153,11 @@ def _reader(path: Path) -> Callable[[Path], _Pages]:
     raise ScanFileError(f"{path} is no stack of slices: its name ends in none of {TIFF + PNG}")
 
 
-def _read_png(path: Path) -> _Pages:
-    pillow = load_extra("PIL.Image", "PNG files")
-    with reading(path, "PNG"), pillow.open(path, formats=["PNG"]) as picture:
+def _read_png(path: Path, max_megapixels: float | None) -> _Pages:
+    load_extra("PIL.Image", "PNG files")
+    with reading(path, "PNG"), open_picture(path, max_megapixels) as picture:
+        if picture.format != "PNG":
+            raise ScanFileError(f"{path} is a {picture.format} file, despite its name; rename it")
         if picture.mode != "L" and not picture.mode.startswith("I"):
             raise ScanFileError(
                 f"{path} is a picture of mode {picture.mode}; slices are grey, of 8 or 16 bits"
@@ -166,9 +172,9 @@ def _read_png(path: Path) -> _Pages:
         )
 
 
-def _read_tiff(path: Path) -> _Pages:
-    tifffile = load_extra("tifffile", "TIFF files")
-    with reading(path, "TIFF"), tifffile.TiffFile(path) as file:
+def _read_tiff(path: Path, max_megapixels: float | None) -> _Pages:
+    load_extra("tifffile", "TIFF files")
+    with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
         _require_whole(path, file)
         first = file.pages.first
         if first.samplesperpixel != 1 or first.photometric != 1:

@@ -42,23 +42,34 @@ class ImageSet:
             plane.setflags(write=False)
 
     @classmethod
-    def from_folder(cls, folder: Path, *, limit: int | None = None) -> ImageSet:
+    def from_folder(
+        cls, folder: Path, *, limit: int | None = None, max_megapixels: float | None = None
+    ) -> ImageSet:
         """The pictures of a folder, sorted by name; hidden and other files are left out.
 
         Args:
             folder: searched without its subfolders.
             limit: read the first so many only.
+            max_megapixels: replaces the limits on the size that the header of a file may declare.
         """
         paths = _picture_paths(Path(folder), limit)
-        return cls(tuple(path.name for path in paths), tuple(read_plane(path) for path in paths))
+        planes = tuple(read_plane(path, max_megapixels=max_megapixels) for path in paths)
+        return cls(tuple(path.name for path in paths), planes)
 
     @classmethod
-    def from_folders(cls, folders: Sequence[Path], *, limit: int | None = None) -> ImageSet:
+    def from_folders(
+        cls,
+        folders: Sequence[Path],
+        *,
+        limit: int | None = None,
+        max_megapixels: float | None = None,
+    ) -> ImageSet:
         """The pictures of several folders, one folder after the other; named "folder/file".
 
         Args:
             folders: different ones.
             limit: read the first so many of each folder only.
+            max_megapixels: replaces the limits on the size that the header of a file may declare.
         """
         places = [Path(folder).resolve() for folder in folders]
         if not places:
@@ -66,7 +77,10 @@ class ImageSet:
         for i, place in enumerate(places):
             if place in places[:i]:
                 raise ValueError(f"{folders[i]} is given twice; name each folder once")
-        sets = [cls.from_folder(Path(folder), limit=limit) for folder in folders]
+        sets = [
+            cls.from_folder(Path(folder), limit=limit, max_megapixels=max_megapixels)
+            for folder in folders
+        ]
         named = zip(places, sets, strict=True)
         return cls(
             tuple(f"{place.name}/{name}" for place, images in named for name in images.names),

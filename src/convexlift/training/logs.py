@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from convexlift.images import atomic_path
+from convexlift.atomic_files import atomic_path, remove_leftovers
+from convexlift.training.disk import writing
 
 
 class RunLog:
@@ -29,8 +30,12 @@ class RunLog:
         self.columns = tuple(columns)
         self.rows: list[dict[str, float]] = [dict(row) for row in rows]
         self._path = None if folder is None else folder / "log.csv"
-        self._board = _tensorboard(folder, self.rows) if folder is not None else None
-        if self._path is not None:
+        self._board: Any = None
+        if folder is None or self._path is None:
+            return
+        with writing(self._path):
+            self._board = _tensorboard(folder, self.rows)
+            remove_leftovers([self._path])
             with atomic_path(self._path) as part, part.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
@@ -45,19 +50,26 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._board is not None:
+        if self._board is None:
+            return
+        try:
             self._board.close()
+        except OSError:
+            if error is None:  # else the disk has failed already, and that is being said
+                raise
 
     def add(self, row: Mapping[str, float]) -> None:
         """Append a row, at once."""
         self.rows.append(dict(row))
-        if self._path is not None:
+        if self._path is None:
+            return
+        with writing(self._path):
             with self._path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(self._text(row))
-        if self._board is not None:
-            for name, value in row.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, int(row["step"]))
+            if self._board is not None:
+                for name, value in row.items():
+                    if name != "step":
+                        self._board.add_scalar(name, value, int(row["step"]))
 
     def _text(self, row: Mapping[str, float]) -> dict[str, str]:
         return {name: f"{row[name]:.9g}" for name in self.columns if name in row}

@@ -24,6 +24,8 @@ from convexlift.training.checkpoint import (
     Checkpoint,
     check_identity,
     load_checkpoint,
+    restore_optimiser,
+    restoring,
     save_checkpoint,
 )
 from convexlift.training.data import Batch, BatchSampler
@@ -189,8 +191,6 @@ def train(
 class _Run:
     """The state of a training between two steps."""
 
-    columns: tuple[str, ...]
-
     def __init__(
         self,
         network: InputConvexNetwork,
@@ -219,8 +219,7 @@ class _Run:
         if self.place.world > 1:
             self.parallel = DistributedDataParallel(self.module)
         self.optimiser = _adam(self.module, options)
-        self.step = 0
-        self.started = time.perf_counter()
+        self.step, self.started = 0, time.perf_counter()
         self.rows: list[dict[str, float]] = []
         self.best: dict[str, Any] | None = None
         self.weight: float | None = None  # of the last validation
@@ -310,13 +309,14 @@ class _Run:
         """Take over the state of a checkpoint."""
         checkpoint = load_checkpoint(path)
         check_identity(path, checkpoint.identity, self.identity)
-        self.network.load_state_dict(checkpoint.network)
-        self.objective.load_state_dict(checkpoint.objective)
-        self.optimiser.load_state_dict(checkpoint.optimiser)
+        with restoring(path):
+            self.network.load_state_dict(checkpoint.network)
+            self.objective.load_state_dict(checkpoint.objective)
+            restore_optimiser(self.optimiser, checkpoint.optimiser)
+            torch.set_rng_state(checkpoint.generator)
         self.step, self.best, self.rows = checkpoint.step, checkpoint.best, checkpoint.rows
         self.weight = checkpoint.weight
         self.started = time.perf_counter() - checkpoint.seconds
-        torch.set_rng_state(checkpoint.generator)
 
     def seconds(self) -> float:
         """Since the start, without the time between a stop and going on."""
