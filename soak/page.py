@@ -124,7 +124,8 @@ class Load:
             half.sendall(
                 f"POST {API}/upload HTTP/1.1\r\nHost: {place.netloc}\r\n"
                 "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000000\r\n\r\n"
-                '--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'.encode()
+                '--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n'
+                "\r\n".encode()
                 + bytes(100_000)
             )
 

@@ -1,4 +1,4 @@
-"""A visitor of the web page without a browser: the requests of Gradio's own client, one at a time."""
+"""A visitor of the web page without a browser, who sends the requests of Gradio's own client."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,6 +14,7 @@ from convexlift.web.ct_tab import CTTab
 from convexlift.web.limits import MEGABYTE, Limits
 from convexlift.web.panel import Visitors
 from convexlift.web.photo_tabs import DenoiseTab, InpaintTab
+from convexlift.web.places import Places
 from convexlift.web.race_tab import RaceTab
 from convexlift.web.sessions import Sessions
 
@@ -43,9 +46,42 @@ non-commercial research. This is convexlift {version}.
 """
 
 
-def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
-    """The Blocks; sessions are closed with the browser tabs they belong to."""
-    visitors = Visitors(sessions, limits, device)
+class PagePolicy:
+    """The rules of the page, for the guard: whose files are where, and who may queue."""
+
+    def __init__(self, blocks: Any, sessions: Sessions) -> None:
+        self.places = Places(blocks, sessions.limits)
+        self.sessions = sessions
+
+    def folder_of(self, visitor: str) -> Path:
+        """Where all files of a visitor are."""
+        return self.sessions.folder_of(visitor)
+
+    def require_place(self, event: object, visitor: str) -> None:
+        """Refuse an event for which the queue has no place."""
+        self.places.require(event, visitor)
+
+    def discard(self, visitor: str, paths: Iterable[str]) -> None:
+        """Delete uploads whose event was refused."""
+        pending = self.sessions.pending
+        pending.drop(*(path for path in map(Path, paths) if pending.holds(visitor, path)))
+
+
+def build(
+    sessions: Sessions,
+    limits: Limits,
+    device: torch.device,
+    freed: Callable[[], None] = lambda: None,
+) -> Any:
+    """The Blocks; sessions are closed with the browser tabs they belong to.
+
+    Args:
+        sessions: of the visitors.
+        limits: of uploads, runs and visitors.
+        device: where to compute.
+        freed: called when memory was freed, at the end of a run or a session.
+    """
+    visitors = Visitors(sessions, limits, device, freed)
     with gr.Blocks(
         title="convexlift",
         analytics_enabled=False,
@@ -78,5 +114,18 @@ def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
             sessions.close(str(request.session_hash))
 
         blocks.unload(left)
-    blocks.queue(max_size=limits.waiting, default_concurrency_limit=4 * limits.runs, api_open=False)
+    # Gradio counts all events together: its own bound would let waiting runs turn uploads away.
+    # The guard bounds each group of events (Places).
+    blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)
+    blocks.state_session_capacity = 2 * limits.sessions
+
+    def forget(key: str) -> None:
+        """Gradio would keep the components of a session, and messages that nobody read."""
+        blocks.state_holder.session_data.pop(key, None)
+        blocks.state_holder.time_last_used.pop(key, None)
+        blocks._queue.pending_messages_per_session.pop(key, None)
+        blocks._queue.pending_event_ids_session.pop(key, None)
+        freed()
+
+    sessions.on_close = forget
     return blocks

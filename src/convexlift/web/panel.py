@@ -14,6 +14,7 @@ import torch
 from convexlift.web import views
 from convexlift.web.jobs import CTJob, Job
 from convexlift.web.limits import Limits, PageError
+from convexlift.web.places import RUNS
 from convexlift.web.results import record, write_files
 from convexlift.web.running import Outcome, Run, log
 from convexlift.web.sessions import Session, Sessions
@@ -29,8 +30,15 @@ SHOWN = (SAME,) * 8
 class Visitors:
     """Who asks, and what may be asked: shared by all tabs."""
 
-    def __init__(self, sessions: Sessions, limits: Limits, device: torch.device) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        limits: Limits,
+        device: torch.device,
+        freed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.sessions, self.limits, self.device = sessions, limits, device
+        self.freed = freed
 
     def session(self, request: gr.Request) -> Session:
         """The visitor's own."""
@@ -159,7 +167,7 @@ class Panel:
             begin,
             inputs,
             outputs,
-            concurrency_id="runs",
+            concurrency_id=RUNS,
             concurrency_limit=limits.runs,
             show_progress="minimal",
             show_progress_on=self.status,
@@ -181,6 +189,8 @@ class Panel:
         except Exception as error:
             said = tell(error)
             yield {self.status: views.banner(said.sentence, "bad", said.hint)}
+        finally:
+            self.visitors.freed()
         yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
     def _watch(self, run: Run) -> Iterator[Updates]:
