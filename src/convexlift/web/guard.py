@@ -63,6 +63,12 @@ class Policy(Protocol):
     def folder_of(self, visitor: str) -> Path:
         """Where all files of a visitor are."""
 
+    def arrived(self, key: str) -> None:
+        """The page of a session is open."""
+
+    async def departed(self, key: str) -> None:
+        """It was closed."""
+
     def require_place(self, event: object, visitor: str) -> None:
         """Refuse an event for which the queue has no place."""
 
@@ -146,8 +152,15 @@ class Guard:
                 raise Refused(403, "This is no file of yours, or it was deleted.")
         elif found := _HEARTBEAT.fullmatch(path):
             _require_method(scope, "GET")
-            path = found[1] + _renamed(visitor, found[2])
-            scope |= {"path": path, "raw_path": path.encode("ascii")}
+            key = _renamed(visitor, found[2])
+            self.policy.arrived(key)
+            path = found[1] + key
+            scope = {**scope, "path": path, "raw_path": path.encode("ascii")}
+            try:  # the connection lasts as long as the page is open
+                await self.app(scope, body.receive, answer.send)
+            finally:
+                await self.policy.departed(key)
+            return
         elif path.rstrip("/") == "/gradio_api/queue/data":
             _require_method(scope, "GET")
             query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))

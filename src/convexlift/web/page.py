@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 import torch
+from starlette.concurrency import run_in_threadpool
 
 import convexlift
 from convexlift.web.ct_tab import CTTab
@@ -51,11 +52,21 @@ class PagePolicy:
 
     def __init__(self, blocks: Any, sessions: Sessions) -> None:
         self.places = Places(blocks, sessions.limits)
-        self.sessions = sessions
+        self.sessions, self.queue = sessions, blocks._queue
 
     def folder_of(self, visitor: str) -> Path:
         """Where all files of a visitor are."""
         return self.sessions.folder_of(visitor)
+
+    def arrived(self, key: str) -> None:
+        """A page is open."""
+        self.sessions.arrived(key)
+
+    async def departed(self, key: str) -> None:
+        """A page was closed: its session ends with the last connection to it."""
+        if self.sessions.departed(key):
+            await self.queue.clean_events(session_hash=key)  # nobody waits for them any more
+            await run_in_threadpool(self.sessions.close, key)
 
     def require_place(self, event: object, visitor: str) -> None:
         """Refuse an event for which the queue has no place."""
@@ -109,11 +120,6 @@ def build(
                         version=convexlift.__version__,
                     )
                 )
-
-        def left(request: gr.Request) -> None:
-            sessions.close(str(request.session_hash))
-
-        blocks.unload(left)
     # Gradio counts all events together: its own bound would let waiting runs turn uploads away.
     # The guard bounds each group of events (Places).
     blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)

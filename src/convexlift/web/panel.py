@@ -16,7 +16,7 @@ from convexlift.web.jobs import CTJob, Job
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.places import RUNS
 from convexlift.web.results import record, write_files
-from convexlift.web.running import Outcome, Run, log
+from convexlift.web.running import Outcome, Run, Slots, log
 from convexlift.web.sessions import Session, Sessions
 
 Updates = dict[Any, Any]
@@ -39,6 +39,7 @@ class Visitors:
     ) -> None:
         self.sessions, self.limits, self.device = sessions, limits, device
         self.freed = freed
+        self.slots = Slots(limits.runs)
 
     def session(self, request: gr.Request) -> Session:
         """The visitor's own."""
@@ -181,7 +182,9 @@ class Panel:
         try:
             session = self.visitors.session(request)
             job = make_job(session)
-            run = session.start(Run(job, self.visitors.limits.seconds, self.visitors.device))
+            visitors = self.visitors
+            run = Run(job, visitors.limits.seconds, visitors.device, visitors.slots)
+            session.start(run)
             yield self._cleared()
             yield from self._watch(run)
             assert run.outcome is not None

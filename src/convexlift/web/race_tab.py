@@ -75,7 +75,10 @@ class RaceTab:
         try:
             session = self.visitors.session(request)
             job = _job(session)
-            race = Race(job, tuple(names), float(seconds), self.visitors.device, session.bound)
+            visitors = self.visitors
+            race = Race(
+                job, tuple(names), float(seconds), visitors.device, session.bound, visitors.slots
+            )
             session.begin(race.stop)
             race.start()
             yield {

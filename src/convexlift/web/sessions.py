@@ -8,6 +8,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from convexlift.web.folders import private_folder
 from convexlift.web.jobs import Job
-from convexlift.web.limits import Limits
+from convexlift.web.limits import Limits, PageError
 from convexlift.web.pending import PendingUploads
 from convexlift.web.running import Run
 from convexlift.web.uploads import Picture
@@ -25,6 +26,8 @@ from convexlift.web.visitors import visitor_in
 MOST_LAYERS = 4
 _MOST_DRAWINGS = 2
 """The page sends a drawing after each stroke, and asks for the last one only."""
+
+_MOST_LEFT = 1000
 
 
 class Session:
@@ -41,6 +44,7 @@ class Session:
         self._results = 0
         self._canvas: Path | None = None
         self.used = time.monotonic()
+        self._closed = False
 
     def begin(self, stop: Callable[[], None]) -> None:
         """Something runs from now on, and this ends it; what ran before is stopped."""
@@ -66,6 +70,8 @@ class Session:
     def new_folder(self) -> Path:
         """For the files of one result; those of the result before the last are deleted."""
         with self._lock:
+            if self._closed:
+                raise PageError("The page was closed.", "Reload it.")
             self._results += 1
             number = self._results
         shutil.rmtree(self.folder / f"result-{number - 2}", ignore_errors=True)
@@ -91,6 +97,8 @@ class Session:
 
     def close(self) -> None:
         """Stop, and delete every file."""
+        with self._lock:
+            self._closed = True
         self.stop()
         self.uploads.clear()
         self.drawings.clear()
@@ -113,17 +121,40 @@ class Sessions:
         self.pending = PendingUploads(root, limits)
         self.on_close: Callable[[str], None] = lambda key: None
         self._known: dict[str, Session] = {}
+        self._open: Counter[str] = Counter()
+        self._left: dict[str, None] = {}  # keys in the order in which they went
         self._lock = threading.Lock()
 
     def folder_of(self, visitor: str) -> Path:
         """Where all files of a visitor are."""
         return self.root / visitor
 
+    def arrived(self, key: str) -> None:
+        """A page is open, perhaps again after its connection was lost."""
+        with self._lock:
+            self._open[key] += 1
+            self._left.pop(key, None)
+
+    def departed(self, key: str) -> bool:
+        """Whether the last connection of a page ended."""
+        with self._lock:
+            self._open[key] -= 1
+            last = self._open[key] <= 0
+            if last:
+                del self._open[key]
+        return last
+
     def of(self, key: str) -> Session:
-        """The session, made on the first call."""
+        """The session, made on the first call.
+
+        Raises:
+            PageError: the page was closed, and an event of it comes late.
+        """
         now = time.monotonic()
         with self._lock:
             session = self._known.get(key)
+            if session is None and key in self._left:
+                raise PageError("The page was closed.", "Reload it.")
             if session is None:
                 visitor = visitor_in(key)
                 folder = self.folder_of(visitor) / secrets.token_hex(16)
@@ -140,6 +171,9 @@ class Sessions:
             session = self._known.pop(key, None)
             visitor = visitor_in(key)
             others = any(visitor_in(other) == visitor for other in self._known)
+            self._left[key] = None
+            for old in list(self._left)[:-_MOST_LEFT]:
+                del self._left[old]
         if not others:
             self.pending.drop_all(visitor)
         self._end({} if session is None else {key: session})
@@ -156,6 +190,11 @@ class Sessions:
             ended = self._outdated(time.monotonic(), "")
         self._end(ended)
         self.pending.sweep()
+        # For each upload that an event names, Gradio leaves an empty file here, and never opens it.
+        for path in self.root.glob("tmp*"):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_size == 0:
+                    path.unlink()
 
     def _end(self, sessions: dict[str, Session]) -> None:
         for key, session in sessions.items():
