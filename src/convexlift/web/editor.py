@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from convexlift.web.inputs import plain_input
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.payloads import is_own_file
 from convexlift.web.sessions import Session
@@ -21,7 +21,10 @@ from convexlift.web.uploads import read_layer
 
 def mask_editor(**options: Any) -> Any:
     """A picture to paint over. Its value is a description of the drawing, for ``layers_of``."""
-    return _editor_class()(
+    # Gradio's editor would decode whatever it is sent.
+    return plain_input(
+        gr.ImageEditor,
+        lambda payload: payload,
         sources=(),
         transforms=(),
         layers=False,
@@ -33,18 +36,6 @@ def mask_editor(**options: Any) -> Any:
         buttons=["fullscreen"],
         **options,
     )
-
-
-def _editor_class() -> Any:
-    """Gradio's editor would decode whatever it is sent; this one leaves it to ``layers_of``."""
-
-    def preprocess(self: Any, payload: Any) -> Any:
-        return payload
-
-    # Gradio makes new objects of the class for each visitor; and its metaclass writes a stub file
-    # beside the source of each class, so it is passed by.
-    parts = {"is_template": True, "preprocess": preprocess, "__module__": __name__}
-    return ABCMeta.__new__(type(gr.ImageEditor), "MaskEditor", (gr.ImageEditor,), parts)
 
 
 def layers_of(drawing: Any, session: Session, limits: Limits) -> list[NDArray[np.uint8]]:

@@ -38,8 +38,7 @@ class Visitors:
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.sessions, self.limits, self.device = sessions, limits, device
-        self.freed = freed
-        self.slots = Slots(limits.runs)
+        self.slots = Slots(limits.runs, freed)
 
     def session(self, request: gr.Request) -> Session:
         """The visitor's own."""
@@ -192,8 +191,6 @@ class Panel:
         except Exception as error:
             said = tell(error)
             yield {self.status: views.banner(said.sentence, "bad", said.hint)}
-        finally:
-            self.visitors.freed()
         yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
     def _watch(self, run: Run) -> Iterator[Updates]:

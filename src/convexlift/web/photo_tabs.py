@@ -23,6 +23,7 @@ from convexlift.web.choices import (
     take_upload,
 )
 from convexlift.web.editor import drawn_mask, layers_of, mask_editor
+from convexlift.web.inputs import file_input
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.panel import SAME, SHOWN, Panel, Visitors, told
@@ -65,10 +66,9 @@ class PhotoTab(ABC):
                 example_choices(), value=FIRST_EXAMPLE, label="Picture", filterable=False,
                 elem_id=f"{self.name}-choice",
             )  # fmt: skip
-            self.file = gr.File(
+            self.file = file_input(
                 label=f"or your own, up to {limits.upload_bytes / MEGABYTE:g} MB",
-                file_types=list(PICTURES), type="filepath", height=96,
-                elem_id=f"{self.name}-file", elem_classes="drop",
+                file_types=list(PICTURES), elem_id=f"{self.name}-file", elem_classes="drop",
             )  # fmt: skip
             self._damage()
             self.regularizer, self.tolerance = accuracy_controls(self.first_task, (256, 256))
@@ -206,9 +206,9 @@ class InpaintTab(PhotoTab):
             label="Paint what is missing", visible=False,
             elem_id="inpaint-editor", height=420,
         )  # fmt: skip
-        self.mask_file = gr.File(
+        self.mask_file = file_input(
             label="Mask: white is seen, black is missing", file_types=list(PICTURES),
-            type="filepath", height=96, visible=False, elem_id="inpaint-mask-file",
+            visible=False, elem_id="inpaint-mask-file",
             elem_classes="drop",
         )  # fmt: skip
         self.mask_note = gr.HTML(visible=False)

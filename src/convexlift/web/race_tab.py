@@ -93,8 +93,6 @@ class RaceTab:
         except Exception as error:
             said = tell(error)
             yield {self.status: views.banner(said.sentence, "bad", said.hint)}
-        finally:
-            self.visitors.freed()
         yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
     def _drawn(self, race: Race) -> dict[Any, Any]:

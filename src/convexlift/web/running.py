@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -97,10 +97,14 @@ class Slots:
 
     Gradio counts those that somebody watches. Of visitors who left, the solver ends at its next
     check only, and until then the memory of the run is taken.
+
+    Args:
+        count: of computations.
+        freed: called at the end of each.
     """
 
-    def __init__(self, count: int) -> None:
-        self._free = threading.BoundedSemaphore(count)
+    def __init__(self, count: int, freed: Callable[[], None] = lambda: None) -> None:
+        self._free, self._freed = threading.BoundedSemaphore(count), freed
 
     @contextlib.contextmanager
     def held(self, stop: threading.Event) -> Iterator[None]:
@@ -116,6 +120,7 @@ class Slots:
             yield
         finally:
             self._free.release()
+            self._freed()
 
 
 class Run:

@@ -22,7 +22,7 @@ import torch
 from convexlift.picture_files import pillow
 from convexlift.web.folders import server_folder
 from convexlift.web.guard import LOOPBACK, Guard
-from convexlift.web.housekeeping import Housekeeper
+from convexlift.web.housekeeping import Housekeeper, share_memory_among_threads
 from convexlift.web.limits import Limits
 
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
@@ -184,6 +184,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     require_gradio()
     import uvicorn
 
+    share_memory_among_threads()
     # A second fence, behind the checks of uploads: Pillow refuses twice this.
     pillow().MAX_IMAGE_PIXELS = 4 * options.limits.pixels
     # Threads of runs side by side would wait for each other more than they compute.

@@ -190,11 +190,6 @@ class Sessions:
             ended = self._outdated(time.monotonic(), "")
         self._end(ended)
         self.pending.sweep()
-        # For each upload that an event names, Gradio leaves an empty file here, and never opens it.
-        for path in self.root.glob("tmp*"):
-            with contextlib.suppress(OSError):
-                if path.is_file() and path.stat().st_size == 0:
-                    path.unlink()
 
     def _end(self, sessions: dict[str, Session]) -> None:
         for key, session in sessions.items():
