@@ -106,10 +106,12 @@ class Guard:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             # One answer for each request, whoever gives it.
-            answer = _Answer(send)
+            answer, body = _Answer(send), _Body(receive, self.body_bytes)
             try:
-                await self._answer(scope, _Body(receive, self.body_bytes), answer)
+                await self._answer(scope, body, answer)
             except Refused as refusal:
+                if refusal.status == 413:
+                    await body.drain()
                 await answer.refuse(refusal)
             except Exception as error:
                 if not _harmless(error):
@@ -230,6 +232,14 @@ class _Body:
             more = message.get("more_body", False)
         return b"".join(parts)
 
+    async def drain(self) -> None:
+        """Read on for a while, and keep nothing: browsers listen only when they have spoken."""
+        more = True
+        while more and self._total < 4 * self._most:
+            message = await self._receive()
+            self._total += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
     def replace(self, body: bytes) -> None:
         """Pass on another body."""
         self._instead, self.length = body, len(body)
@@ -260,8 +270,6 @@ class _Answer:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            # The rest of a long body is not read.
-            *([(b"connection", b"close")] if refusal.status == 413 else []),
         ]
         start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
         await self.send(start)

@@ -37,6 +37,8 @@ def own_routes(sessions: Sessions) -> list[Route]:
             if any((file.size or 0) > limits.upload_bytes for file in files):
                 most = f"at most {limits.upload_bytes / MEGABYTE:.3g} MB are taken"
                 return PlainTextResponse(f"The file is too large: {most}.", status_code=413)
+            if not files:
+                return PlainTextResponse("There is no file in the request.", status_code=400)
             for file in files:
                 visitor, name = request.scope[VISITOR], file.filename or ""
                 paths.append(str(await run_in_threadpool(pending.add, visitor, name, file.file)))

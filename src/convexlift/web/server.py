@@ -190,6 +190,8 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     # Threads of runs side by side would wait for each other more than they compute.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    # What is wrong with a request is told to its sender.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     # Uvicorn ends well and then sends the signal again: what is left to do is done all the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with application(options) as app:
