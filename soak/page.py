@@ -5,8 +5,9 @@
 
 The server is a process of its own on 127.0.0.1. Each client opens the page, uploads a picture,
 starts a run, fetches the ZIP file, sometimes aborts an upload in the middle or leaves during a run,
-and begins anew. Exit status: 0 if memory is within ``--room`` MB of where it was before the load
-and no upload was refused, 1 otherwise. Refused runs are counted only: the queue of runs is bounded.
+and begins anew. Exit status: 0 if memory is within ``--room`` MB of where it was before the load,
+no upload was refused and no file is left, 1 otherwise. Refused runs are counted only: the queue of
+runs is bounded.
 """
 
 from __future__ import annotations
@@ -148,6 +149,12 @@ def resident(pid: int) -> float:
     raise LookupError(f"process {pid} says nothing of its memory")
 
 
+def visitors_files(folder: Path) -> list[Path]:
+    """The files of a server, without its log and its lock."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [path for path in files if path.name not in ("errors.txt", "server.lock")]
+
+
 def settled(pid: int) -> float:
     """The memory once it has not changed by more than 2 MB for three seconds."""
     last, since = resident(pid), time.monotonic()
@@ -189,7 +196,8 @@ def main() -> int:
         watcher.join()
         wait_until(lambda: resident(process.pid) < before + options.room, SETTLE_SECONDS, 1.0)
         after = resident(process.pid)
-        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        wait_until(lambda: not visitors_files(Path(folder)), 20.0)
+        files = visitors_files(Path(folder))
         errors = (Path(folder) / "errors.txt").read_text()
     record = {
         "seed": options.seed,
@@ -198,7 +206,7 @@ def main() -> int:
         "memory_before_mb": round(before),
         "memory_peak_mb": round(peak),
         "memory_after_mb": round(after),
-        "files_left": len(files) - 1,  # the log of errors is one of them
+        "files_left": len(files),
         "counts": dict(sorted(load.counts.items())),
         "failures": dict(load.failures.most_common(10)),
         "server_errors": errors[-2000:],
@@ -211,9 +219,12 @@ def main() -> int:
         print("soak: no run came to its end", file=sys.stderr)
     if refused:
         print(f"soak: {refused} uploads were refused or failed", file=sys.stderr)
+    if files:
+        print(f"soak: {len(files)} files of visitors who left are still there", file=sys.stderr)
     if after > before + options.room:
         print(f"soak: memory grew from {before:.0f} to {after:.0f} MB", file=sys.stderr)
-    return int(bool(refused) or after > before + options.room or not load.counts["runs done"])
+    failed = refused or files or after > before + options.room or not load.counts["runs done"]
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

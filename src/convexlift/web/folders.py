@@ -12,7 +12,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # on Windows nothing is locked, and leftovers are removed by age only
+except ImportError:  # on Windows nothing is locked, and leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "convexlift-web-"
@@ -51,6 +51,8 @@ def private_folder(folder: Path) -> None:
 
 def remove_leftovers(parent: Path) -> None:
     """Delete the folders of this user's servers that no longer run."""
+    if fcntl is None:
+        return
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if _is_own_folder(folder) and _is_abandoned(folder):

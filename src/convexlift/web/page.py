@@ -37,7 +37,8 @@ shows where the certificate is not tight yet.
 
 **What happens to your files.** They are decoded in memory and deleted from disk at once. Results
 are kept for you alone, in a folder with a random name, and deleted when you close the page, or
-after {idle:.0f} minutes without use. Nothing is sent to any other server.
+after {idle:.0f} minutes without use. A cookie tells you from others, until you close the browser.
+Nothing is sent to any other server.
 
 **Limits.** {upload:g} MB and {pixels:,} pixels for a picture, {seconds:g} s for a run, {runs} runs
 at the same time. For more there is the command line, `convexlift reconstruct`, on your own machine.
@@ -133,5 +134,9 @@ def build(
         blocks._queue.pending_event_ids_session.pop(key, None)
         freed()
 
-    sessions.on_close = forget
+    def unread(key: str) -> int:
+        messages = blocks._queue.pending_messages_per_session.get(key)
+        return 0 if messages is None else messages.qsize()
+
+    sessions.on_close, visitors.unread = forget, unread
     return blocks

@@ -88,6 +88,8 @@ class RaceTab:
                 self.stop: gr.update(interactive=True),
             }
             for news in race.news():
+                if not visitors.keeps_up(request):
+                    continue
                 yield {self.status: views.banner("Racing", "busy", news), **self._drawn(race)}
             yield {self.status: self._verdict(race), **self._drawn(race)}
         except Exception as error:

@@ -60,9 +60,9 @@ def own_routes(sessions: Sessions) -> list[Route]:
                 content = await drawing.read()
                 try:
                     opacity = await run_in_threadpool(read_layer, content, limits)
+                    sessions.of(key).keep_drawing(name[:64], layer, opacity)
                 except PageError as error:
                     raise HTTPException(400, str(error)) from None
-                sessions.of(key).keep_drawing(name[:64], layer, opacity)
         return JSONResponse(None)
 
     return [

@@ -197,11 +197,14 @@ class Sessions:
             self.on_close(key)
 
     def _outdated(self, now: float, mine: str) -> dict[str, Session]:
-        by_age = sorted((s.used, key) for key, s in self._known.items() if key != mine)
+        # Those whose page is not open go first.
+        by_age = sorted(
+            (key in self._open, s.used, key) for key, s in self._known.items() if key != mine
+        )
         surplus = max(0, len(self._known) - self.limits.sessions)
         old = [
             key
-            for i, (used, key) in enumerate(by_age)
+            for i, (_, used, key) in enumerate(by_age)
             if i < surplus or now - used > self.limits.idle_seconds
         ]
         return {key: self._known.pop(key) for key in old}
