@@ -164,6 +164,7 @@ VISITOR = visitor_of(COOKIE)
 def ask(
     path="/", host="127.0.0.1:7860", body=b"", method="GET", hosts=LOOPBACK, length=None,
     policy=None, cookie=COOKIE, query=b"", kind="http",
+    root_path="",
 ):  # fmt: skip
     seen = {}
 
@@ -187,7 +188,8 @@ def ask(
     scope = {
         "type": kind, "path": path, "method": method, "headers": headers, "query_string": query,
     }  # fmt: skip
-    asyncio.run(Guard(app, 1000, hosts, policy or Policy())(scope, receive, send))
+    guard = Guard(app, 1000, hosts, policy or Policy(), root_path)
+    asyncio.run(guard(scope, receive, send))
     if kind != "http":
         return sent[0]["type"], {}, seen
     return sent[0]["status"], dict(sent[0]["headers"]), seen
@@ -220,6 +222,16 @@ def test_the_guard_lets_visitors_pass_with_its_headers(tmp_path):
     assert passed["data"] == [{"path": str(own)}]  # the address is gone: it cannot be fetched
     assert passed["session_hash"] == f"{VISITOR}-abc"
     assert dict(seen["headers"])[b"content-length"] == str(len(seen["body"])).encode()
+
+
+def test_the_root_path_is_understood_with_and_without_a_proxy():
+    for path in ("/gradio_api/heartbeat/abc", "/a/b/gradio_api/heartbeat/abc"):
+        seen = ask(path, root_path="/a/b")[2]
+        assert seen["path"] == f"/gradio_api/heartbeat/{VISITOR}-abc"
+    cookie = ask("/a/b/", cookie="", root_path="/a/b")[1][b"set-cookie"].decode()
+    assert "Path=/a/b;" in cookie
+    assert ask("/a/b/gradio_api/file=/etc/passwd", root_path="/a/b")[0] == 403
+    assert ask("/a/b/openapi.json", root_path="/a/b")[0] == 404
 
 
 def test_the_guard_renames_sessions_after_the_cookie():

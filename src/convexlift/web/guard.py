@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from convexlift.web.payloads import Refused, check_files, is_own_file, parsed
 from convexlift.web.visitors import new_cookie, session_key, visitor_of
@@ -127,6 +127,10 @@ class Guard:
         if length.isdigit() and int(length) > self.body_bytes:
             raise Refused(413, "The upload is too large.")
         visitor, path = visitor_of(headers.get(b"cookie", "")), str(scope["path"])
+        if self.root_path and path.startswith(f"{self.root_path}/"):
+            # The owner, on the machine itself, has no proxy that takes the root path away.
+            path = path.removeprefix(self.root_path)
+            scope = {**scope, "path": path, "raw_path": quote(path).encode("ascii")}
         if _PUBLIC.fullmatch(path):
             _require_method(scope, "GET", "HEAD")
             if visitor is None and path == "/":
