@@ -22,7 +22,7 @@ from convexlift.web.jobs import TV, CTJob, DenoisingJob, InpaintingJob, fitting
 from convexlift.web.limits import PageError
 from convexlift.web.race import Race
 from convexlift.web.results import error_map, record, write_files
-from convexlift.web.running import Ending, Run
+from convexlift.web.running import Ending, Run, Slots
 from convexlift.web.scripts import script
 from convexlift.web.uploads import Picture
 from convexlift.web.views import live_picture, maps, numbers, standings, verdict
@@ -198,6 +198,26 @@ def test_the_time_limit_ends_a_run_with_its_proof():
     outcome = finished(long_job(), seconds=0.3)
     assert outcome.ending is Ending.TIME
     assert "Stopped at the time limit" in verdict(outcome)
+
+
+def test_runs_wait_for_a_slot_also_for_those_that_nobody_watches():
+    freed = []
+    slots = Slots(1, lambda: freed.append(1))
+    first = Run(long_job(), 60.0, slots=slots).start()
+    second = Run(long_job(), 60.0, slots=slots).start()
+    third = Run(replace(long_job(), tolerance=0.5), 60.0, slots=slots).start()
+    time.sleep(0.5)
+    second.stop()
+    assert second.join(20.0)
+    with pytest.raises(PageError, match="before it began"):
+        list(second.snapshots())
+    assert not freed  # the first one computes, and the third one waits
+    assert first.outcome is third.outcome is None
+    first.stop()
+    assert first.join(20.0)
+    assert third.join(60.0)
+    assert third.outcome.ending is Ending.CERTIFIED
+    assert len(freed) == 2
 
 
 def test_the_first_picture_comes_at_once():

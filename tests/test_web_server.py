@@ -1,23 +1,24 @@
-"""Around the web page: sessions that are apart, the guard, the server."""
+"""Around the web page: sessions that are apart, folders, the server."""
 
 from __future__ import annotations
 
-import asyncio
-import json
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
+from web_guard import ask
 from web_runs import crop, long_job
 
 from convexlift.cli import app
-from convexlift.web.guard import HEADERS, LOOPBACK, Guard, names_other_server
-from convexlift.web.limits import Limits
+from convexlift.web.folders import remove_leftovers, server_folder
+from convexlift.web.limits import Limits, PageError
 from convexlift.web.running import Run
 from convexlift.web.server import NEEDED, ServerOptions, listen
 from convexlift.web.sessions import Sessions
@@ -40,7 +41,7 @@ def test_sessions_are_apart_and_leave_nothing(tmp_path):
     one.uploads["denoise"] = crop()
     assert "denoise" not in two.uploads
     for session in (one, two):
-        assert session.folder.parent == tmp_path  # whatever the key says
+        assert session.folder.parent.parent == tmp_path  # whatever the key says
         assert session.folder.stat().st_mode & 0o077 == 0
     (one.new_folder() / "a.png").write_bytes(b"x")
     first = one.folder / "result-1"
@@ -65,12 +66,54 @@ def test_sessions_are_apart_and_leave_nothing(tmp_path):
 
 def test_idle_sessions_are_forgotten(tmp_path):
     sessions = Sessions(tmp_path, Limits(idle_seconds=0.05))
+    ended = []
+    sessions.on_close = ended.append
     old = sessions.of("old")
-    (tmp_path / "tmpabc").write_bytes(b"half an upload")
     time.sleep(0.1)
-    sessions.of("new")
+    sessions.sweep()  # also if nobody else comes
     assert not old.folder.exists()
-    assert not (tmp_path / "tmpabc").exists()
+    assert ended == ["old"]
+
+
+def test_sessions_end_with_the_last_connection_of_their_page(tmp_path):
+    sessions = Sessions(tmp_path, Limits())
+    session = sessions.of("key")
+    sessions.arrived("key")
+    sessions.arrived("key")  # after a break in the network, before the first is seen to end
+    assert not sessions.departed("key")
+    assert sessions.departed("key")
+    sessions.close("key")
+    with pytest.raises(PageError, match="closed"):
+        sessions.of("key")  # an event that comes late makes no new session
+    with pytest.raises(PageError, match="closed"):
+        session.new_folder()  # nor does a result
+    assert not list(tmp_path.iterdir())
+    sessions.arrived("key")
+    assert sessions.of("key").folder.exists()
+
+
+def test_uploads_belong_to_one_visitor_and_are_bounded(tmp_path):
+    sessions = Sessions(tmp_path, Limits(sessions=6))
+    pending = sessions.pending
+    paths = [pending.add("a" * 32, "x.png", io.BytesIO(b"x")) for _ in range(9)]
+    assert [path.exists() for path in paths] == [False, *[True] * 8]
+    other = pending.add("b" * 32, "x.png", io.BytesIO(b"x"))
+    assert pending.holds("b" * 32, other)
+    assert not pending.holds("a" * 32, other)
+    assert not pending.holds("a" * 32, paths[0])
+    for i in range(6):  # the oldest of all go, whoever sent them
+        pending.add(f"{i:032}", "x.png", io.BytesIO(b"x"))
+    assert [path.exists() for path in paths] == [False] * 4 + [True] * 5
+    pending.drop_all("b" * 32)
+    assert not (tmp_path / ("b" * 32)).exists()
+
+    class Broken(io.BytesIO):
+        def read(self, *_):
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        pending.add("c" * 32, "x.png", Broken())
+    assert not list((tmp_path / ("c" * 32) / "uploads").iterdir())
 
 
 def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
@@ -83,60 +126,40 @@ def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
     assert not session.stop()
 
 
-# The guard
+# Folders of servers
 
 
-def ask(path="/", host="127.0.0.1:7860", body=b"", method="GET", hosts=LOOPBACK, length=None):
-    seen = {}
-
-    async def app(scope, receive, send):
-        message = await receive()
-        seen["type"] = message["type"]
-        seen["body"] = message.get("body")
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"host", host.encode())]
-    if length is not None:
-        headers.append((b"content-length", str(length).encode()))
-    scope = {"type": "http", "path": path, "method": method, "headers": headers}
-    asyncio.run(Guard(app, 1000, hosts)(scope, receive, send))
-    return sent[0]["status"], dict(sent[0]["headers"]), seen
-
-
-def test_the_guard_lets_visitors_pass_with_its_headers():
-    status, headers, _ = ask()
-    assert status == 200
-    assert headers[b"content-security-policy"].decode() == HEADERS["content-security-policy"]
-    assert ask(host="localhost")[0] == 200
-    assert ask(host="[::1]:7860")[0] == 200
-    body = json.dumps({"data": [{"path": "/tmp/x.png", "url": "http://127.0.0.1/x"}]}).encode()
-    status, _, seen = ask("/gradio_api/queue/join", body=body, method="POST")
-    assert (status, seen["body"]) == (200, body)
-
-
-def test_the_guard_refuses():
-    assert ask(host="evil.example")[0] == 421
-    assert ask(host="evil.example", hosts=None)[0] == 200
-    assert ask("/gradio_api/file=http://10.0.0.1/secret")[0] == 403
-    assert ask("/gradio_api/proxy=https://example.org")[0] == 403
-    assert ask("/gradio_api/upload", method="POST", length=10**9)[0] == 413
-    body = json.dumps({"data": [[{"path": " HTTPS://example.org/x.png"}]]}).encode()
-    assert names_other_server(body)
-    assert ask("/gradio_api/queue/join", body=body, method="POST")[0] == 403
-    assert ask("/gradio_api/queue/join", body=bytes(10**5), method="POST")[0] == 413
-    # A body that grows beyond the limit on its way is cut off, whatever its header said.
-    assert (
-        ask("/gradio_api/upload", method="POST", body=bytes(10**5))[2]["type"] == "http.disconnect"
+def test_folders_of_killed_servers_are_removed_at_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = (
+        "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from convexlift.web.folders import server_folder\n"
+        "with server_folder() as root:\n"
+        "    (root / 'upload.png').write_bytes(b'x'); print(root, flush=True)\n"
+        "    sys.stdin.read()\n"
     )
+    start = [sys.executable, "-c", code, str(tmp_path)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(start, **streams) as killed, subprocess.Popen(start, **streams) as alive:
+        left, kept = (Path(p.stdout.readline().strip()) for p in (killed, alive))
+        killed.kill()
+        killed.wait(20)
+        assert left.exists()
+        (tmp_path / "convexlift-web-link").symlink_to(tmp_path)
+        (tmp_path / "convexlift-web-young").mkdir()  # of a server that is just starting
+        (tmp_path / "other").mkdir()
+        with server_folder() as root:
+            assert not left.exists()
+            assert (kept / "upload.png").exists()
+            remove_leftovers(tmp_path)
+            assert root.exists()
+            assert root.stat().st_mode & 0o077 == 0
+        assert not root.exists()
+        assert (tmp_path / "other").exists()
+        assert (tmp_path / "convexlift-web-young").exists()
+        alive.stdin.close()
+        alive.wait(20)
+    assert not kept.exists()
 
 
 # Where the server is

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from web_runs import LIMITS
+from web_runs import LIMITS, two_widths
 
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import NotShown, deep_png, false_colours, grey_or_colour, preview
@@ -134,6 +134,7 @@ BAD = {
         ),
         "2 pages",
     ),
+    "a width that is a list": (lambda p: two_widths(p / "x.tif"), "x.tif cannot be read"),
     "NaN": (lambda p: np.save(p / "x.npy", np.full((20, 20), np.nan)) or p / "x.npy", "NaN"),
     "another scale": (
         lambda p: np.save(p / "x.npy", np.full((20, 20), 255.0)) or p / "x.npy",

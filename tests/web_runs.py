@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
@@ -26,6 +28,18 @@ def letters(size=64):
     for row in range(0, size, 16):
         ImageDraw.Draw(page).text((1, row), "The quick brown fox jumps", fill=0, font_size=14)
     return torch.from_numpy(np.asarray(page) / np.float32(255))[None, None]
+
+
+def two_widths(path):
+    """A TIFF file whose header gives the width as two numbers: readers raise a TypeError."""
+    Image.new("L", (30, 20), 90).save(path)
+    content = bytearray(path.read_bytes())
+    directory = int.from_bytes(content[4:8], "little")
+    tags = range(directory + 2, directory + 2 + 12 * content[directory], 12)
+    entry = next(tag for tag in tags if content[tag : tag + 2] == b"\x00\x01")
+    content[entry + 2 : entry + 12] = struct.pack("<HIHH", 3, 2, 30, 30)
+    path.write_bytes(content)
+    return path
 
 
 def finished(job, seconds=60.0):

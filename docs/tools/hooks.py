@@ -21,7 +21,11 @@ from convexlift.cli import app
 log = logging.getLogger("mkdocs.hooks")  # a warning of it ends a strict build
 
 ROOT = Path(__file__).parents[2]
-COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+COPIES = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 CELL = re.compile(r"<t[dh][^>]*>.*?</t[dh]>", re.DOTALL)

@@ -49,7 +49,7 @@ def serve(
     max_pixels: Annotated[int, typer.Option(help="Largest picture, in pixels.")] = _DEFAULT.pixels,
     max_seconds: Annotated[float, typer.Option(help="Longest run.")] = _DEFAULT.seconds,
     runs: Annotated[int, typer.Option(help="Runs at the same time.")] = _DEFAULT.runs,
-    waiting: Annotated[int, typer.Option(help="Visitors that may wait.")] = _DEFAULT.waiting,
+    waiting: Annotated[int, typer.Option(help="Runs that may wait.")] = _DEFAULT.waiting,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     debug: Debug = False,
 ) -> None:

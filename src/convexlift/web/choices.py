@@ -12,8 +12,9 @@ from convexlift.images import example_names, load_example
 from convexlift.web.jobs import STRENGTHS, TOLERANCES, TV, fitting, shipped
 from convexlift.web.limits import PageError
 from convexlift.web.panel import Visitors
+from convexlift.web.running import log
 from convexlift.web.sessions import Session
-from convexlift.web.uploads import Picture
+from convexlift.web.uploads import Picture, shown_name
 
 UPLOAD = "your upload"
 SIMULATE, REAL = "simulate", "real"
@@ -72,16 +73,24 @@ def more_controls() -> tuple[Any, Any]:
 def take_upload(
     visitors: Visitors, request: gr.Request, path: str | None, read: Callable[[Path], Picture]
 ) -> tuple[Session, Picture] | None:
-    """Decode a file and delete it; None if there is no file."""
+    """Decode a file of the visitor's own and delete it; None if there is no file."""
     if not path:
         return None
-    session, place = visitors.session(request), Path(path)
+    session, place, pending = visitors.session(request), Path(path), visitors.sessions.pending
+    if not pending.holds(session.visitor, place):
+        raise PageError("The upload did not arrive.", "Send it again.")
     try:
         return session, read(place)
-    except FileNotFoundError:
-        raise PageError("The upload did not arrive.", "Send it again.") from None
+    except PageError:
+        raise
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        log.error("an upload cannot be read", exc_info=error)
+        name = shown_name(place)
+        raise PageError(
+            f"{name} cannot be read.", "Save it again, or upload another file."
+        ) from None
     finally:
-        place.unlink(missing_ok=True)
+        pending.drop(place)
 
 
 def _label(name: str) -> str:

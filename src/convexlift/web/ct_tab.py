@@ -13,6 +13,7 @@ from convexlift.scans.attenuation import LOWEST, RANGE
 from convexlift.tasks import SparseViewCT
 from convexlift.web import views
 from convexlift.web.choices import UPLOAD, accuracy_controls, more_controls, take_upload
+from convexlift.web.inputs import file_input
 from convexlift.web.jobs import CT_SIZES, CT_VIEWS, CTJob
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.panel import SAME, SHOWN, Panel, Visitors, told
@@ -37,9 +38,9 @@ class CTTab:
                     _choices(False), value=PHANTOM, label="Object", filterable=False,
                     elem_id="ct-choice",
                 )  # fmt: skip
-                self.file = gr.File(
+                self.file = file_input(
                     label=f"or a DICOM slice, up to {limits.upload_bytes / MEGABYTE:g} MB",
-                    file_types=list(SCANS), type="filepath", height=96, elem_id="ct-file",
+                    file_types=list(SCANS), elem_id="ct-file",
                     elem_classes="drop",
                 )  # fmt: skip
                 sizes = [size for size in CT_SIZES if size**2 <= limits.pixels] or [CT_SIZES[0]]

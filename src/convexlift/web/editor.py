@@ -1,24 +1,30 @@
-"""The brush: gradio's image editor, of which only the drawing comes back, read with limits."""
+"""The brush: Gradio's image editor, of which only the drawing comes back, read with limits."""
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from convexlift.web.inputs import plain_input
 from convexlift.web.limits import Limits, PageError
+from convexlift.web.payloads import is_own_file
+from convexlift.web.sessions import Session
 from convexlift.web.uploads import read_layer
 
 
-def mask_editor(limits: Limits, **options: Any) -> Any:
-    """A picture to paint over. Its value is a list of opacities, (H, W) of uint8, for layers."""
-    return _editor_class(limits)(
+def mask_editor(**options: Any) -> Any:
+    """A picture to paint over. Its value is a description of the drawing, for ``layers_of``."""
+    # Gradio's editor would decode whatever it is sent.
+    return plain_input(
+        gr.ImageEditor,
+        lambda payload: payload,
         sources=(),
         transforms=(),
         layers=False,
@@ -32,23 +38,15 @@ def mask_editor(limits: Limits, **options: Any) -> Any:
     )
 
 
-def _editor_class(limits: Limits) -> Any:
-    """Gradio's editor would decode whatever it is sent; this one reads layers, with limits."""
-
-    def preprocess(self: Any, payload: Any) -> list[Any] | None:
-        if payload is None:
-            return None
-        sent = payload if payload.id is None else self.blob_storage.pop(payload.id, None)
-        layers = [] if sent is None else (sent.layers or [])
-        try:
-            return [read_layer(_content(layer), limits) for layer in layers if layer]
-        except PageError as error:
-            raise gr.Error(str(error), print_exception=False) from None
-
-    # Gradio makes new objects of the class for each visitor, so the limits are in the class; and
-    # its metaclass writes a stub file beside the source of each class, so it is passed by.
-    parts = {"is_template": True, "preprocess": preprocess, "__module__": __name__}
-    return ABCMeta.__new__(type(gr.ImageEditor), "MaskEditor", (gr.ImageEditor,), parts)
+def layers_of(drawing: Any, session: Session, limits: Limits) -> list[NDArray[np.uint8]]:
+    """The opacities of what a visitor painted: kept in the session, or in files just uploaded."""
+    if drawing is None:
+        return []
+    if drawing.id is not None:
+        return list(session.drawings.pop(drawing.id, {}).values())
+    layers = [Path(layer.path) for layer in drawing.layers or () if layer]
+    own = session.folder.parent
+    return [read_layer(path, limits) for path in layers if is_own_file(str(path), own)]
 
 
 def drawn_mask(layers: list[Any] | None, size: tuple[int, int]) -> Tensor:
@@ -60,7 +58,3 @@ def drawn_mask(layers: list[Any] | None, size: tuple[int, int]) -> Tensor:
     if not bool(missing.any()):
         raise PageError("Nothing is painted.", "Paint over the pixels that are to be filled in.")
     return (~missing).to(torch.float32)
-
-
-def _content(layer: Any) -> bytes | Path:
-    return bytes(layer) if isinstance(layer, bytes | bytearray | memoryview) else Path(layer.path)

@@ -27,7 +27,7 @@ class Limits:
         pixels: the largest picture, height times width; checked before a file is decoded.
         seconds: the longest run. Runs end there with what they have, and its proof.
         runs: how many may compute at the same time.
-        waiting: how many may wait for their turn.
+        waiting: how many runs may wait for their turn.
         sessions: how many visitors are remembered; the one idle for longest is forgotten first.
         idle_seconds: a visitor who did nothing for so long is forgotten, with all files.
     """

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import torch
+from starlette.concurrency import run_in_threadpool
 
 import convexlift
 from convexlift.web.ct_tab import CTTab
 from convexlift.web.limits import MEGABYTE, Limits
 from convexlift.web.panel import Visitors
 from convexlift.web.photo_tabs import DenoiseTab, InpaintTab
+from convexlift.web.places import Places
 from convexlift.web.race_tab import RaceTab
 from convexlift.web.sessions import Sessions
 
@@ -33,7 +37,8 @@ shows where the certificate is not tight yet.
 
 **What happens to your files.** They are decoded in memory and deleted from disk at once. Results
 are kept for you alone, in a folder with a random name, and deleted when you close the page, or
-after {idle:.0f} minutes without use. Nothing is sent to any other server.
+after {idle:.0f} minutes without use. A cookie tells you from others, until you close the browser.
+Nothing is sent to any other server.
 
 **Limits.** {upload:g} MB and {pixels:,} pixels for a picture, {seconds:g} s for a run, {runs} runs
 at the same time. For more there is the command line, `convexlift reconstruct`, on your own machine.
@@ -43,9 +48,52 @@ non-commercial research. This is convexlift {version}.
 """
 
 
-def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
-    """The Blocks; sessions are closed with the browser tabs they belong to."""
-    visitors = Visitors(sessions, limits, device)
+class PagePolicy:
+    """The rules of the page, for the guard: whose files are where, and who may queue."""
+
+    def __init__(self, blocks: Any, sessions: Sessions) -> None:
+        self.places = Places(blocks, sessions.limits)
+        self.sessions, self.queue = sessions, blocks._queue
+
+    def folder_of(self, visitor: str) -> Path:
+        """Where all files of a visitor are."""
+        return self.sessions.folder_of(visitor)
+
+    def arrived(self, key: str) -> None:
+        """A page is open."""
+        self.sessions.arrived(key)
+
+    async def departed(self, key: str) -> None:
+        """A page was closed: its session ends with the last connection to it."""
+        if self.sessions.departed(key):
+            await self.queue.clean_events(session_hash=key)  # nobody waits for them any more
+            await run_in_threadpool(self.sessions.close, key)
+
+    def require_place(self, event: object, visitor: str) -> None:
+        """Refuse an event for which the queue has no place."""
+        self.places.require(event, visitor)
+
+    def discard(self, visitor: str, paths: Iterable[str]) -> None:
+        """Delete uploads whose event was refused."""
+        pending = self.sessions.pending
+        pending.drop(*(path for path in map(Path, paths) if pending.holds(visitor, path)))
+
+
+def build(
+    sessions: Sessions,
+    limits: Limits,
+    device: torch.device,
+    freed: Callable[[], None] = lambda: None,
+) -> Any:
+    """The Blocks; sessions are closed with the browser tabs they belong to.
+
+    Args:
+        sessions: of the visitors.
+        limits: of uploads, runs and visitors.
+        device: where to compute.
+        freed: called when memory was freed, at the end of a run or a session.
+    """
+    visitors = Visitors(sessions, limits, device, freed)
     with gr.Blocks(
         title="convexlift",
         analytics_enabled=False,
@@ -73,10 +121,22 @@ def build(sessions: Sessions, limits: Limits, device: torch.device) -> Any:
                         version=convexlift.__version__,
                     )
                 )
+    # Gradio counts all events together: its own bound would let waiting runs turn uploads away.
+    # The guard bounds each group of events (Places).
+    blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)
+    blocks.state_session_capacity = 2 * limits.sessions
 
-        def left(request: gr.Request) -> None:
-            sessions.close(str(request.session_hash))
+    def forget(key: str) -> None:
+        """Gradio would keep the components of a session, and messages that nobody read."""
+        blocks.state_holder.session_data.pop(key, None)
+        blocks.state_holder.time_last_used.pop(key, None)
+        blocks._queue.pending_messages_per_session.pop(key, None)
+        blocks._queue.pending_event_ids_session.pop(key, None)
+        freed()
 
-        blocks.unload(left)
-    blocks.queue(max_size=limits.waiting, default_concurrency_limit=4 * limits.runs, api_open=False)
+    def unread(key: str) -> int:
+        messages = blocks._queue.pending_messages_per_session.get(key)
+        return 0 if messages is None else messages.qsize()
+
+    sessions.on_close, visitors.unread = forget, unread
     return blocks

@@ -14,8 +14,9 @@ import torch
 from convexlift.web import views
 from convexlift.web.jobs import CTJob, Job
 from convexlift.web.limits import Limits, PageError
+from convexlift.web.places import RUNS
 from convexlift.web.results import record, write_files
-from convexlift.web.running import Outcome, Run, log
+from convexlift.web.running import Outcome, Run, Slots, log
 from convexlift.web.sessions import Session, Sessions
 
 Updates = dict[Any, Any]
@@ -24,13 +25,27 @@ SAME = gr.skip()
 """An output that stays as it is."""
 SHOWN = (SAME,) * 8
 """The same for all of ``Panel.shown``."""
+_MOST_UNREAD = 10
 
 
 class Visitors:
     """Who asks, and what may be asked: shared by all tabs."""
 
-    def __init__(self, sessions: Sessions, limits: Limits, device: torch.device) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        limits: Limits,
+        device: torch.device,
+        freed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.sessions, self.limits, self.device = sessions, limits, device
+        self.slots = Slots(limits.runs, freed)
+        self.unread: Callable[[str], int] = lambda key: 0
+        """How many messages to a session wait in the server; the page knows."""
+
+    def keeps_up(self, request: gr.Request) -> bool:
+        """Whether a visitor reads what is sent: pictures for who does not would fill the memory."""
+        return self.unread(str(request.session_hash)) < _MOST_UNREAD
 
     def session(self, request: gr.Request) -> Session:
         """The visitor's own."""
@@ -159,7 +174,7 @@ class Panel:
             begin,
             inputs,
             outputs,
-            concurrency_id="runs",
+            concurrency_id=RUNS,
             concurrency_limit=limits.runs,
             show_progress="minimal",
             show_progress_on=self.status,
@@ -172,10 +187,14 @@ class Panel:
         """Everything from the press of the button to the last picture."""
         try:
             session = self.visitors.session(request)
+            if not self.visitors.keeps_up(request):
+                raise PageError("The page does not read its messages.", "Reload it.")
             job = make_job(session)
-            run = session.start(Run(job, self.visitors.limits.seconds, self.visitors.device))
+            visitors = self.visitors
+            run = Run(job, visitors.limits.seconds, visitors.device, visitors.slots)
+            session.start(run)
             yield self._cleared()
-            yield from self._watch(run)
+            yield from self._watch(run, request)
             assert run.outcome is not None
             yield self._result(session, run.outcome)
         except Exception as error:
@@ -183,9 +202,11 @@ class Panel:
             yield {self.status: views.banner(said.sentence, "bad", said.hint)}
         yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
 
-    def _watch(self, run: Run) -> Iterator[Updates]:
+    def _watch(self, run: Run, request: gr.Request) -> Iterator[Updates]:
         drawn = 0.0
         for snapshot in run.snapshots():
+            if not self.visitors.keeps_up(request):
+                continue
             updates: Updates = {self.status: views.progress(snapshot.points, run.job.tolerance)}
             picture = views.live_picture(snapshot, run.job)
             if picture is not None:

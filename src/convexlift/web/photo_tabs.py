@@ -22,18 +22,22 @@ from convexlift.web.choices import (
     regularizer_choices,
     take_upload,
 )
-from convexlift.web.editor import drawn_mask, mask_editor
+from convexlift.web.editor import drawn_mask, layers_of, mask_editor
+from convexlift.web.inputs import file_input
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.panel import SAME, SHOWN, Panel, Visitors, told
 from convexlift.web.pictures import grey_or_colour, png
+from convexlift.web.places import SMALL
 from convexlift.web.sessions import Session
 from convexlift.web.uploads import PICTURES, Picture, read_upload
 
 GAUSSIAN, IMPULSES, FIND_OUT = "gaussian", "salt-and-pepper", "find out"
 RANDOM, BRUSH, FILE = "random", "brush", "file"
 LEVELS = {GAUSSIAN: (0.01, 0.5, 0.1), IMPULSES: (0.01, 0.8, 0.25)}
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+QUIET: dict[str, Any] = {
+    "show_progress": "hidden", "api_visibility": "private", "concurrency_id": SMALL,
+}  # fmt: skip
 """What may fail goes through the queue, too: only from there do errors reach the page."""
 
 
@@ -62,10 +66,9 @@ class PhotoTab(ABC):
                 example_choices(), value=FIRST_EXAMPLE, label="Picture", filterable=False,
                 elem_id=f"{self.name}-choice",
             )  # fmt: skip
-            self.file = gr.File(
+            self.file = file_input(
                 label=f"or your own, up to {limits.upload_bytes / MEGABYTE:g} MB",
-                file_types=list(PICTURES), type="filepath", height=96,
-                elem_id=f"{self.name}-file", elem_classes="drop",
+                file_types=list(PICTURES), elem_id=f"{self.name}-file", elem_classes="drop",
             )  # fmt: skip
             self._damage()
             self.regularizer, self.tolerance = accuracy_controls(self.first_task, (256, 256))
@@ -200,12 +203,12 @@ class InpaintTab(PhotoTab):
         )  # fmt: skip
         self.missing = gr.Slider(0.05, 0.95, value=0.3, step=0.05, label="Part that is missing")
         self.editor = mask_editor(
-            self.visitors.limits, label="Paint what is missing", visible=False,
+            label="Paint what is missing", visible=False,
             elem_id="inpaint-editor", height=420,
         )  # fmt: skip
-        self.mask_file = gr.File(
+        self.mask_file = file_input(
             label="Mask: white is seen, black is missing", file_types=list(PICTURES),
-            type="filepath", height=96, visible=False, elem_id="inpaint-mask-file",
+            visible=False, elem_id="inpaint-mask-file",
             elem_classes="drop",
         )  # fmt: skip
         self.mask_note = gr.HTML(visible=False)
@@ -285,13 +288,13 @@ class InpaintTab(PhotoTab):
 
     def _job(
         self, session: Session, choice: str, mode: str, mask: str, missing: float,
-        drawing: list[Any] | None, level: float, regularizer: str, tolerance: float,
+        drawing: Any, level: float, regularizer: str, tolerance: float,
         strength: float, seed: int,
     ) -> InpaintingJob:  # fmt: skip
         picture = picture_of(session, self.name, choice)
         seen = None
         if mask == BRUSH:
-            seen = drawn_mask(drawing, picture.size)
+            seen = drawn_mask(layers_of(drawing, session, self.visitors.limits), picture.size)
         elif mask == FILE:
             if "mask" not in session.uploads:
                 raise PageError("There is no mask.", "Upload a picture: white seen, black missing.")

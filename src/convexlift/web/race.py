@@ -28,7 +28,7 @@ from convexlift.solvers.subgradient import Subgradient
 from convexlift.web.jobs import Job
 from convexlift.web.limits import PageError
 from convexlift.web.plots import Line
-from convexlift.web.running import MOST_ITERATIONS, log
+from convexlift.web.running import MOST_ITERATIONS, Slots, log
 
 NAMES = tuple(METHODS)
 CT_FIRST, CT_LAST = 500.0, (100.0, 0.1)
@@ -72,6 +72,7 @@ class Race:
         seconds: for each, and as many at most to choose its step sizes.
         device: where to compute.
         known_bound: a lower bound from an earlier run of the same job.
+        slots: shared with all that compute.
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class Race:
         seconds: float,
         device: torch.device | None = None,
         known_bound: float = -math.inf,
+        slots: Slots | None = None,
     ) -> None:
         unknown = sorted(set(names) - set(NAMES))
         if unknown or not names:
             raise PageError("No method was chosen.", f"Choose among {', '.join(NAMES)}.")
         self.job, self.seconds, self.known_bound = job, seconds, known_bound
-        self.device = device or torch.device("cpu")
+        self.device, self.slots = device or torch.device("cpu"), slots or Slots(1)
         self.laps = tuple(Lap(name) for name in NAMES if name in names)
         self._stop = threading.Event()
         self._news: SimpleQueue[str | BaseException | None] = SimpleQueue()
@@ -138,19 +140,23 @@ class Race:
 
     def _work(self) -> None:
         try:
-            problem = self.job.stated().problem.to(device=self.device)
-            for lap in self.laps:
-                if self._stop.is_set():
-                    lap.note = "not run"
-                    continue
-                self._news.put(f"{lap.name}: choosing step sizes")
-                self._lap(problem, METHODS[lap.name], lap)
+            with self.slots.held(self._stop):
+                self._laps()
             self._news.put("done")
             self._news.put(None)
         except Exception as error:
             if not isinstance(error, PageError):
                 log.exception("a race failed")
             self._news.put(error)
+
+    def _laps(self) -> None:
+        problem = self.job.stated().problem.to(device=self.device)
+        for lap in self.laps:
+            if self._stop.is_set():
+                lap.note = "not run"
+                continue
+            self._news.put(f"{lap.name}: choosing step sizes")
+            self._lap(problem, METHODS[lap.name], lap)
 
     def _lap(self, problem: VariationalProblem, contender: Contender, lap: Lap) -> None:
         own = problem if contender.bounded else replace(problem, box=None)

@@ -13,6 +13,7 @@ from convexlift.web.choices import FIRST_EXAMPLE, example_picture
 from convexlift.web.jobs import DenoisingJob, Job
 from convexlift.web.panel import SAME, Visitors, action_buttons, show_on_phones, tell, told
 from convexlift.web.photo_tabs import QUIET
+from convexlift.web.places import RUNS
 from convexlift.web.plots import race_plot
 from convexlift.web.race import NAMES, Race
 from convexlift.web.sessions import Session
@@ -54,7 +55,7 @@ class RaceTab:
         tab.select(self._opened, None, self.problem, **QUIET)
         outputs = [self.status, self.plot, self.table, self.problem, self.start, self.stop]
         self.start.click(
-            self._begin, [self.names, self.seconds], outputs, concurrency_id="runs",
+            self._begin, [self.names, self.seconds], outputs, concurrency_id=RUNS,
             concurrency_limit=self.visitors.limits.runs, show_progress="minimal",
             show_progress_on=self.status, api_visibility="private",
             js=show_on_phones("race-status"),
@@ -74,7 +75,10 @@ class RaceTab:
         try:
             session = self.visitors.session(request)
             job = _job(session)
-            race = Race(job, tuple(names), float(seconds), self.visitors.device, session.bound)
+            visitors = self.visitors
+            race = Race(
+                job, tuple(names), float(seconds), visitors.device, session.bound, visitors.slots
+            )
             session.begin(race.stop)
             race.start()
             yield {
@@ -84,6 +88,8 @@ class RaceTab:
                 self.stop: gr.update(interactive=True),
             }
             for news in race.news():
+                if not visitors.keeps_up(request):
+                    continue
                 yield {self.status: views.banner("Racing", "busy", news), **self._drawn(race)}
             yield {self.status: self._verdict(race), **self._drawn(race)}
         except Exception as error:

@@ -6,10 +6,11 @@ looks rarely misses some), and there a visitor's wish to stop, and the limit on 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,11 +92,48 @@ class Outcome:
         return float(self.solution.gap.max())
 
 
+class Slots:
+    """Computations that may go on at the same time.
+
+    Gradio counts those that somebody watches. Of visitors who left, the solver ends at its next
+    check only, and until then the memory of the run is taken.
+
+    Args:
+        count: of computations.
+        freed: called at the end of each.
+    """
+
+    def __init__(self, count: int, freed: Callable[[], None] = lambda: None) -> None:
+        self._free, self._freed = threading.BoundedSemaphore(count), freed
+
+    @contextlib.contextmanager
+    def held(self, stop: threading.Event) -> Iterator[None]:
+        """Wait for a slot, and have it for the block.
+
+        Raises:
+            PageError: ``stop`` was set meanwhile.
+        """
+        while not self._free.acquire(timeout=0.1):
+            if stop.is_set():
+                raise PageError("The run was stopped before it began.", "Press Start again.")
+        try:
+            yield
+        finally:
+            self._free.release()
+            self._freed()
+
+
 class Run:
     """A job that is being solved, or was."""
 
-    def __init__(self, job: Job, seconds: float, device: torch.device | None = None) -> None:
-        self.job, self.seconds = job, seconds
+    def __init__(
+        self,
+        job: Job,
+        seconds: float,
+        device: torch.device | None = None,
+        slots: Slots | None = None,
+    ) -> None:
+        self.job, self.seconds, self.slots = job, seconds, slots or Slots(1)
         self.device = device or torch.device("cpu")
         self.outcome: Outcome | None = None
         self._error: BaseException | None = None
@@ -108,7 +146,6 @@ class Run:
 
     def start(self) -> Run:
         """Begin; returns itself."""
-        self._deadline = time.monotonic() + self.seconds
         self._thread.start()
         return self
 
@@ -158,7 +195,9 @@ class Run:
 
     def _work(self) -> None:
         try:
-            self.outcome = self._solve()
+            with self.slots.held(self._stop):
+                self._deadline = time.monotonic() + self.seconds
+                self.outcome = self._solve()
         except PageError as error:
             self._error = error
         except Exception as error:

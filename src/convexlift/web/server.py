@@ -8,22 +8,21 @@ import importlib.util
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
-import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
 from threading import Thread, Timer
 from typing import Any
 
 import torch
 
 from convexlift.picture_files import pillow
+from convexlift.web.folders import server_folder
 from convexlift.web.guard import LOOPBACK, Guard
+from convexlift.web.housekeeping import Housekeeper, share_memory_among_threads
 from convexlift.web.limits import Limits
 
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
@@ -101,23 +100,24 @@ def application(options: ServerOptions) -> Iterator[Any]:
     """The ASGI application, with a folder that lives as long as it does."""
     require_gradio()
     _quiet_gradio()
-    root = Path(tempfile.mkdtemp(prefix="convexlift-web-")).resolve()
-    # Components take their folder from here when they are made.
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    os.environ["GRADIO_TEMP_DIR"] = str(root)
-    try:
+    with server_folder() as root, _environment("GRADIO_TEMP_DIR", str(root)):
         import fastapi
         import gradio
 
-        from convexlift.web.page import build
+        from convexlift.web.page import PagePolicy, build
+        from convexlift.web.routes import own_routes
         from convexlift.web.sessions import Sessions
         from convexlift.web.style import CSS, HEAD, theme
 
         sessions = Sessions(root, options.limits)
+        housekeeper = Housekeeper(sessions.sweep)
         try:
+            blocks = build(sessions, options.limits, options.device, housekeeper.ask)
             app = gradio.mount_gradio_app(
-                fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
-                build(sessions, options.limits, options.device),
+                fastapi.FastAPI(
+                    docs_url=None, redoc_url=None, openapi_url=None, routes=own_routes(sessions)
+                ),
+                blocks,
                 path="/",
                 root_path=options.root_path or None,
                 max_file_size=options.limits.upload_bytes,
@@ -132,15 +132,33 @@ def application(options: ServerOptions) -> Iterator[Any]:
                 css=CSS,
                 head=HEAD,
             )
-            yield Guard(app, options.limits.upload_bytes, options.hosts)
+            # Gradio checks the paths of events only in pages that it launched itself; this page is
+            # mounted. The guard checks them first, and Gradio again.
+            blocks.has_launched = True
+            yield Guard(
+                app,
+                options.limits.upload_bytes,
+                options.hosts,
+                PagePolicy(blocks, sessions),
+                options.root_path,
+            )
         finally:
+            housekeeper.end()
             sessions.close_all()
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable for the time of the block: Gradio's components read their folder from it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
     finally:
         if before is None:
-            os.environ.pop("GRADIO_TEMP_DIR", None)
+            os.environ.pop(name, None)
         else:
-            os.environ["GRADIO_TEMP_DIR"] = before
-        shutil.rmtree(root, ignore_errors=True)
+            os.environ[name] = before
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -166,11 +184,14 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     require_gradio()
     import uvicorn
 
+    share_memory_among_threads()
     # A second fence, behind the checks of uploads: Pillow refuses twice this.
     pillow().MAX_IMAGE_PIXELS = 4 * options.limits.pixels
     # Threads of runs side by side would wait for each other more than they compute.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    # What is wrong with a request is told to its sender.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     # Uvicorn ends well and then sends the signal again: what is left to do is done all the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with application(options) as app:
@@ -178,6 +199,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
             app,
             log_level="warning",
             access_log=False,
+            ws="none",
             proxy_headers=True,
             forwarded_allow_ips="127.0.0.1",
             timeout_graceful_shutdown=2,

@@ -8,6 +8,7 @@ that are deflated as a whole, whose size no header tells, are refused.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ _MAGIC = {
 _ENDINGS = {"TIFF": (".tif", ".tiff"), "NPY": (".npy",)}
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST_NAME = 40
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +69,14 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> Picture:
     """A picture file as values between 0 and 1; three planes for colours, if they are wanted."""
     name = shown_name(path)
     kind = _kind(path, name, limits)
-    {"NPY": _check_npy, "TIFF": _check_tiff}.get(kind, _check_pillow)(path, name, kind, limits)
+    check = {"NPY": _check_npy, "TIFF": _check_tiff}.get(kind, _check_pillow)
     try:
+        check(path, name, kind, limits)
         contents = read_picture(path)
-    except (ValueError, ImportError) as error:
-        reason = str(error).replace(str(path), name)
-        raise PageError(f"{_sentence(reason)}", "Save it again as 8-bit PNG.") from None
+    except PageError:
+        raise
+    except Exception as error:
+        raise _unreadable(error, path, name, "Save it again as 8-bit PNG.") from None
     if len(contents.stored) not in (1, 3) or len(contents.stored) != contents.channels:
         raise PageError(
             f"{name} holds {len(contents.stored)} planes.",
@@ -95,11 +99,11 @@ def read_slice(path: Path, limits: Limits) -> Picture:
     if start[128:132] != b"DICM":
         raise PageError(f"{name} is no DICOM file.", "Upload one CT slice, as scanners write it.")
     _check_dicom(path, name, limits)
+    path = path.rename(path.with_suffix(".dcm"))
     try:
-        volume = read_volume(path.rename(path.with_suffix(".dcm")))
-    except (ScanFileError, ImportError) as error:
-        reason = str(error).replace(str(path.with_suffix(".dcm")), name)
-        raise PageError(_sentence(reason), "Upload one slice of a CT series.") from None
+        volume = read_volume(path)
+    except Exception as error:
+        raise _unreadable(error, path, name, "Upload one slice of a CT series.") from None
     if volume.values.shape[0] != 1:
         raise PageError(f"{name} holds {volume.values.shape[0]} slices.", "Upload one of them.")
     height, width = volume.values.shape[-2:]
@@ -237,6 +241,15 @@ def _too_large(name: str, limits: Limits) -> PageError:
     return PageError(
         f"{name} has far too many pixels.", f"At most {limits.pixels:,} are taken: scale it down."
     )
+
+
+def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError:
+    """One sentence that names the file: the reader's own, unless it failed without one."""
+    if isinstance(error, ValueError | ImportError | ScanFileError):
+        reason = _sentence(str(error).replace(str(path), name))
+        return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
+    log.warning("a reader failed", exc_info=error)
+    return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
 
 
 def _is_grey(values: Tensor) -> bool:

@@ -1,0 +1,346 @@
+"""Files of the web page's visitors: requests that name anything else are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("gradio", reason='the web page needs gradio: pip install "convexlift[web]"')
+
+from web_files import contents, linked, listening, png, server_root, strange_files
+from web_runs import two_widths
+
+from soak.page_visitor import (
+    API,
+    PageVisitor,
+    file_data,
+    result_path,
+    serving,
+    wait_until,
+)
+
+FILE_EVENTS = {
+    "denoise": ("denoise-file", "upload"),
+    "inpaint": ("inpaint-file", "upload"),
+    "mask": ("inpaint-mask-file", "upload"),
+    "ct": ("ct-file", "upload"),
+}
+EDITOR = ("background", "layers", "composite")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder, "--max-upload", "1", "--max-seconds", "20", "--runs", "1") as (address, _):
+        yield address
+    errors = (folder / "errors.txt").read_text()
+    assert "ASGI" not in errors, errors  # Gradio's own messages on bad requests are there
+    assert [path.name for path in folder.iterdir()] == ["errors.txt"]
+
+
+@pytest.fixture
+def visitor(server):
+    visitor = PageVisitor(server)
+    visitor.stay()
+    yield visitor
+    visitor.leave()
+
+
+@pytest.fixture
+def other(server):
+    visitor = PageVisitor(server)
+    visitor.stay()
+    yield visitor
+    visitor.leave()
+
+
+@pytest.fixture(scope="module")
+def listener():
+    with listening() as found:
+        yield found
+
+
+@pytest.mark.parametrize("event", FILE_EVENTS)
+def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, listener):
+    element, kind = FILE_EVENTS[event]
+    strange = strange_files(tmp_path, folder, other, listener)
+    strange["link"] = linked(visitor, tmp_path)
+    mine = visitor.send("mine.png", png()).json()[0]
+    strange["other address"] = file_data(mine, url=listener[0])
+    before = contents(folder)
+    for name, description in strange.items():
+        nested = [[description], {"deep": [description]}] if event == "denoise" else []
+        for value in (description, *nested):
+            answer = visitor.join(element, kind, {element: value})
+            assert (answer.status_code, "event_id" in answer.text) == (403, False), name
+    assert contents(folder) == before  # nothing was copied
+    assert not listener[1]  # and nobody was asked
+    assert Path(mine).exists()
+    success, text = visitor.ask(element, kind, {element: file_data(mine)})
+    assert success
+    assert event == "ct" or "did not arrive" not in text
+    assert not Path(mine).exists()
+
+
+@pytest.mark.parametrize("part", EDITOR)
+def test_the_brush_reads_own_drawings_only(part, visitor, other, folder, tmp_path, listener):
+    strange = strange_files(tmp_path, folder, other, listener)
+    strange["link"] = linked(visitor, tmp_path)
+    before = contents(folder)
+    for name, description in strange.items():
+        value = {"background": None, "layers": [], "composite": None, "id": None}
+        value[part] = [description] if part == "layers" else description
+        body = {"inpaint-mask": "brush", "inpaint-editor": value}
+        assert visitor.join("inpaint-start", "click", body).status_code == 403, name
+    assert contents(folder) == before
+    assert not listener[1]
+
+
+def test_every_event_is_checked_whatever_it_takes(visitor, tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(png())
+    for event in visitor.config["dependencies"]:
+        body = {
+            "data": [file_data(str(secret))] * max(1, len(event["inputs"])),
+            "fn_index": event["id"],
+            "session_hash": visitor.session,
+        }
+        for route in ("queue/join", "run/predict", "queue/join/", "run/predict/"):
+            assert visitor.http.post(f"{API}/{route}", json=body).status_code == 403
+        # In the event's data, and where keys come twice and the first is harmless.
+        hidden = {**body, "data": [], "event_data": {"value": file_data(str(secret))}}
+        assert visitor.http.post(f"{API}/queue/join", json=hidden).status_code == 403
+        twice = json.dumps({**body, "data": []})[:-1] + f', "data": {json.dumps(body["data"])}}}'
+        answer = visitor.http.post(
+            f"{API}/queue/join", content=twice, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 403
+
+
+def test_a_registered_upload_is_read_once(visitor):
+    path = visitor.send("mine.png", png()).json()[0]
+    values = {"denoise-file": file_data(path)}
+    assert visitor.ask("denoise-file", "upload", values)[0]
+    assert visitor.join("denoise-file", "upload", values).status_code == 403
+
+
+def finished_run(visitor):
+    """The messages of a run on an upload."""
+    assert visitor.upload("denoise-file", "mine.png", png(32))[0]
+    values = {"denoise-choice": "your upload"}
+    success, text = visitor.ask("denoise-start", "click", values)
+    assert success
+    return text
+
+
+def test_results_are_for_their_visitor_only(visitor, other, server):
+    text = finished_run(visitor)
+    for ending in ("zip", "png", "json", "py"):
+        path = result_path(text, ending)
+        mine = visitor.file(path)
+        assert mine.status_code == 200, ending
+        assert mine.headers["x-frame-options"] == "SAMEORIGIN"
+        assert other.file(path).status_code == 403, ending
+        assert httpx.get(f"{server}{API}/file={path}").status_code == 403, ending
+        # As the input of an event of someone else, and by a detour from their own folder.
+        answer = other.join("denoise-file", "upload", {"denoise-file": file_data(path)})
+        assert answer.status_code == 403
+        own = Path(other.send("a.png", png()).json()[0]).parent
+        detour = f"{own}/../../../{Path(path).relative_to(own.parent.parent.parent)}"
+        assert Path(detour).exists()
+        assert other.file(detour).status_code in (403, 404)
+        assert other.file(detour.replace("/..", "/%2e%2e")).status_code in (403, 404)
+    # Who knows the name of a session has a session of that name, and not the session.
+    other.session = visitor.session
+    values = {"denoise-choice": "your upload"}
+    success, text_of_other = other.ask("denoise-start", "click", values)
+    assert not success
+    assert "mine.png" not in text_of_other
+    assert visitor.file(result_path(text, "zip")).status_code == 200
+
+
+def test_files_of_the_machine_are_not_served(visitor, listener, folder):
+    places = (
+        "/etc/passwd",
+        "etc/passwd",
+        str(server_root(folder) / "server.lock"),
+        str(server_root(folder)),
+        listener[0],
+        f"/{listener[0]}",
+        "//etc/passwd",
+        "../../etc/passwd",
+        "%00",
+    )
+    for place in places:
+        for route in (f"file={place}", f"file/{place}", f"proxy={place}", f"stream/{place}"):
+            answer = visitor.http.get(f"{API}/{route}", follow_redirects=False)
+            assert answer.status_code in (403, 404), (route, answer.status_code)
+    assert not listener[1]
+
+
+def test_only_the_routes_of_the_page_exist(visitor, server):
+    for path in (
+        *("/openapi.json", "/docs", "/redoc", "/monitoring", "/login", "/deep_link"),
+        *(f"{API}/openapi.json", f"{API}/docs", f"{API}/runs", f"{API}/dev/reload"),
+        *(f"{API}/run-history/records", f"{API}/vibe-code", f"{API}/deep_link", "//etc/passwd"),
+        *(f"{API}/mcp/schema", f"{API}/custom_component/1/client/component/a.js"),
+    ):
+        assert visitor.http.get(path).status_code == 404, path
+    for path in (f"{API}/call/predict", f"{API}/api/predict", f"{API}/process_recording"):
+        assert visitor.http.post(path, json={"data": []}).status_code == 404, path
+    assert visitor.http.post("/config", json={}).status_code == 405
+    assert visitor.http.get(f"{API}/queue/join").status_code == 405
+    assert visitor.page.headers["x-frame-options"] == "SAMEORIGIN"
+    cookie = visitor.page.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Lax" in cookie
+    assert "set-cookie" not in visitor.http.get("/").headers
+    # Without the cookie there is no visitor, and with a made-up one no other.
+    assert httpx.post(f"{server}{API}/upload", files={"files": b"x"}).status_code == 403
+    for cookie in ("convexlift-visitor=../../etc", "convexlift-visitor=", "a=b"):
+        answer = httpx.post(
+            f"{server}{API}/upload", files={"files": b"x"}, headers={"Cookie": cookie}
+        )
+        assert answer.status_code == 403
+
+
+def test_names_of_uploads_stay_in_their_folder(visitor, folder):
+    root = server_root(folder)
+    for name in (
+        *("../../../escape.png", "/etc/escape.png", "..\\escape.png", "..", ".", ".hidden", ""),
+        *("a" * 300 + ".png", "ü" * 200 + ".png", "a\nb.png", "a" * 20 + "." + "b" * 300),
+    ):
+        answer = visitor.send(name or " ", png())
+        assert answer.status_code == 200, name
+        path = Path(answer.json()[0])
+        assert path.resolve() == path
+        assert path.parent.parent.parent.parent == root
+        assert path.parent.parent.name == "uploads"
+        assert path.is_file()
+    pending = list(path.parent.parent.iterdir())
+    assert len(pending) == 8  # the oldest go
+
+
+def test_uploads_that_are_refused_leave_nothing(visitor, folder):
+    before = contents(folder)
+    assert visitor.send("large.png", bytes((1 << 20) + 1)).status_code == 413
+    assert visitor.send("huge.png", bytes(3 << 20)).status_code == 413
+
+    def endless():
+        for _ in range(40):
+            yield bytes(100_000)
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    try:
+        answer = visitor.http.post(f"{API}/upload", content=endless(), headers=kind)
+        assert answer.status_code in (400, 413)
+    except httpx.HTTPError:  # the connection was closed on the way
+        pass
+    assert visitor.http.post(f"{API}/upload", content=b"--x", headers=kind).status_code == 400
+    success, text = visitor.upload("denoise-file", "notes.png", b"no pixels")
+    assert success
+    assert "notes.png is no PNG" in text
+    assert contents(folder) == before
+
+
+def test_a_visitor_holds_two_places_among_the_runs(visitor, other):
+    slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
+    answers = [visitor.join("denoise-start", "click", slow) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert "2 runs in the queue" in answers[2].json()["detail"]
+    assert visitor.join("race-start", "click", {}).status_code == 429  # one group for all runs
+    # Uploads of the same visitor, and others' runs, are not in their way.
+    path = visitor.send("mine.png", png()).json()[0]
+    answer = visitor.join("denoise-file", "upload", {"denoise-file": file_data(path)})
+    assert answer.status_code == 200
+    assert wait_until(lambda: not Path(path).exists(), 20)
+    assert other.join("denoise-start", "click", slow).status_code == 200
+    # Who closes the page frees the places.
+    visitor.leave()
+    other.leave()
+
+
+def test_what_is_left_of_a_visitor_who_leaves(server, folder):
+    visitor = PageVisitor(server)
+    visitor.stay()
+    finished_run(visitor)
+    visitor.send("never-used.png", png(value=33))
+    mine = Path(visitor.send("a.png", png()).json()[0]).parent.parent.parent
+    assert mine.is_dir()
+    visitor.leave()
+    assert wait_until(lambda: not mine.exists(), 20)
+
+
+def test_a_file_that_readers_fail_on_is_named(visitor, tmp_path):
+    path = two_widths(tmp_path / "scan.tif")
+    success, text = visitor.upload("denoise-file", path.name, path.read_bytes())
+    assert success
+    assert "scan.tif cannot be read" in text
+    assert "TypeError" not in text
+
+
+def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
+    file = io.BytesIO()
+    layer = np.zeros((256, 256, 4), np.uint8)
+    layer[100:120, 100:120] = 255
+    Image.fromarray(layer).save(file, "PNG")
+
+    def draw(who, name, index="0", content=None, kind="layer", function="accept_blobs"):
+        fields = {"id": name, "type": kind, "index": index, "fn_name": function}
+        fields |= {"component_id": "1", "session_hash": who.session}
+        return who.http.post(
+            f"{API}/component_server/",
+            data=fields,
+            files={"file": ("l.png", content or file.getvalue())},
+        ).status_code
+
+    assert draw(visitor, "stroke") == 200
+    assert draw(visitor, "stroke", index="1000000000000") == 200  # and is not kept
+    assert draw(visitor, "stroke", content=b"GIF89a") == 400
+    assert draw(visitor, "stroke", function="postprocess") == 404
+    values = {
+        "inpaint-mask": "brush",
+        "inpaint-editor": {"background": None, "layers": [], "composite": None, "id": "stroke"},
+    }
+    assert "Nothing is painted" in other.ask("inpaint-start", "click", values)[1]
+    success, text = visitor.ask("inpaint-start", "click", values)
+    assert success
+    record = visitor.file(result_path(text, "json")).json()
+    assert record["mask"] == "given"
+    assert 0.004 < record["missing"] < 0.009
+
+
+def test_few_messages_wait_for_who_does_not_read(visitor):
+    slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
+    assert visitor.join("denoise-start", "click", slow).status_code == 200
+    time.sleep(5.0)  # some 40 pictures, if all of them were kept
+    body = visitor.body("denoise-stop", "click", {})
+    assert visitor.http.post(f"{API}/run/predict", json=body).status_code == 200
+    kept = [message["msg"] for message, _ in visitor.messages()]
+    assert kept[-2:] == ["process_completed", "close_stream"]
+    assert kept.count("process_generating") < 20
+
+
+def test_a_run_that_nobody_watches_ends_with_its_page(server):
+    visitor = PageVisitor(server)
+    visitor.stay()
+    visitor.join("denoise-start", "click", {"denoise-choice": "camera"})
+    time.sleep(1.0)
+    visitor.leave()
+    after = PageVisitor(server)
+    after.stay()
+    success, text = after.ask("denoise-start", "click", {"denoise-choice": "camera"})
+    assert success
+    assert result_path(text, "zip")
+    after.leave()
