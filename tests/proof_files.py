@@ -1,0 +1,155 @@
+"""Proof files written by hand, from a problem, an image and dual variables, as the format says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+import convexlift as cl
+from convexlift.models.describe import describe
+
+Arrays = dict[str, np.ndarray]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def operator_description(operator: cl.LinearOperator, arrays: Arrays) -> dict[str, Any]:
+    """The operator as JSON; its tensors go into ``arrays``."""
+
+    def keep(field: str, values: Any) -> str:
+        name = f"operator.{len(arrays)}.{field}"
+        arrays[name] = np.array(values)
+        return name
+
+    if isinstance(operator, cl.Identity):
+        return {"Identity": {}}
+    if isinstance(operator, cl.Scaled):
+        inner = operator_description(operator.operator, arrays)
+        return {"Scaled": {"factor": operator.factor, "operator": inner}}
+    if isinstance(operator, cl.Composition):
+        return {"Composition": {"factors": [operator_description(f, arrays)
+                                            for f in operator.factors]}}  # fmt: skip
+    if isinstance(operator, cl.Sum):
+        return {"Sum": {"terms": [operator_description(t, arrays) for t in operator.terms]}}
+    if isinstance(operator, cl.Blur):
+        kernel = keep("kernel", operator.kernel)
+        return {"Blur": {"kernel": kernel, "boundary": operator.boundary}}
+    if isinstance(operator, cl.ParallelBeam | cl.FanBeam):
+        grid = operator.grid
+        content = {
+            "image_size": [grid.height, grid.width],
+            "pixel_size": [grid.pixel_height, grid.pixel_width],
+            "angles": keep("angles", operator.exact_angles),
+            "bins": keep("bins", operator.bins),
+        }
+        if isinstance(operator, cl.FanBeam):
+            content["source_distance"] = operator.source_distance
+            content["detector_distance"] = operator.detector_distance
+            content["detector"] = operator.detector
+        return {type(operator).__name__: content}
+    return {"Diagonal": {"values": keep("values", operator.diagonal)}}
+
+
+def statement(problem: cl.VariationalProblem) -> tuple[dict[str, Any], Arrays]:
+    """The problem as JSON and arrays."""
+    arrays: Arrays = {"y": problem.fidelity.y.numpy()}
+    fidelity = problem.fidelity
+    options: dict[str, Any] = {}
+    if isinstance(fidelity, cl.L1):
+        options = {"scale": fidelity.scale}
+    if isinstance(fidelity, cl.KullbackLeibler):
+        arrays["fidelity.background"] = fidelity.background.numpy()
+    if isinstance(fidelity, cl.WeightedL2):
+        arrays["fidelity.weights"] = fidelity.weights.numpy()
+    for name, tensor in problem.regularizer.state_dict().items():
+        arrays[f"network.{name}"] = tensor.numpy()
+    box = [None if np.isinf(end) else end for end in (problem.bounds.lower, problem.bounds.upper)]
+    described = {
+        "image_shape": list(problem.image_shape),
+        "weight": problem.weight,
+        "box": box,
+        "fidelity": {type(fidelity).__name__: options},
+        "operator": operator_description(problem.operator, arrays),
+        "network": describe(problem.regularizer),
+    }
+    return described, arrays
+
+
+def complete(head: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """The description with all its digests, made anew."""
+    sums = {
+        name: digest(f"{a.dtype} {list(a.shape)} ".encode() + a.tobytes())
+        for name, a in arrays.items()
+    }
+    of_network = "".join(sums[name] for name in sorted(sums) if name.startswith("network."))
+    head = {**head, "sha256": sums, "network_sha256": digest(of_network.encode())}
+    return sealed(head)
+
+
+def sealed(head: dict[str, Any]) -> dict[str, Any]:
+    """The description with its digest."""
+    rest = {name: value for name, value in head.items() if name != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, "digest": digest(text.encode())}
+
+
+def store(path: Path, head: Any, arrays: Arrays) -> Path:
+    """Write the file, whatever is in it."""
+    text = head if isinstance(head, str) else json.dumps(head)
+    contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+    save_file(contiguous, path, metadata={"convexlift_proof": text})
+    return path
+
+
+def contents(
+    problem: cl.VariationalProblem,
+    x: torch.Tensor,
+    duals: dict[str, torch.Tensor],
+    certificate: cl.Certificate,
+    theta: float | list[float] = 1.0,
+    slack: float = 1e-9,
+) -> tuple[dict[str, Any], Arrays]:
+    """Description and arrays of a proof, with claims ``slack`` worse than the certificate's.
+
+    Args:
+        problem: what x solves.
+        x: the images.
+        duals: p_1, ..., p_L as ``v1,1``, ..., ``vL``; ``v0`` for the data.
+        certificate: of x.
+        theta: for every image.
+        slack: relative to the objective.
+    """
+    described, arrays = statement(problem)
+    count = len(problem.network.layers)
+    arrays["x"] = x.numpy()
+    for i in range(1, count + 1):
+        arrays[f"dual.{i}"] = duals[f"v{i}" if i == count else f"v{i},1"].numpy()
+    if problem.operator.diagonal is None:
+        arrays["dual.data"] = duals["v0"].numpy()
+    arrays["theta"] = np.broadcast_to(np.asarray(theta, dtype=np.float64), (len(x),)).copy()
+    objective, bound = certificate.objective.tolist(), certificate.lower_bound.tolist()
+    claims = [
+        {
+            "objective": above + slack * abs(above),
+            "lower_bound": below - slack * abs(above),
+            "gap": (above - below) / abs(above) + 3 * slack,
+            "guarantee": guarantee.name,
+        }
+        for above, below, guarantee in zip(objective, bound, certificate.guarantee, strict=True)
+    ]
+    head = {
+        "format": 1,
+        "made_by": {"convexlift": cl.__version__, "torch": "2", "date": "2026-01-01T00:00:00Z"},
+        "problem": described,
+        "claims": claims,
+        "radius": certificate.radius,
+    }
+    return complete(head, arrays), arrays
