@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from safetensors.numpy import save_file
 
 import convexlift as cl
 from convexlift.models.describe import describe
+from convexlift.problems.certificate import best_bounds
+from convexlift.tensors import Blocks, choose_images
 
 Arrays = dict[str, np.ndarray]
 
@@ -104,38 +107,56 @@ def sealed(head: dict[str, Any]) -> dict[str, Any]:
 def store(path: Path, head: Any, arrays: Arrays) -> Path:
     """Write the file, whatever is in it."""
     text = head if isinstance(head, str) else json.dumps(head)
-    contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+    contiguous = {name: np.array(a, order="C") for name, a in arrays.items()}
     save_file(contiguous, path, metadata={"convexlift_proof": text})
     return path
 
 
-def contents(
-    problem: cl.VariationalProblem,
-    x: torch.Tensor,
-    duals: dict[str, torch.Tensor],
-    certificate: cl.Certificate,
-    theta: float | list[float] = 1.0,
-    slack: float = 1e-9,
-) -> tuple[dict[str, Any], Arrays]:
-    """Description and arrays of a proof, with claims ``slack`` worse than the certificate's.
+@dataclass(frozen=True)
+class Evidence:
+    """What the package's certificate rests on: image, dual variables, mixture, and both bounds."""
 
-    Args:
-        problem: what x solves.
-        x: the images.
-        duals: p_1, ..., p_L as ``v1,1``, ..., ``vL``; ``v0`` for the data.
-        certificate: of x.
-        theta: for every image.
-        slack: relative to the objective.
-    """
+    x: torch.Tensor
+    duals: Blocks
+    theta: torch.Tensor
+    objective: torch.Tensor
+    lower_bound: torch.Tensor
+    guarantee: tuple[cl.Guarantee, ...]
+    radius: float = 1.0
+
+
+def evidence(
+    problem: cl.VariationalProblem, iterations: int = 30, x: torch.Tensor | None = None
+) -> Evidence:
+    """A short solve, and the package's best bound with its witness; local where none is global."""
+    stop = cl.StopWhen(gap=None, max_iterations=iterations, check_every=iterations)
+    solution = cl.solve(problem, stop=stop)
+    with torch.no_grad():
+        at = problem.evaluate(solution.x if x is None else x)
+        bounds = best_bounds(problem, at, solution.duals, tangent=True)
+    near = bounds.everywhere.gap.isinf()
+    best = choose_images(near, bounds.near, bounds.everywhere)
+    guarantee = tuple(
+        cl.Guarantee.WITHIN_RADIUS if local else cl.Guarantee.GLOBAL for local in near.tolist()
+    )
+    theta = torch.where(best.data.theta < 1, best.data.theta * (1 - 1e-11), best.data.theta)
+    lower = at.objective - best.gap
+    return Evidence(at.x, best.witness, theta, at.objective, lower, guarantee)
+
+
+def contents(
+    problem: cl.VariationalProblem, known: Evidence, slack: float = 1e-9
+) -> tuple[dict[str, Any], Arrays]:
+    """Description and arrays of a proof, with claims worse than the evidence by ``slack``."""
     described, arrays = statement(problem)
     count = len(problem.network.layers)
-    arrays["x"] = x.numpy()
+    arrays["x"] = known.x.numpy()
     for i in range(1, count + 1):
-        arrays[f"dual.{i}"] = duals[f"v{i}" if i == count else f"v{i},1"].numpy()
+        arrays[f"dual.{i}"] = known.duals[f"v{i}" if i == count else f"v{i},1"].numpy()
     if problem.operator.diagonal is None:
-        arrays["dual.data"] = duals["v0"].numpy()
-    arrays["theta"] = np.broadcast_to(np.asarray(theta, dtype=np.float64), (len(x),)).copy()
-    objective, bound = certificate.objective.tolist(), certificate.lower_bound.tolist()
+        arrays["dual.data"] = known.duals["v0"].numpy()
+    arrays["theta"] = known.theta.numpy()
+    objective, bound = known.objective.tolist(), known.lower_bound.tolist()
     claims = [
         {
             "objective": above + slack * abs(above),
@@ -143,13 +164,18 @@ def contents(
             "gap": (above - below) / abs(above) + 3 * slack,
             "guarantee": guarantee.name,
         }
-        for above, below, guarantee in zip(objective, bound, certificate.guarantee, strict=True)
+        for above, below, guarantee in zip(objective, bound, known.guarantee, strict=True)
     ]
     head = {
         "format": 1,
         "made_by": {"convexlift": cl.__version__, "torch": "2", "date": "2026-01-01T00:00:00Z"},
         "problem": described,
         "claims": claims,
-        "radius": certificate.radius,
+        "radius": known.radius,
     }
     return complete(head, arrays), arrays
+
+
+def write(path: Path, problem: cl.VariationalProblem, known: Evidence) -> Path:
+    """The file of a proof."""
+    return store(path, *contents(problem, known))
