@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def operator_description(operator: cl.LinearOperator, arrays: Arrays) -> dict[st
 
     def keep(field: str, values: Any) -> str:
         name = f"operator.{len(arrays)}.{field}"
-        arrays[name] = np.array(values)
+        arrays[name] = values.numpy() if isinstance(values, torch.Tensor) else values
         return name
 
     if isinstance(operator, cl.Identity):

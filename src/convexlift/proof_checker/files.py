@@ -17,6 +17,8 @@ from .maps import Shape
 FORMAT = 1
 MOST_WORK = 2**42
 """Sums and products in all maps together: larger problems, or hostile files, are refused."""
+MOST_MAPS = 1000
+"""Maps and operators in a problem."""
 HEADER = "format made_by problem claims radius sha256 network_sha256 digest"
 CHANGED = "was changed after the proof was written"
 LIMITS: dict[str, tuple[float, float]] = {
@@ -116,7 +118,7 @@ class ProofFile:
         self.made_by: dict[str, str] = makers
         self.problem, self.claims = head["problem"], head["claims"]
         self.radius, self.network_sha256 = float(head["radius"]), str(head["network_sha256"])
-        self._unused, self._work = set(self._arrays), 0
+        self._unused, self._work, self._maps = set(self._arrays), 0, 0
         self.batch = len(self.tensor("x"))
 
     def _check_tensors(self, sums: Any) -> None:
@@ -151,10 +153,12 @@ class ProofFile:
 
     def spend(self, work: int, shape: Shape) -> None:
         """Account for a map before it is made; hostile descriptions make many, or huge ones."""
+        self._maps += 1
         self._work += self.batch * (work + 64 * math.prod(shape))
         stored = sum(array.size for array in self._arrays.values())
         small = self.batch * math.prod(shape) <= 256 * stored + 2**20
-        require(small and self._work <= MOST_WORK, "its problem is too large to be checked")
+        small = small and self._work <= MOST_WORK and self._maps <= MOST_MAPS
+        require(small, "its problem is too large to be checked")
 
     def finish(self) -> None:
         """Refuse tensors that the problem does not use."""
