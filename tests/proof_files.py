@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import zoo
 from safetensors.numpy import save_file
 
 import convexlift as cl
@@ -179,3 +180,43 @@ def contents(
 def write(path: Path, problem: cl.VariationalProblem, known: Evidence) -> Path:
     """The file of a proof."""
     return store(path, *contents(problem, known))
+
+
+def kernel() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.rand((3, 5), generator=generator) / 15  # no symmetry
+
+
+MASK = (torch.arange(zoo.SIZE**2).reshape(zoo.SIZE, zoo.SIZE) % 5 > 0).to(torch.float64)
+SEEN = (torch.arange(99).reshape(9, 11) % 5 > 0).to(torch.float64)
+OPERATORS = {
+    **{f"blur {b}": lambda b=b: cl.Blur(kernel(), b)
+       for b in ("zero", "circular", "reflect", "replicate")},
+    "scaled blur": lambda: 0.3 * cl.Blur(kernel(), "reflect"),
+    "mask after blur": lambda: cl.Mask(MASK) @ cl.Blur(kernel(), "zero"),
+    "blur after mask": lambda: cl.Blur(kernel(), "zero") @ cl.Mask(MASK),
+    "sum": lambda: cl.Blur(kernel(), "circular") + 0.7 * cl.Identity() + cl.Mask(MASK),
+    "diagonal sum": lambda: 0.3 * cl.Mask(MASK) + -0.1 * cl.Identity() + cl.Mask(1 - MASK),
+    "diagonal product": lambda: (0.3 * cl.Mask(MASK)) @ (cl.Mask(MASK) + cl.Identity()),
+    "parallel": lambda: cl.ParallelBeam(8, 9, 11, (8.0, 4.0), detector_offset=0.3),
+    "parallel diagonal": lambda: cl.ParallelBeam(8, [0.0, np.pi / 4, 0.5, np.pi / 2], 13),
+    "flat fan": lambda: cl.FanBeam(8, 9, 11, 20.0, 10.0),
+    "curved fan": lambda: cl.FanBeam(8, 9, 11, 9.0, 0.0, 4.0, detector="curved"),
+    "mask of fan": lambda: 2.0 * cl.Mask(SEEN) @ cl.FanBeam(8, 9, 11, 20.0, 5.0),
+}  # fmt: skip
+
+
+def behind(
+    operator: cl.LinearOperator, box: Any, fidelity: Any = cl.SquaredL2, batch: int = 1
+) -> cl.VariationalProblem:
+    """Noisy data of an operator, with a smooth network."""
+    clean = zoo.clean_images(batch)
+    data = operator(clean)
+    noise = torch.randn(data.shape, generator=torch.Generator().manual_seed(1))
+    return cl.VariationalProblem(
+        fidelity=fidelity(data + 0.05 * noise),
+        operator=operator,
+        regularizer=zoo.network("skips", cl.SmoothedLeakyReLU(0.2, 0.1)),
+        weight=0.05,
+        box=box,
+    )

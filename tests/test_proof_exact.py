@@ -260,9 +260,13 @@ def random_data(rng: np.random.Generator, tiny: Tiny, kind: str, offset: float) 
     if choice == "diagonal":  # 0.1 d + 0.3
         d = rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.8)
         arrays["operator.0.values"] = d
-        scaled = {"Scaled": {"factor": 0.1, "operator": {"Diagonal": {"values": "operator.0.values"}}}}
+        scaled = {
+            "Scaled": {"factor": 0.1, "operator": {"Diagonal": {"values": "operator.0.values"}}}
+        }
         factor = 0.3 if rng.random() < 0.5 else 0.0
-        operator = {"Sum": {"terms": [scaled, {"Scaled": {"factor": factor, "operator": operator}}]}}
+        operator = {
+            "Sum": {"terms": [scaled, {"Scaled": {"factor": factor, "operator": operator}}]}
+        }
         values = [F(0.1) * v + F(factor) for v in exact(d)]
         matrix = [[values[i] * identity[i][j] for j in range(n * n)] for i in range(n * n)]
     if choice == "blur":
@@ -323,7 +327,9 @@ def exact_numbers(
         value = applied(h, h.value, a, tiny.pixels[i])
         z.append([u + v for u, v in zip(value, z[-1], strict=True)] if tiny.residual[i] else value)
     output = [w for w in exact(tiny.arrays["network.output"]) for _ in range(tiny.pixels[-1])]
-    terms = [f_value(kind, w, v, q) for w, v, q in zip(times(data.matrix, x), y, data.q, strict=True)]
+    terms = [
+        f_value(kind, w, v, q) for w, v, q in zip(times(data.matrix, x), y, data.q, strict=True)
+    ]
     objective = sum(terms, ZERO) + gamma * inner(output, z[-1])
 
     t: dict[int, Vector] = {len(tiny.hs): [gamma * w for w in output]}
@@ -402,7 +408,7 @@ def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
         shape = (1, content["channels"])
         side = round(math.sqrt(tiny.pixels[i - 1]))
         shape = shape if i == 4 else (*shape, side, side)
-        # Slopes of all kinds: inside, at the ends and beyond, relative to t that are not known here.
+        # Slopes p / t of all kinds: inside, at the ends, and beyond.
         tiny.arrays[f"dual.{i}"] = wild(rng, shape, -8, 8)
     bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
     theta = 0.3 if bounded_below and seed % 3 == 0 else 1.0
