@@ -190,7 +190,8 @@ def test_the_infimum_behind_a_diagonal_of_fat_balls(kind):
     y, q = rng.uniform(0, 3, shape), rng.uniform(0.2, 2, shape)
     y[0, 0, :10] = 0
     x = np.zeros(shape)
-    problem = Problem(x, 0, 0, 1.0, maps.chain([], shape[1:]), Fidelity(kind, y, q), (), x, x, None, 1.0)  # fmt: skip
+    f, identity = Fidelity(kind, y, q), maps.chain([], shape[1:])
+    problem = Problem(x, 0, 0, 1.0, identity, f, (), x, x, None, 1.0)
     c, d = wild(rng, shape, -2, 1), wild(rng, shape, -1, 1)
     if kind == "KullbackLeibler":
         d = np.abs(d)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     duals["v0"] = v
     assert (operator.adjoint(v) + backward.c > 0).all()
     head, arrays = proof_files.contents(
-        problem, proof_files.replace(known, duals=cl.tensors.Blocks(duals))
+        problem, dataclasses.replace(known, duals=cl.tensors.Blocks(duals))
     )
     # The bound for these v, from the mathematics.
     evaluation = problem.evaluate(known.x)

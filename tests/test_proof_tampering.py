@@ -1,4 +1,4 @@
-"""Proof files that were changed, claim too much, or mean harm: every one is refused, with a reason."""
+"""Proof files that were changed, claim too much, or mean harm are refused, with a reason."""
 
 from __future__ import annotations
 
