@@ -1,0 +1,219 @@
+"""The parts of the proof checker, one by one: no error bound is smaller than the error."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from test_proof_exact import correlation, exact, times, transposed, wild
+
+from convexlift.proof_checker import bounds, functions, maps
+from convexlift.proof_checker.balls import Ball, concave
+from convexlift.proof_checker.functions import ACTIVATIONS, FIDELITIES, Activation, Fidelity
+from convexlift.proof_checker.problems import Problem
+
+F = Fraction
+
+
+def assert_within(ball: Ball, truth: list[Fraction], slack: float = 1e-12) -> None:
+    """|value - truth| <= error at every entry, and the error is no more than rounding."""
+    errors = np.broadcast_to(ball.error, ball.value.shape)
+    for value, error, true in zip(exact(ball.value), exact(errors), truth, strict=True):
+        assert abs(value - true) <= error
+    assert errors.max() <= slack * max(1.0, np.abs(ball.value).max())
+
+
+def test_sums_and_products_of_thin_balls():
+    rng = np.random.default_rng(0)
+    a, b = wild(rng, (200,), -8, 8), wild(rng, (200,), -8, 8)
+    assert_within(Ball(a) + Ball(b), [u + v for u, v in zip(exact(a), exact(b), strict=True)])
+    product = Ball(a) * Ball(b)
+    assert_within(product, [u * v for u, v in zip(exact(a), exact(b), strict=True)])
+    assert (product.error <= 1e-14 * np.abs(product.value)).all()
+    total = Ball(a[None]).total()
+    assert_within(total, [sum(exact(a))])
+    cancelling = np.concatenate([a, -a, [1e-9]])[None]
+    assert_within(Ball(cancelling).total(), [sum(exact(cancelling))], slack=1e-4)
+
+
+def test_products_that_underflow_have_an_error_and_zeros_have_none():
+    tiny = Ball(np.array([1e-200, 1e-310, 0.0, 3.0])) * Ball(np.array([1e-200, 1e-310, 5.0, 0.0]))
+    assert (tiny.value == 0).all()
+    assert (tiny.error[:2] > 0).all()
+    assert (tiny.error[2:] == 0).all()
+    mapped = maps.diagonal(np.array([1e-200, 0.0]), (2,)).push(Ball(np.array([[1e-200, 1.0]])))
+    assert mapped.error[0, 0] > 0
+    assert mapped.error[0, 1] == 0
+
+
+@pytest.mark.parametrize("padding", ["zero", "circular", "reflect", "replicate"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_of_thin_and_fat_balls(padding, stride):
+    rng = np.random.default_rng(1)
+    n, weight = 5, wild(rng, (3, 2, 3, 3), -8, 8)
+    matrix = correlation(weight, n, stride, padding)
+    V = maps.convolution(weight, (2, n, n), stride, padding)
+    x, y = wild(rng, (1, 2, n, n), -8, 8), wild(rng, (1, *V.shape), -8, 8)
+    assert_within(V.push(Ball(x)), times(matrix, exact(x)))
+    assert_within(V.pull(Ball(y)), times(transposed(matrix), exact(y)))
+    for carry, value, rows in ((V.push, x, matrix), (V.pull, y, transposed(matrix))):
+        error = np.abs(value) * rng.random(value.shape)
+        signs = rng.choice([-1.0, 1.0], value.shape)
+        found = carry(Ball(value, error))
+        true = [F(v) + F(e) * F(s) for v, e, s in
+                zip(value.ravel(), error.ravel(), signs.ravel(), strict=True)]  # fmt: skip
+        assert_within(found, times(rows, true), slack=np.inf)
+
+
+def test_pooling_and_dense_maps_of_thin_balls():
+    rng = np.random.default_rng(2)
+    x = wild(rng, (1, 1, 6, 6), -8, 8)
+    means = [
+        sum(exact(x[0, 0, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3])) / 9 for i, j in np.ndindex(2, 2)
+    ]
+    pool = maps.average_pool(3, (1, 6, 6))
+    assert_within(pool.push(Ball(x)), means)
+    y = wild(rng, (1, 1, 2, 2), -8, 8)
+    spread = [F(float(y[0, 0, i // 3, j // 3])) / 9 for i, j in np.ndindex(6, 6)]
+    assert_within(pool.pull(Ball(y)), spread)
+    weight = wild(rng, (7, 36), -8, 8)
+    matrix = [exact(row) for row in weight]
+    dense = maps.dense(weight, (1, 6, 6))
+    assert_within(dense.push(Ball(x)), times(matrix, exact(x)))
+    y = wild(rng, (1, 7, 1, 1), -8, 8)
+    assert_within(dense.pull(Ball(y)), times(transposed(matrix), exact(y)))
+
+
+def test_ray_transforms_have_their_transpose():
+    angles, bins = np.linspace(0, 3, 7)[:, None], np.linspace(-4, 4, 9)
+    lines = [bins * np.cos(angles), bins * np.sin(angles), np.sin(angles), -np.cos(angles)]
+    A = maps.rays(lines, (5, 6), (1.0, 0.8))
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((2, 1, 5, 6)), rng.standard_normal((2, 1, 7, 9))
+    left = (A.push(Ball(x)).value * y).sum()
+    assert left == pytest.approx((x * A.pull(Ball(y)).value).sum(), rel=1e-13)
+
+
+OPTIONS = {"Huber": [0.3], "LeakyReLU": [0.2], "SmoothedReLU": [0.0, 0.4], "ELU": [0.7],
+           "SmoothedLeakyReLU": [0.3, 0.1], "Softplus": [3.0]}  # fmt: skip
+
+
+def decimal_value(kind: str, a: Decimal, q: list[Decimal]) -> Decimal:
+    """h(a), from its definition."""
+    zero = Decimal(0)
+    if kind in ("SmoothedReLU", "SmoothedLeakyReLU"):
+        k, nu = q
+        psi = zero if a <= 0 else a * a / (2 * nu) if a < nu else a - nu / 2
+        return k * a + (1 - k) * psi
+    return {
+        "ReLU": lambda: max(a, zero),
+        "LeakyReLU": lambda: max(q[0] * a, a),
+        "Abs": lambda: abs(a),
+        "HalfSquare": lambda: a * a / 2,
+        "Huber": lambda: a * a / (2 * q[0]) if abs(a) <= q[0] else abs(a) - q[0] / 2,
+        "Softplus": lambda: (1 + (q[0] * a).exp()).ln() / q[0],
+        "ELU": lambda: a if a > 0 else q[0] * (a.exp() - 1),
+    }[kind]()
+
+
+def decimal_conjugate(kind: str, s: Decimal, q: list[Decimal]) -> Decimal:
+    def entropy(u: Decimal) -> Decimal:
+        return u * u.ln() if u > 0 else Decimal(0)
+
+    if kind in ("SmoothedReLU", "SmoothedLeakyReLU"):
+        return q[1] * (s - q[0]) ** 2 / (2 * (1 - q[0]))
+    return {
+        "ReLU": lambda: Decimal(0),
+        "LeakyReLU": lambda: Decimal(0),
+        "Abs": lambda: Decimal(0),
+        "HalfSquare": lambda: s * s / 2,
+        "Huber": lambda: q[0] * s * s / 2,
+        "Softplus": lambda: (entropy(s) + entropy(1 - s)) / q[0],
+        "ELU": lambda: entropy(s) - s * q[0].ln() - s + q[0] if s < q[0] else Decimal(0),
+    }[kind]()
+
+
+def fraction(value: Decimal) -> Fraction:
+    return F(value)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_and_their_conjugates(kind):
+    """Compared with 60 digits, at small and large numbers and near the ends of the domain."""
+    rng = np.random.default_rng(4)
+    options = OPTIONS.get(kind, [])
+    h = Activation(kind, options)
+    a = np.concatenate([wild(rng, (300,), -12, 6), [0.0, 0.3, 0.4, 700.0, -700.0, -40.0, 40.0]])
+    low, high = (max(end, -1e3) if end < 0 else min(end, 1e3) for end in h.slopes)
+    ends = [low, high, np.nextafter(low, high), np.nextafter(high, low), 0.7]
+    s = np.clip(np.concatenate([rng.uniform(low, high, 300), ends, 10 ** rng.uniform(-300, 0, 50)]),
+                low, high)  # fmt: skip
+    q = [Decimal(float(option)) for option in options]
+    with localcontext() as context:
+        context.prec, context.Emin, context.Emax = 400, -999_999, 999_999
+        values = [fraction(decimal_value(kind, Decimal(float(v)), q)) for v in a[:120]]
+        values += [fraction(decimal_value(kind, Decimal(float(v)), q)) for v in a[300:]]
+        found = h.at(Ball(np.concatenate([a[:120], a[300:]])))
+        assert_within(found, values)
+        points = np.concatenate([s[:100], s[300:320]])
+        conjugates = [fraction(decimal_conjugate(kind, Decimal(float(v)), q)) for v in points]
+        assert_within(h.conjugate(points), conjugates)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("group", [1, 3])
+def test_activations_of_fat_balls_and_fenchels_inequality(kind, group):
+    if group > 1 and kind not in functions.EVEN:
+        return
+    rng = np.random.default_rng(5)
+    h = Activation(kind, OPTIONS.get(kind, []), group)
+    a, error = wild(rng, (1, 300, 4), -3, 2), 10 ** rng.uniform(-3, 1, (1, 300, 4))
+    true = a + error * rng.uniform(-1, 1, a.shape)
+    exactly, found = h.at(Ball(true)), h.at(Ball(a, error))
+    assert (np.abs(found.value - exactly.value) <= found.error + exactly.error).all()
+    s = h.slope(wild(rng, a.shape, -3, 3), np.abs(wild(rng, a.shape, -1, 1)))
+    inner = (s * true).reshape(1, 300 // group, group, 4).sum(2)
+    slack = exactly.value + h.conjugate(s).value - inner
+    assert slack.min() >= -1e-9
+    if group > 1 and np.isfinite(h.slopes[1]):
+        for column in s.reshape(100, 3, 4).transpose(0, 2, 1).reshape(-1, 3):
+            assert sum(v * v for v in exact(column)) <= 1
+
+
+@pytest.mark.parametrize("kind", FIDELITIES)
+def test_the_infimum_behind_a_diagonal_of_fat_balls(kind):
+    """Never above f(d x) + c x, for any c and d in the balls and any x in the box."""
+    rng = np.random.default_rng(6)
+    shape = (1, 1, 40, 50)
+    y, q = rng.uniform(0, 3, shape), rng.uniform(0.2, 2, shape)
+    y[0, 0, :10] = 0
+    x = np.zeros(shape)
+    f, identity = Fidelity(kind, y, q), maps.chain([], shape[1:])
+    problem = Problem(x, 0, 0, 1.0, identity, f, (), x, x, None, 1.0)
+    c, d = wild(rng, shape, -2, 1), wild(rng, shape, -1, 1)
+    if kind == "KullbackLeibler":
+        d = np.abs(d)
+    sizes = [np.abs(v) * rng.uniform(0, 0.3, shape) for v in (c, d)]
+    low, high = np.full(shape, 0.0), np.full(shape, 2.0)
+    with np.errstate(all="ignore"):
+        found = bounds._behind_diagonal(problem, Ball(c, sizes[0]), Ball(d, sizes[1]), low, high)
+        least = np.full(shape, np.inf)
+        C, D = (v + e * rng.uniform(-1, 1, shape) for v, e in zip((c, d), sizes, strict=True))
+        for point in np.linspace(0, 2, 401):
+            least = np.minimum(least, problem.fidelity.value(D * point).value + C * point)
+        assert (found.value - found.error <= least + 1e-12).all()
+        sharp = bounds._behind_diagonal(problem, Ball(C), Ball(D), low, high)
+    assert (sharp.error <= 1e-12 * (1 + np.abs(sharp.value))).all()
+    assert (sharp.value <= least + 1e-12).all()
+    # A grid of 401 points misses the minimum of a function with this curvature by little.
+    assert (sharp.value >= least - (1 + np.abs(D)) ** 2 * 0.02 - 0.005 * np.abs(C)).all()
+
+
+def test_concave_functions_are_lowest_at_an_end():
+    at = Ball(np.array([0.0, 2.0, -1.0]), np.array([1.0, 0.5, 0.0]))
+    found = concave(lambda v: Ball(-((v - 0.5) ** 2), 0.0), at)
+    low = found.value - found.error
+    assert (low <= [-2.25, -4.0, -2.25]).all()
+    assert (low >= np.array([-2.25, -4.0, -2.25]) - 1e-12).all()

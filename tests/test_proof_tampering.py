@@ -1,0 +1,369 @@
+"""Proof files that were changed, claim too much, or mean harm are refused, with a reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import proof_files
+import pytest
+import torch
+import zoo
+
+import convexlift as cl
+from convexlift import proof_checker
+from convexlift.proof_checker import ProofRejected, verify
+from convexlift.proof_checker.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def proof() -> tuple[dict, dict]:
+    """Description and arrays of a proof with every kind of tensor."""
+    torch.set_default_dtype(torch.float64)
+    data, _ = zoo.fidelity("weighted L2", batch=2)
+    problem = cl.VariationalProblem(
+        fidelity=cl.WeightedL2(data.y, data.weights + 0.1),
+        operator=cl.Mask(proof_files.MASK) @ cl.Blur(proof_files.kernel(), "reflect"),
+        regularizer=zoo.network("skips", cl.LeakyReLU(0.2)),
+        weight=0.1,
+        box=(0.0, 60.0),
+    )
+    return proof_files.contents(problem, proof_files.evidence(problem))
+
+
+def refused(tmp_path, head, arrays) -> str:
+    """The reason, after the name of the file."""
+    path = proof_files.store(tmp_path / "wrong.proof", head, arrays)
+    with pytest.raises(ProofRejected) as error:
+        verify(path)
+    assert str(error.value).startswith(f"{path}: ")
+    return str(error.value).removeprefix(f"{path}: ")
+
+
+def test_the_untouched_proof_is_confirmed(tmp_path, proof):
+    (first, _) = verify(proof_files.store(tmp_path / "a.proof", *proof))
+    assert first.made_by["convexlift"] == cl.__version__
+    assert first.network_sha256 == proof[0]["network_sha256"]
+    assert "\n" not in str(first)
+    assert repr(first.lower_bound) in str(first)
+    assert "no image in the box is below" in str(first)
+
+
+def test_every_changed_tensor_is_named(tmp_path, proof):
+    head, arrays = proof
+    for name in arrays:
+        wrong = {n: a.copy() for n, a in arrays.items()}
+        wrong[name].flat[-1] = np.nextafter(wrong[name].flat[-1], np.inf)
+        reason = refused(tmp_path, head, wrong)
+        assert reason == f"the tensor {name!r} was changed after the proof was written"
+        single = {**arrays, name: arrays[name].astype(np.float32)}
+        assert f"the tensor {name!r} was changed" in refused(tmp_path, head, single)
+        without = {n: a for n, a in arrays.items() if n != name}
+        assert repr(name) in refused(tmp_path, head, without)
+        resealed = proof_files.complete(head, without)
+        assert repr(name) in refused(tmp_path, resealed, without) or name == "x"
+
+
+def leaves(value, path=()):
+    """Every place in a JSON value."""
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from leaves(item, (*path, key))
+    if path:
+        yield path
+
+
+def changed(value, path, new):
+    value = copy.deepcopy(value)
+    place = value
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = new
+    return value
+
+
+def test_every_changed_field_is_refused(tmp_path, proof):
+    head, arrays = proof
+    for path in leaves(head):
+        wrong = changed(head, path, "something else")
+        if path[0] == "digest" or len(path) > 1 or path[0] == "network_sha256":
+            assert "the description was changed" in refused(tmp_path, wrong, arrays)
+        else:
+            refused(tmp_path, wrong, arrays)
+
+
+def test_fields_of_the_wrong_kind_are_refused_whatever_the_digest_says(tmp_path, proof):
+    """Text, nothing, lists, huge, negative and missing values everywhere; never another error."""
+    head, arrays = proof
+    free = {"made_by"}
+    for path in leaves({k: v for k, v in head.items() if k != "digest"}):
+        for new in ("text", [], {}, {"ReLU": {}}, -1, 10**400, 1e300, True):
+            if path[0] in free or changed(head, path, new) == head:
+                continue
+            if path[-1] in ("bias", "residual", "gap") or path[0] == "radius":
+                continue  # truth values of anything; a worse gap is no lie
+            wrong = proof_files.sealed(changed(head, path, new))
+            if (path[0], path[-1], new) == ("claims", "objective", 1e300):  # a modest claim
+                assert verify(proof_files.store(tmp_path / "w.proof", wrong, arrays))
+                continue
+            assert refused(tmp_path, wrong, arrays), (path, new)
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "reason"),
+    [
+        ("objective", lambda c: c["objective"] * (1 - 1e-5), "claims[1].objective is"),
+        ("objective", lambda c: c["objective"] * (1 - 1e-8), "claims[1].objective is"),
+        (
+            "lower_bound",
+            lambda c: c["lower_bound"] + 1e-5 * c["objective"],
+            "claims[1].lower_bound",
+        ),
+        (
+            "lower_bound",
+            lambda c: c["lower_bound"] + 2e-9 * c["objective"],
+            "claims[1].lower_bound",
+        ),
+        ("gap", lambda c: c["gap"] - 1e-4, "claims[1].gap is"),
+        ("guarantee", lambda c: "NONE", "claims[1].guarantee must be"),
+        ("objective", lambda c: True, "claims[1].objective must be a number"),
+    ],
+)
+def test_claims_that_are_too_good_are_refused(tmp_path, proof, field, change, reason):
+    head, arrays = copy.deepcopy(proof[0]), proof[1]
+    head["claims"][1][field] = change(head["claims"][1])
+    assert refused(tmp_path, proof_files.sealed(head), arrays).startswith(reason)
+
+
+def test_modest_claims_are_not_refused_for_small_differences(tmp_path, proof):
+    """Up to 1e-6 of the objective worse; the verdict holds the checker's own numbers."""
+    head, arrays = copy.deepcopy(proof[0]), proof[1]
+    before = verify(proof_files.store(tmp_path / "a.proof", head, arrays))
+    head["claims"][0]["lower_bound"] -= 3.0
+    head["claims"][0]["gap"] = 100.0
+    after = verify(proof_files.store(tmp_path / "b.proof", proof_files.sealed(head), arrays))
+    assert after == before
+
+
+def test_local_bounds_do_not_pass_as_global(tmp_path):
+    problem = zoo.problem("plain", cl.ReLU(), "masked L2", "no box")
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-5))
+    local = cl.certify(problem, solution.x, solution.duals)
+    assert local.guarantee == (cl.Guarantee.WITHIN_RADIUS,)
+    known = proof_files.Evidence(
+        solution.x, solution.duals, torch.ones(1), local.objective, local.lower_bound,
+        local.guarantee,
+    )  # fmt: skip
+    head, arrays = proof_files.contents(problem, known)
+    (verdict,) = verify(proof_files.store(tmp_path / "a.proof", head, arrays))
+    assert verdict.guarantee == "WITHIN_RADIUS"
+    assert "within 1 of x on pixels" in str(verdict)
+    head["claims"][0]["guarantee"] = "GLOBAL"
+    reason = refused(tmp_path, proof_files.sealed(head), arrays)
+    assert reason == "claims[0].guarantee is GLOBAL, but a pixel is bounded near x only"
+    wide = proof_files.sealed({**head, "radius": 1e6})
+    wide["claims"][0]["guarantee"] = "WITHIN_RADIUS"
+    assert "lower_bound" in refused(tmp_path, proof_files.sealed(wide), arrays)
+
+
+def doubled(head, arrays, name, values):
+    """The proof with another tensor, and digests that fit."""
+    arrays = {**arrays, name: values}
+    return proof_files.complete(head, arrays), arrays
+
+
+def test_what_makes_a_network_not_convex_is_named(tmp_path, proof):
+    head, arrays = proof
+    for name in arrays:
+        if not name.startswith("network.") or name.endswith(("skip.weight", "bias")):
+            continue
+        negative = arrays[name].copy()
+        negative.flat[3] = -1e-30
+        reason = refused(tmp_path, *doubled(head, arrays, name, negative))
+        assert repr(name) in reason
+        assert "negative" in reason
+    layers = ("problem", "network", "layers")
+    wrong = changed(head, (*layers, 1, "activation"), {"Abs": {}})
+    reason = refused(tmp_path, proof_files.sealed(wrong), arrays)
+    assert reason == "layers.1.activation decreases; only the first layer's may"
+    for kind, field, value in (
+        ("LeakyReLU", "slope", 1.5), ("ELU", "alpha", 1.5), ("Huber", "delta", 0.0),
+        ("Softplus", "sharpness", -1.0), ("LeakyReLU", "slope", -0.1),
+    ):  # fmt: skip
+        wrong = changed(head, (*layers, 0, "activation"), {kind: {field: value}})
+        reason = refused(tmp_path, proof_files.sealed(wrong), arrays)
+        assert reason.startswith(f"layers.0.activation.{kind}.{field} must be a number")
+    map_of = {"ForwardDifferences": {}}
+    wrong = changed(head, (*layers, 1, "previous"), map_of)
+    assert "layers.1.previous has negative weights" in refused(
+        tmp_path, proof_files.sealed(wrong), arrays
+    )
+
+
+def test_tensors_with_other_values_are_refused_by_name(tmp_path, proof):
+    head, arrays = proof
+    cases = [
+        ("x", np.full_like(arrays["x"], -0.1), "outside the box"),
+        ("x", arrays["x"][:1], "does not fit"),
+        ("x", np.where(arrays["x"] > 0.5, np.nan, 0.0), "'x' has entries that are not finite"),
+        ("y", arrays["y"][:, :, :4], "'y' has the shape"),
+        ("y", arrays["y"].astype(np.float16), "float32 or float64"),
+        ("y", arrays["y"][:0], "float32 or float64"),
+        ("fidelity.weights", -arrays["fidelity.weights"], "'fidelity.weights' has negative"),
+        ("theta", np.array([1.0, 1.1]), "'theta' must be"),
+        ("theta", np.array([1.0, -0.1]), "'theta' must be"),
+        ("theta", np.array([1.0]), "'theta' has the shape"),
+        ("dual.1", arrays["dual.1"][:, :2], "'dual.1' has the shape"),
+        ("dual.3", arrays["dual.3"][:, :2], "'dual.3' has the shape"),
+        ("dual.data", arrays["dual.data"][:1], "'dual.data' has the shape"),
+        ("network.layers.0.bias", np.zeros(4), "'network.layers.0.bias' has the shape"),
+        ("network.layers.0.skip.weight", np.zeros((3, 1, 5, 5)), "skip.weight' has the shape"),
+        ("another", np.zeros(1), "'another' has no meaning"),
+    ]
+    for name, values, reason in cases:
+        assert reason in refused(tmp_path, *doubled(head, arrays, name, values)), (name, reason)
+
+
+def test_theta_below_one_needs_a_network_that_is_bounded_below(tmp_path):
+    problem = zoo.problem("residual last", cl.ReLU(), "L2", "box")
+    head, arrays = proof_files.contents(problem, proof_files.evidence(problem))
+    reason = refused(tmp_path, *doubled(head, arrays, "theta", np.array([0.5])))
+    assert reason == "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below"
+
+
+@pytest.mark.parametrize("kind", ["L2", "L1", "KL", "masked L2"])
+def test_worse_duals_prove_less_and_never_more(tmp_path, kind):
+    """Random dual variables are a proof as well, of a bound below the optimum."""
+    problem = zoo.problem("skips", cl.SmoothedLeakyReLU(0.2, 0.1), kind, "box")
+    best = float(cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).objective)
+    head, arrays = proof_files.contents(problem, proof_files.evidence(problem))
+    generator = np.random.default_rng(0)
+    for size in (1e-3, 1.0, 1e3, 1e300):
+        wild = {
+            n: size * generator.standard_normal(a.shape) if n.startswith("dual.") else a
+            for n, a in arrays.items()
+        }
+        modest = copy.deepcopy(head)
+        modest["claims"][0] |= {"lower_bound": -1e9, "gap": 1e9}
+        file = proof_files.store(tmp_path / "a.proof", proof_files.complete(modest, wild), wild)
+        (verdict,) = verify(file)
+        assert verdict.lower_bound <= best
+
+
+def nested(depth: int) -> dict:
+    value: dict = {"AveragePool": {"size": 1}}
+    for _ in range(depth):
+        value = {"Chain": {"maps": [value]}}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("problem", "network", "layers", 0, "skip"), nested(300)),
+        (("problem", "network", "layers", 0, "skip"),
+         {"Chain": {"maps": [{"ForwardDifferences": {}}] * 60}}),
+        (("problem", "network", "layers", 0, "skip"),
+         {"Chain": {"maps": [{"AveragePool": {"size": 1}}] * 200_000}}),
+        (("problem", "network", "layers", 2, "previous"), {"AveragePool": {"size": 10**30}}),
+        (("problem", "network", "layers", 0, "channels"), 2**39),
+        (("problem", "network", "layers", 0, "links"), {"-1": {"AveragePool": {"size": 1}}}),
+        (("problem", "network", "layers", 0, "links"), {"two": {"AveragePool": {"size": 1}}}),
+        (("problem", "network", "layers"), []),
+        (("problem", "image_shape"), [10**9, 10**9, 10**9]),
+        (("problem", "operator"), {"Sum": {"terms": [{"Identity": {}}] * 100_000}}),
+        (("problem", "operator"), {"Scaled": {"factor": 1.0, "operator": {"Unknown": {}}}}),
+        (("problem", "operator"), {"Diagonal": {"values": ["x"]}}),
+        (("problem", "weight"), 0),
+        (("problem", "box"), [1.0, 0.0]),
+        (("problem", "box"), [None, 10**400]),
+        (("radius",), -1.0),
+    ],
+)  # fmt: skip
+def test_hostile_descriptions_are_refused_at_once(tmp_path, proof, path, value):
+    wrong = proof_files.sealed(changed(proof[0], path, value))
+    assert len(refused(tmp_path, wrong, proof[1])) < 400
+
+
+def test_scanners_that_are_too_large_are_refused(tmp_path):
+    problem = proof_files.behind(proof_files.OPERATORS["flat fan"](), (0, 1))
+    head, arrays = proof_files.contents(problem, proof_files.evidence(problem))
+    names = [name for name in arrays if name.startswith("operator.")]
+    for name in names:
+        head, arrays = doubled(head, arrays, name, np.zeros(100_000))
+    assert "too large" in refused(tmp_path, head, arrays)
+
+
+def test_files_that_are_no_proofs(tmp_path, proof):
+    head, arrays = proof
+    text = json.dumps(head)
+    assert "malformed" in refused(tmp_path, "{", arrays)
+    assert "malformed" in refused(tmp_path, "[" * 100_000, arrays)
+    assert "malformed" in refused(tmp_path, text.replace('"weight": 0.1', '"weight": NaN'), arrays)
+    assert "must have these fields" in refused(tmp_path, "[]", arrays)
+    assert "must have these fields" in refused(tmp_path, {**head, "more": 1}, arrays)
+    newer = proof_files.sealed({**head, "format": 2})
+    assert refused(tmp_path, newer, arrays) == "its format is 2, not 1"
+    other = tmp_path / "other.safetensors"
+    proof_files.save_file(arrays, other)
+    with pytest.raises(ProofRejected, match="not a proof file of convexlift"):
+        verify(other)
+    whole = proof_files.store(tmp_path / "a.proof", *proof).read_bytes()
+    for part in (b"", whole[:4], whole[:100], whole[:-1], whole + b"0"):
+        other.write_bytes(part)
+        with pytest.raises((ProofRejected, OSError)):
+            verify(other)
+    with pytest.raises(OSError, match="no"):
+        verify(tmp_path / "no.proof")
+
+
+def test_flipped_bits_are_never_confirmed(tmp_path, proof):
+    """Nothing but ProofRejected, or the same verdict where the bit has no meaning."""
+    path = proof_files.store(tmp_path / "a.proof", *proof)
+    whole, verdicts = path.read_bytes(), verify(path)
+    generator = np.random.default_rng(1)
+    places = [*range(64), *generator.integers(64, len(whole), 300)]
+    for place in places:
+        wrong = bytearray(whole)
+        wrong[place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(wrong)
+        try:
+            assert verify(path) == verdicts
+        except (ProofRejected, OSError) as error:
+            assert str(error)  # noqa: PT017
+
+
+def test_the_command_prints_a_line_for_each_image(tmp_path, proof, capsys):
+    path = str(proof_files.store(tmp_path / "a.proof", *proof))
+    assert main([path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{path}: objective ") for line in lines)
+    assert main([path, str(tmp_path / "no.proof")]) == 1
+    assert "rejected: " in capsys.readouterr().err
+
+
+def test_a_copy_of_the_folder_runs_without_the_package(tmp_path, proof):
+    """With -S and only NumPy and safetensors in reach, torch cannot be imported."""
+    path = proof_files.store(tmp_path / "a.proof", *proof)
+    folder = Path(proof_checker.__file__).parent
+    shutil.copytree(folder, tmp_path / "proof_checker", ignore=shutil.ignore_patterns("__pyc*"))
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for module in ("numpy", "safetensors"):
+        source = Path(__import__(module).__file__).parent
+        (libraries / module).symlink_to(source)
+        if (bundled := source.parent / f"{module}.libs").exists():
+            (libraries / bundled.name).symlink_to(bundled)
+    command = [sys.executable, "-S", "-m", "proof_checker", str(path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(libraries)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
