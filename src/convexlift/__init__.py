@@ -57,6 +57,8 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.saddle import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
+from convexlift.proof_checker import ProofRejected as ProofRejected
+from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
 from convexlift.solvers.nmapg import NMAPG as NMAPG

@@ -96,7 +96,7 @@ class Proof:
                 {
                     "objective": float(claim.objective[i]),
                     "lower_bound": float(claim.lower_bound[i]),
-                    "gap": float(claim.gap[i]),
+                    "gap": _finite(float(claim.gap[i])),  # infinite if the objective is 0
                     "guarantee": guarantee.name,
                 }
                 for i, guarantee in enumerate(claim.guarantee)
@@ -113,7 +113,7 @@ class Proof:
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    return np.asarray(tensor.detach().cpu().numpy(), order="C")
 
 
 def _digest(array: np.ndarray[Any, Any]) -> str:

@@ -165,7 +165,10 @@ def claim(
     duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
     bounds = bounds_below(double, x.double(), duals, radius)
-    values = [bound.value.nan_to_num(-math.inf) for bound in (bounds.everywhere, bounds.near)]
+    values = [
+        torch.where(bound.value.isnan(), -math.inf, bound.value)
+        for bound in (bounds.everywhere, bounds.near)
+    ]
     everywhere, local = (relative_gap(objective, value) for value in values)
     near = prefer_near(problem, everywhere, local, tolerance)
     bound = choose_images(near, bounds.near, bounds.everywhere)

@@ -44,8 +44,8 @@ MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 """Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
-SPARE = 4
-"""Gradients that must not be negative are moved this many error bounds away from zero."""
+SPARE = 8
+"""What must not be negative is kept so many error bounds away from it: checkers have their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,10 +261,10 @@ def _behind_diagonal(
     low, high = problem.fidelity.conjugate_domain
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
-    v, reach = -minorant.c.value / safe, (minorant.c.error / safe.abs()).expand_as(x)
+    v, reach = -minorant.c.value / safe, (SPARE * minorant.c.error / safe.abs()).expand_as(x)
     limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
     free = _pixel_infima(problem, minorant.c, d, *whole).isinf() & seen
-    limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-12)
+    limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
         yield bounds(fraction * limit)
 
