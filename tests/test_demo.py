@@ -96,6 +96,23 @@ def test_the_numbers(finished):
         assert task["psnr_after"] > task["psnr_before"] + 1
 
 
+def test_the_proofs(finished):
+    """The checker confirms what the report says."""
+    folder, demo = finished
+    assert f"verify {folder}/*.proof" in demo.output
+    tasks = json.loads((folder / "results.json").read_text())["tasks"]
+    files = [str(folder / f"{task['task']}.proof") for task in tasks]
+    checked = CliRunner().invoke(app, ["verify", *files, "--json", str(folder / "checked.json")])
+    assert checked.exit_code == 0, checked.output
+    assert checked.output.count("confirmed: ") == 3
+    for task, file in zip(
+        tasks, json.loads((folder / "checked.json").read_text())["files"], strict=True
+    ):
+        (image,) = file["images"]
+        assert image["gap"] == pytest.approx(task["gap"], rel=1e-3)
+        assert image["guarantee"] == "GLOBAL"
+
+
 def test_the_page_is_self_contained_and_honest(finished):
     folder, _ = finished
     page = (folder / "report.html").read_text()

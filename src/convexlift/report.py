@@ -41,6 +41,7 @@ def write_report(demo: Demo, folder: Path, version: str) -> list[Path]:
         for kind, picture in pictures.items():
             files.append(_picture(folder, result, kind))
             save_image(files[-1], picture)
+        files.append(result.solution.proof.save(folder / f"{result.task.name}.proof"))
     figures = {
         "overview.png": plot_overview(demo),
         "convergence.png": plot_convergence(demo.results, demo.options.gap),

@@ -140,6 +140,8 @@ def _convert(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return tuple(_convert(item, function) for item in value)
     if isinstance(value, dict):
         return {key: _convert(item, function) for key, item in value.items()}
+    if isinstance(value, Blocks):
+        return Blocks({name: function(part) for name, part in value.items()})
     return value
 
 

@@ -7,6 +7,9 @@ from convexlift.cli import reconstruct as reconstruct
 from convexlift.cli import reproduce as reproduce
 from convexlift.cli import serve as serve
 from convexlift.cli import train as train
+from convexlift.cli import verify as verify
 from convexlift.cli.app import app as app
 
-__all__ = ["app", "benchmark", "demo", "models", "reconstruct", "reproduce", "serve", "train"]
+__all__ = [
+    "app", "benchmark", "demo", "models", "reconstruct", "reproduce", "serve", "train", "verify",
+]  # fmt: skip

@@ -46,7 +46,8 @@ def demo(
 ) -> None:
     """Three tasks on a picture inside the package; half a minute on one core.
 
-    Writes clean, degraded and reconstructed pictures, convergence plots, a table and report.html.
+    Writes clean, degraded and reconstructed pictures, proofs, convergence plots, a table and
+    report.html.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
     screen = console()
@@ -77,9 +78,11 @@ def _show(result: Demo, page: Path, screen: Console) -> None:
         table.add_row(*row)
     screen.print(table)
     screen.print(regularizer_note(result), highlight=False)
-    screen.print(f"Report: {page}", highlight=False)
-    screen.print("\nNext, try", highlight=False)
     program = _program()
+    screen.print(f"Report: {page}", highlight=False)
+    check = f"Proofs: checked, without the solver, by {program} verify {page.parent}/*.proof"
+    screen.print(check, highlight=False, markup=False, soft_wrap=True)
+    screen.print("\nNext, try", highlight=False)
     width = max(len(command) for command, _ in NEXT)
     for command, purpose in NEXT:
         line = f"  {program} {command:<{width}}  # {purpose}"

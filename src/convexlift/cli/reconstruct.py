@@ -37,6 +37,7 @@ from convexlift.cli.reconstruct_options import (
     MethodOption,
     NoiseOption,
     Output,
+    ProofOption,
     Quantities,
     RangeOption,
     Regularizer,
@@ -108,6 +109,7 @@ def denoise(
     device: DeviceOption = Device.auto,
     batch: Batch = "auto",
     gap_map: GapMap = False,
+    proof: ProofOption = False,
     force: Force = False,
     resume: Resume = False,
     max_megapixels: MaxMegapixels = None,
@@ -121,7 +123,7 @@ def denoise(
     grey images: colours and pages are solved one by one.
     """
     common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, resume, json_file,
+                     method.value, device, batch, gap_map, proof, force, resume, json_file,
                      debug)  # fmt: skip
     with one_sentence_errors(debug):
         task = photographs("denoise", noise, sigma, MaskChoice(), numbers, truth, max_megapixels)
@@ -163,6 +165,7 @@ def inpaint(
     device: DeviceOption = Device.auto,
     batch: Batch = "auto",
     gap_map: GapMap = False,
+    proof: ProofOption = False,
     force: Force = False,
     resume: Resume = False,
     max_megapixels: MaxMegapixels = None,
@@ -175,7 +178,7 @@ def inpaint(
     noise, which is taken for Gaussian unless --noise says otherwise.
     """
     common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, resume, json_file,
+                     method.value, device, batch, gap_map, proof, force, resume, json_file,
                      debug)  # fmt: skip
     with one_sentence_errors(debug):
         colour = None if mask_colour is None else checked(parse_colour, mask_colour)
@@ -255,6 +258,7 @@ def ct(
     device: DeviceOption = Device.auto,
     batch: Batch = "auto",
     gap_map: GapMap = False,
+    proof: ProofOption = False,
     force: Force = False,
     resume: Resume = False,
     max_megapixels: MaxMegapixels = None,
@@ -272,7 +276,7 @@ def ct(
     """
     rule = weight or ("card" if simulate else "auto")
     common = _Common(output, regularizer, rule, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, force, resume, json_file,
+                     method.value, device, batch, gap_map, proof, force, resume, json_file,
                      debug)  # fmt: skip
     with one_sentence_errors(debug):
         scans = checked(
@@ -294,13 +298,13 @@ class _Common:
     def __init__(
         self, output: Path, regularizer: str, weight: str, tolerance: float,
         time_limit: float | None, max_iterations: int, method: str, device: Device, batch: str,
-        gap_map: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
+        gap_map: bool, proof: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
     ) -> None:  # fmt: skip
         self.output, self.regularizer, self.weight = output, regularizer, weight
         self.tolerance, self.time_limit = tolerance, time_limit
         self.max_iterations, self.method, self.device = max_iterations, method, device
         self.batch, self.gap_map, self.force, self.resume = batch, gap_map, force, resume
-        self.json_file, self.debug = json_file, debug
+        self.proof, self.json_file, self.debug = proof, json_file, debug
 
     def run(
         self, task: str, inputs: list[str], suffixes: tuple[str, ...], preparation: Preparation,
@@ -317,7 +321,7 @@ class _Common:
         saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
         checked(
             check_targets, sources, force=self.force, resume=self.resume, gap_map=self.gap_map,
-            also_read=[*preparation.reads(sources), *saved],
+            proof=self.proof, also_read=[*preparation.reads(sources), *saved],
             summary=None if self.json_file in (None, "-") else Path(str(self.json_file)),
         )  # fmt: skip
         network, digest = _network(self.regularizer)
@@ -331,6 +335,7 @@ class _Common:
             read_weight(self.weight),
             read_batch(self.batch),
             self.gap_map,
+            self.proof,
             search=CT_SEARCH if task == "ct" else SEARCH,
         )  # fmt: skip
         settings = {

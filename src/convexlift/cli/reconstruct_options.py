@@ -107,6 +107,12 @@ MaxMegapixels = Annotated[
 GapMap = Annotated[
     bool, typer.Option("--gap-map", help="Also NAME.gap.npy and .png: where the gap is.")
 ]
+ProofOption = Annotated[
+    bool,
+    typer.Option(
+        "--proof", help="Also NAME.proof, which convexlift verify checks without the solver."
+    ),
+]
 Json = Annotated[
     str | None,
     typer.Option("--json", help="Also write all results to this file; - for standard output."),

@@ -16,7 +16,7 @@ from convexlift.problems.databound import can_hold_everywhere
 from convexlift.problems.rigorous import bounds_below, objective_above
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, choose_images, foreign_parts
+from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -42,7 +42,7 @@ class Guarantee(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class Claim(TensorRecord):
     """An objective and a lower bound for each image of a batch, true in spite of rounding.
 
     Attributes:
@@ -68,9 +68,8 @@ class Claim:
     theta: Tensor
     data_dual: Tensor | None
 
-    def image(self, i: int) -> Self:
-        """The claim about one image."""
-        rows = slice(i, i + 1)
+    def part(self, rows: slice) -> Self:
+        """The claim about some of the images."""
         parts: dict[str, Any] = {
             field.name: _rows(getattr(self, field.name), rows) for field in fields(self)
         }

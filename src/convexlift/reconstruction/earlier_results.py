@@ -36,14 +36,14 @@ def digest(path: Path) -> str:
 
 
 def earlier_record(
-    source: Source, inputs: Fingerprint, settings: dict[str, Any], *, gap_map: bool
+    source: Source, inputs: Fingerprint, settings: dict[str, Any], *, gap_map: bool, proof: bool
 ) -> dict[str, Any] | None:
     """The record of a finished result, if it was made from these inputs with these settings.
 
     A result is finished if its image and its record are there and belong together, and if no Ctrl-C
     ended its solve. Anything else is None: the file is to be reconstructed again.
     """
-    places = source.results if gap_map else source.results[:2]
+    places = source.results(gap_map=gap_map, proof=proof)
     try:
         if not all(place.is_file() for place in places):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from convexlift.benchmark.methods import METHODS
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.certificate import certify
+from convexlift.problems.claims import Claim
 from convexlift.problems.variational import VariationalProblem
+from convexlift.proofs import Proof
 from convexlift.reconstruction.interruption import Interruption
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.statements import Statement
@@ -71,6 +74,7 @@ class Solved:
     iterations: Tensor
     seconds: float
     gap_map: Tensor | None = None
+    claim: Claim | None = None
 
     def part(self, rows: slice) -> Solved:
         """Some of the images."""
@@ -84,6 +88,7 @@ class Solved:
             self.iterations[rows],
             self.seconds,
             None if self.gap_map is None else self.gap_map[rows],
+            None if self.claim is None else self.claim.part(rows),
         )
 
 
@@ -99,6 +104,7 @@ class Engine:
         weight: a number, or a rule.
         batch: images at once, or None for as many as fit.
         gap_map: whether maps of the gap are wanted.
+        proof: whether proof files are wanted.
         seed: of the random numbers that split data.
         interruption: Ctrl-C.
         search: when solves stop while a weight is searched, but for the time.
@@ -111,6 +117,7 @@ class Engine:
     weight: WeightChoice = "card"
     batch: int | None = None
     gap_map: bool = False
+    proof: bool = False
     seed: int = SEED
     interruption: Interruption = field(default_factory=Interruption)
     search: StopWhen = SEARCH
@@ -228,7 +235,16 @@ class Engine:
             solution.iterations.cpu(),
             solution.seconds,
             gap_map,
+            solution.proof.claim.to(device="cpu") if self.proof else None,
         )
+
+    def proof_of(self, statement: Statement, weight: float, solved: Solved) -> Proof | None:
+        """The proof of all images of a statement, if proofs are wanted."""
+        if solved.claim is None:
+            return None
+        network = copy.deepcopy(self.network).cpu()
+        stated = self._stated(statement.to(torch.device("cpu")).problem(network, weight))
+        return Proof(stated, solved.claim)
 
     def _stated(self, problem: VariationalProblem) -> VariationalProblem:
         """Without the box, for methods that know none."""
@@ -287,6 +303,7 @@ def _together(pieces: list[Solved]) -> Solved:
         return torch.cat([getattr(piece, name) for piece in pieces])
 
     maps = None if pieces[0].gap_map is None else joined("gap_map")
+    claims = [piece.claim for piece in pieces if piece.claim is not None]
     return Solved(
         joined("x"),
         joined("objective"),
@@ -297,6 +314,7 @@ def _together(pieces: list[Solved]) -> Solved:
         joined("iterations"),
         sum(piece.seconds for piece in pieces),
         maps,
+        Claim.join(claims) if claims else None,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from convexlift.images import atomic_path, psnr, save_image
 from convexlift.problems.claims import relative_gap
+from convexlift.proofs import Proof
 from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.earlier_results import digest
 from convexlift.reconstruction.engine import Solved
@@ -68,8 +69,10 @@ def record_of(case: Case, solved: Solved, settings: dict[str, Any]) -> dict[str,
     return record
 
 
-def write_result(case: Case, solved: Solved, record: dict[str, Any]) -> None:
-    """The image, the gap map if there is one, and the record last: with it, the file is done.
+def write_result(
+    case: Case, solved: Solved, record: dict[str, Any], proof: Proof | None = None
+) -> None:
+    """The image, gap map and proof if there are any, and the record last: then the file is done.
 
     The record has its temporary name before the image is written. Should the process be killed in
     between, that is what tells ``--resume`` that the image is a result.
@@ -81,6 +84,9 @@ def write_result(case: Case, solved: Solved, record: dict[str, Any]) -> None:
             case.write(solved.x)
         record["output_sha256"] = digest(source.target)
         _write_gap_map(source, solved, record)
+        if proof is not None:
+            with naming(source.proof):
+                record["proof"] = str(proof.save(source.proof))
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 

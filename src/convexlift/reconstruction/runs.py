@@ -141,8 +141,9 @@ class _Run:
     inputs: dict[Source, Fingerprint] = field(default_factory=dict)
 
     def earlier(self, source: Source) -> dict[str, Any] | None:
+        engine = self.engine
         return earlier_record(
-            source, self.inputs[source], self.settings, gap_map=self.engine.gap_map
+            source, self.inputs[source], self.settings, gap_map=engine.gap_map, proof=engine.proof
         )
 
     def fail(self, source: Source, error: Exception) -> None:
@@ -199,7 +200,8 @@ class _Run:
             record = record_of(case, solved, self.settings | {"files_at_once": files_at_once})
             _require_bound(case, record)
             record["inputs"] = self.inputs[case.source]
-            write_result(case, solved, record)
+            proof = self.engine.proof_of(case.statement, case.weight.value, solved)
+            write_result(case, solved, record, proof)
         except Exception as error:
             self.fail(case.source, error)
             return

@@ -73,9 +73,14 @@ class Source:
         return self.target.with_name(f"{self.target.stem}.gap.png")
 
     @property
-    def results(self) -> tuple[Path, Path, Path, Path]:
-        """All files that may be written: the result, its record, and the maps of the gap."""
-        return (self.target, self.record, self.gap_map, self.gap_picture)
+    def proof(self) -> Path:
+        """The proof file."""
+        return self.target.with_suffix(".proof")
+
+    def results(self, *, gap_map: bool = True, proof: bool = True) -> list[Path]:
+        """All files that may be written: the result, its record, maps of the gap, the proof."""
+        maps = [self.gap_map, self.gap_picture] if gap_map else []
+        return [self.target, self.record, *maps, *([self.proof] if proof else [])]
 
 
 def find_sources(

@@ -17,6 +17,7 @@ def check_targets(
     force: bool,
     resume: bool = False,
     gap_map: bool = False,
+    proof: bool = False,
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
 ) -> None:
@@ -29,6 +30,7 @@ def check_targets(
         force: whether files that exist may be replaced.
         resume: whether results of an earlier run may be; files without a record are none.
         gap_map: whether maps of the gap are written.
+        proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
     """
@@ -37,7 +39,7 @@ def check_targets(
         inputs |= {resolved(place) for place in (source.path, *sides(source.path))}
     written: set[Path] = set()
     for source in sources:
-        places = source.results if gap_map else source.results[:2]
+        places = source.results(gap_map=gap_map, proof=proof)
         there = any(place.exists() for place in places)
         may = force or (resume and there and _is_result(source))
         for place in places:
@@ -48,7 +50,7 @@ def check_targets(
         if resolved(summary) in written:
             raise InputError(f"{summary} is the name of a result; name another file for all")
     _make_folders({source.target.parent for source in sources}, summary)
-    results = [place for source in sources for place in source.results]
+    results = [place for source in sources for place in source.results()]
     remove_leftovers(results if summary is None else [*results, summary])
 
 

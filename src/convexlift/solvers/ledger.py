@@ -182,10 +182,10 @@ class Ledger:
         some, some_double = (None, None) if whole else (problem.select(rows), double.select(rows))
         if some is None or some_double is None:
             claimed = claim(problem, double, x, witness, tolerance=self.tolerance or 0.0)
-            return [claimed.image(i) for i in images]
+            return [claimed.part(slice(i, i + 1)) for i in images]
         witness = Blocks({name: part[rows] for name, part in witness.items()})
         claimed = claim(some, some_double, x[rows], witness, tolerance=self.tolerance or 0.0)
-        return [claimed.image(i) for i in range(len(images))]
+        return [claimed.part(slice(i, i + 1)) for i in range(len(images))]
 
     @cached_property
     def _double(self) -> VariationalProblem:

@@ -1,0 +1,55 @@
+"""``convexlift verify``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from convexlift.cli.app import (
+    FAILURE,
+    Debug,
+    JsonFile,
+    app,
+    check_json_file,
+    one_sentence_errors,
+    write_json,
+)
+from convexlift.proof_checker import ProofRejected
+from convexlift.proof_checker import verify as check
+
+
+@app.command()
+def verify(
+    files: Annotated[list[Path], typer.Argument(help="Proof files.", show_default=False)],
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Check proof files, which reconstruct --proof and solution.proof.save write.
+
+    The checker shares no code with the solver: it computes objective and lower bound anew from the
+    image, the data, the network and the dual variables in the file, and accounts for rounding. What
+    it prints is proved: no image has an objective below the lower bound.
+
+    Exit status: 0 all files confirmed, 1 some rejected, 2 bad usage, 130 interrupted.
+    """
+    with one_sentence_errors(debug):
+        check_json_file(json_file)
+        results = [_checked(path) for path in files]
+        write_json(json_file, {"files": results})
+        if any("error" in result for result in results):
+            raise typer.Exit(FAILURE)
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    try:
+        verdicts = check(path)
+    except (ProofRejected, OSError) as error:
+        typer.echo(f"convexlift: rejected: {error}", err=True)
+        return {"file": str(path), "error": str(error)}
+    for number, verdict in enumerate(verdicts):
+        image = f" [{number}]" if len(verdicts) > 1 else ""
+        typer.echo(f"{path}{image}: confirmed: {verdict}")
+    return {"file": str(path), "images": [asdict(verdict) for verdict in verdicts]}

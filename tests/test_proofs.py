@@ -1,0 +1,126 @@
+"""Proof files of solves and certificates, as the independent checker sees them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from reconstruct_runs import noisy, run
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+
+ALL = {**zoo.MONOTONE, **zoo.FIRST_LAYER_ONLY}
+ARCHITECTURES = (*zoo.ARCHITECTURES, "residual last")
+
+
+def confirm(problem: cl.VariationalProblem, claim, path) -> None:
+    """The checker proves about the same, and never more than is true."""
+    verdicts = cl.verify(cl.Proof(problem, claim).save(path))
+    assert len(verdicts) == problem.batch_size
+    for i, verdict in enumerate(verdicts):
+        objective, bound = float(claim.objective[i]), float(claim.lower_bound[i])
+        assert verdict.objective == pytest.approx(objective, rel=1e-9)
+        assert verdict.lower_bound == pytest.approx(bound, rel=1e-9, abs=1e-9 * objective)
+        assert verdict.guarantee == claim.guarantee[i].name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("activation", ALL)
+def test_certificates_of_every_combination_are_confirmed(architecture, activation, tmp_path):
+    """After 15 iterations: from the duals of a solver, and from the tangent alone."""
+    for fidelity, box in itertools.product(zoo.FIDELITIES, zoo.BOXES):
+        problem = zoo.problem(architecture, ALL[activation], fidelity, box)
+        stop = cl.StopWhen(gap=None, max_iterations=15, check_every=15)
+        solution = cl.solve(problem, stop=stop)
+        confirm(problem, solution.proof.claim, tmp_path / "x.proof")
+        confirm(problem, cl.certify(problem, solution.x), tmp_path / "x.proof")
+
+
+OPERATORS = {
+    "blur": lambda: cl.Blur.gaussian(0.7).to(dtype=torch.float64),
+    "masked blur": lambda: cl.Mask(torch.rand(8, 8) > 0.3) @ cl.Blur(torch.rand(3, 3), "replicate"),
+    "sum": lambda: 0.3 * cl.Identity() + cl.Blur(torch.rand(3, 3), "circular"),
+    "parallel": lambda: cl.ParallelBeam(image_size=8, angles=5, bins=7).to(dtype=torch.float64),
+    "fan": lambda: cl.FanBeam(8, 5, 9, 20.0, 10.0, detector="curved").to(dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("box", [(0.0, None), (0.0, 1.0), (None, 2.0), None])
+@pytest.mark.parametrize("fidelity", ["L2", "L1", "KL"])
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_solutions_behind_every_operator_are_confirmed(name, fidelity, box, dtype, tmp_path):
+    if fidelity == "KL" and (box is None or box[0] is None):
+        box = (0.0, None)
+    operator = OPERATORS[name]()
+    w = operator(zoo.clean_images(2))
+    data = {
+        "L2": lambda: cl.SquaredL2(w + 0.1 * torch.randn(w.shape)),
+        "L1": lambda: cl.L1(w + 0.1 * torch.randn(w.shape), 0.3),
+        "KL": lambda: cl.KullbackLeibler(torch.poisson(20 * w.clamp_min(0)), 1.0),
+    }[fidelity]()
+    problem = cl.VariationalProblem(
+        fidelity=data,
+        operator=(20.0 if fidelity == "KL" else 1.0) * operator,
+        regularizer=zoo.network("plain", cl.LeakyReLU(0.2)),
+        weight=0.1,
+        box=box,
+    ).to(dtype=dtype)
+    solution = cl.solve(problem, stop=cl.StopWhen(max_iterations=60))
+    assert cl.Guarantee.NONE not in solution.guarantee
+    confirm(problem, solution.proof.claim, tmp_path / "x.proof")
+
+
+def test_a_proof_needs_a_bound_and_parts_that_can_be_described(tmp_path):
+    problem = zoo.problem("plain", cl.ReLU(), "L2", "box")
+    outside = cl.certify(problem, torch.full((1, 1, 8, 8), 2.0))
+    with pytest.raises(ValueError, match="image 0 has no lower bound"):
+        cl.Proof(problem, outside).save(tmp_path / "x.proof")
+    with pytest.raises(ValueError, match="is a folder; name a file"):
+        cl.solve(problem).proof.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reconstruct_writes_proofs_that_verify_confirms(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    stack = np.stack([noisy("camera", 24, seed=i) for i in range(3)])
+    np.save(tmp_path / "a.npy", stack.astype(np.float32))
+    command = ("denoise", tmp_path / "a.npy", "-o", tmp_path / "out" / "a.npy", "--proof")
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out" / "a.json").read_text())
+    assert record["proof"] == str(tmp_path / "out" / "a.proof")
+    checked = CliRunner().invoke(
+        app, ["verify", record["proof"], "--json", str(tmp_path / "checked.json")]
+    )
+    assert checked.exit_code == 0, checked.output
+    (file,) = json.loads((tmp_path / "checked.json").read_text())["files"]
+    for plane, image in zip(record["planes"], file["images"], strict=True):
+        assert image["lower_bound"] == pytest.approx(plane["lower_bound"], rel=1e-9)
+    # A result without its proof is not finished.
+    (tmp_path / "out" / "a.proof").unlink()
+    again = run(
+        "denoise", tmp_path / "a.npy", "-o", tmp_path / "out" / "a.npy", "--proof", "--resume"
+    )
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "out" / "a.proof").is_file()
+
+
+def test_verify_rejects_by_name_and_goes_on(tmp_path):
+    problem = zoo.problem("plain", cl.ReLU(), "L2", "box")
+    good = cl.solve(problem).proof.save(tmp_path / "good.proof")
+    bad = tmp_path / "bad.proof"
+    content = bytearray(good.read_bytes())
+    content[-5] ^= 1
+    bad.write_bytes(content)
+    result = CliRunner().invoke(app, ["verify", str(bad), str(tmp_path / "no.proof"), str(good)])
+    assert result.exit_code == 1
+    assert f"rejected: {bad}" in result.output
+    assert "no.proof" in result.output
+    assert f"{good}: confirmed: " in result.output
