@@ -27,7 +27,7 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.claims import in_double
-from convexlift.problems.rigorous import objective_above
+from convexlift.problems.rigorous_objective import objective_above
 from soak.random_problems import Case, random_case
 
 SECONDS = 30.0

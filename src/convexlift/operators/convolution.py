@@ -156,6 +156,8 @@ class ConvolutionOperator(LinearOperator):
         """
         if y.device.type != "cpu":
             return F.conv_transpose2d(y, self.weight)
+        if y.dtype == torch.float64:
+            return self._adjoint_by_taps(y)
         out_channels, in_channels, rows, columns = self.weight.shape
         flipped = self.weight.flip(2).permute(3, 1, 0, 2)  # column, in, out, row
         kernels = flipped.reshape(columns * in_channels, out_channels, rows, 1)
@@ -164,6 +166,20 @@ class ConvolutionOperator(LinearOperator):
         total = y.new_zeros((y.shape[0], in_channels, parts.shape[-2], width + columns - 1))
         for j in range(columns):
             total[..., j : j + width] += parts[:, j * in_channels : (j + 1) * in_channels]
+        return total
+
+    def _adjoint_by_taps(self, y: Tensor) -> Tensor:
+        """One matrix product for all taps, then shifts: in double precision, where convolutions
+        on a CPU are slow.
+        """
+        out_channels, in_channels, rows, columns = self.weight.shape
+        taps = self.weight.reshape(out_channels, -1).T @ y.flatten(2)  # (B, in rows columns, H W)
+        parts = taps.reshape(len(y), in_channels, rows, columns, *y.shape[-2:])
+        height, width = y.shape[-2:]
+        total = y.new_zeros((len(y), in_channels, height + rows - 1, width + columns - 1))
+        for i in range(rows):
+            for j in range(columns):
+                total[..., i : i + height, j : j + width] += parts[:, :, i, j]
         return total
 
     def output_shape(self, input_shape: Shape) -> Shape:

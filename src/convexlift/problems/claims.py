@@ -13,7 +13,8 @@ from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.databound import can_hold_everywhere
-from convexlift.problems.rigorous import bounds_below, objective_above
+from convexlift.problems.rigorous_bounds import bounds_below
+from convexlift.problems.rigorous_objective import objective_above
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts

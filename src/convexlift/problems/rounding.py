@@ -9,6 +9,7 @@ sections 3.1 and 4.2). The sums of absolute values are bounded channel by channe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,8 @@ UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
 ELEMENTARY = 32
 """Evaluating an activation or its conjugate errs by at most so many units of its terms."""
+CACHED = 2**17
+"""Numbers that are worked on at a time on a CPU (1 MB)."""
 BLOCK = 1024
 """Numbers that are summed before sums are: n numbers collect n/BLOCK + BLOCK errors, not n."""
 
@@ -35,6 +38,8 @@ def largest(values: Tensor) -> Tensor:
     """The largest |value| of each channel, (B, C, 1, 1); features (B, n) stay as they are."""
     if values.ndim == 2:
         return values.abs()
+    if not any(values.stride()[2:]):  # one number for each channel, expanded
+        return values[(...,) + (slice(1),) * (values.ndim - 2)].abs()
     low, high = values.flatten(2).aminmax(dim=2)
     return torch.maximum(-low, high).reshape(*values.shape[:2], *([1] * (values.ndim - 2)))
 
@@ -46,10 +51,14 @@ def _size(value: Tensor, error: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """|value - exact| <= error, whose shape broadcasts to that of value."""
+    """|value - exact| <= error, whose shape broadcasts to that of value.
+
+    ``known`` is a bound on |value| for each channel, where one is at hand.
+    """
 
     value: Tensor
     error: Tensor
+    known: Tensor | None = None
 
     @staticmethod
     def exact(value: Tensor) -> Rounded:
@@ -66,9 +75,10 @@ class Rounded:
         value, error = factor * self.value, factor.abs() * self.error
         return Rounded(value, error + gamma(1) * _size(value, error))
 
-    def reach(self) -> Tensor:
-        """No exact number of a channel is larger than this."""
-        return (largest(self.value) + self.error) * (1 + gamma(1))
+    @property
+    def size(self) -> Tensor:
+        """The largest |value| of each channel, or a bound on it."""
+        return largest(self.value) if self.known is None else self.known
 
 
 def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool = False) -> Rounded:
@@ -85,37 +95,54 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
         sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
         error = K.adjoint(sizes) if adjoint else K(sizes)
         return Rounded(value, error * (1 + rate))
-    sizes = rate * largest(z.value) + inherited
+    sizes = rate * z.size + inherited
     return Rounded(value, K.magnitude(sizes, input_shape, adjoint=adjoint) * (1 + 1e-9))
 
 
-def activated(h: Activation, a: Rounded) -> Rounded:
-    """h(a): errors grow by the steepest slope, and evaluating h adds its own."""
-    value = h.value(a.value)
+def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
+    """A few channels of h(a) at a time, with those of a: what fits into the cache of a CPU."""
+    channels = a.shape[1] // h.group
+    some = channels if a.is_cuda else max(1, CACHED * channels // max(1, a.numel()))
+    for first in range(0, channels, some):
+        yield slice(first, first + some), slice(h.group * first, h.group * (first + some))
+
+
+def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Rounded:
+    """h(a): errors grow by the steepest slope, and evaluating h adds its own.
+
+    With ``weights``, the value is their product with h(a) summed over the pixels of each channel,
+    (B, C), and the error that of one pixel.
+    """
     low, high = h.extent(a.value, a.error)
     steepest, reach = h.steepest(low, high), torch.maximum(low.abs(), high.abs())
-    at_zero = h.value(torch.zeros_like(a.value[:1])).abs().max()
-    size = largest(value) + steepest * reach + at_zero
-    return Rounded(value, steepest * h.join(largest(a.error)) + elementary(h) * size)
+    at_zero = h.value(a.value.new_zeros((1, h.group))).abs().max()
+    size = (steepest * reach + at_zero) * (1 + 1e-9)  # which |h(a)| cannot exceed
+    error = steepest * h.join(largest(a.error)) + 2 * elementary(h) * size
+    parts = []
+    for outputs, inputs in pieces(h, a.value):
+        z = h.value(a.value[:, inputs])
+        parts.append(z if weights is None else channel_sums(weights[outputs] * z))
+    return Rounded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], error, size)
 
 
 def slopes(h: Activation, p: Tensor, t: Tensor) -> Tensor:
     """s with p = s t as nearly as the domain of h* allows; inside of it to the last digit."""
-    t = h.spread(t)
-    usable = t > 0
-    s = torch.where(usable, p / torch.where(usable, t, 1.0), 0.0)
-    s = h.clip(s.nan_to_num(0.0, 1e150, -1e150))
+    inverse = h.spread(torch.where(t > 0, 1 / t, 0.0))
+    s = h.clip(p * inverse)
     return s * (1 - elementary(h)) if h.group > 1 else s  # lengths of vectors are rounded
 
 
-def conjugate(h: Activation, s: Tensor) -> Rounded:
-    """h*(s), for slopes in its domain."""
-    value = h.conjugate(s)
+def is_curved(h: Activation) -> bool:
+    """Whether h* is not zero on all of its domain, as it is for piecewise linear functions."""
+    return h.ramp is None or h.ramp.width > 0 or h.ramp.offset != 0
+
+
+def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
+    """The largest |h*| at the ends of its domain: what rounding of h* is measured by, with |h*|."""
     low, high = h.slopes
-    ends = s.new_tensor([end for end in (low, high) if abs(end) < 1e150] or [0.0])
-    lone = ends.reshape(-1, 1) * s.new_ones((1, h.group)) / h.group**0.5
-    at_ends = h.conjugate(h.clip(lone * (1 - elementary(h)))).abs().max()
-    return Rounded(value, elementary(h) * (largest(value) + at_ends))
+    ends = like.new_tensor([end for end in (low, high) if abs(end) < 1e150] or [0.0])
+    lone = ends.reshape(-1, 1) * like.new_ones((1, h.group)) / h.group**0.5
+    return h.conjugate(h.clip(lone * (1 - elementary(h)))).abs().max()
 
 
 def elementary(h: Activation) -> float:
@@ -125,19 +152,26 @@ def elementary(h: Activation) -> float:
 
 def total(terms: Rounded) -> tuple[Tensor, Tensor]:
     """The sum over everything but the batch, and a bound on its error; (B,) both."""
-    return block_sum(terms.value), sum_error(terms)
-
-
-def sum_error(terms: Rounded) -> Tensor:
-    """The errors of all terms, and those of their sum."""
     values, count = terms.value, terms.value[0].numel()
     each = terms.error.expand(len(values), *terms.error.shape[1:]).flatten(1)
     each = each.sum(1) * (count / each[0].numel()) * (1 + 1e-9)
-    return each + gamma(min(BLOCK, count) + count // BLOCK + 2) * block_sum(values.abs())
+    return block_sum(values), each + sum_rate(count) * block_sum(values.abs())
+
+
+def sum_rate(count: int) -> float:
+    """The error of a sum of so many numbers, relative to the sum of their absolute values."""
+    return gamma(min(BLOCK, count) + count // BLOCK + 2)
+
+
+def channel_sums(values: Tensor) -> Tensor:
+    """The sum over the pixels of each channel, (B, C, ...) -> (B, C), in two steps."""
+    flat = values.reshape(*values.shape[:2], -1)
+    block = min(BLOCK, flat.shape[2])
+    if flat.shape[2] % block:
+        flat = torch.nn.functional.pad(flat, (0, -flat.shape[2] % block))
+    return flat.reshape(*flat.shape[:2], -1, block).sum(3).sum(2)
 
 
 def block_sum(values: Tensor) -> Tensor:
     """The sum for each image, in two steps."""
-    flat = values.flatten(1)
-    padded = torch.nn.functional.pad(flat, (0, -flat.shape[1] % BLOCK))
-    return padded.reshape(len(flat), -1, BLOCK).sum(2).sum(1)
+    return channel_sums(values.flatten(1)[:, None])[:, 0]

@@ -1,11 +1,9 @@
-"""Rigorous bounds: an objective and a lower bound that are true in spite of rounding.
+"""A lower bound on every objective that is true in spite of rounding, from dual variables.
 
 Certificates (``certificate``) measure the gap without cancellation, in the precision at hand, and
 are what solvers steer by. What is claimed in the end is computed here, in double precision and
-with error bounds (``rounding``), from the image, the dual variables, the data and the weights:
-
-    objective    J(x), rounded up;
-    lower bound  beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in dom h_i* and
+with error bounds (``rounding``): beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in
+dom h_i* and
 
         p_i = s_i t_i,   t_{i-1} = W_{i-1}* p_i,   c = sum_i V_{i-1}* p_i,
         beta = sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>,       weight R(x) >= <c, x> + beta.
@@ -24,21 +22,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
+from convexlift.networks.activations import Activation
+from convexlift.networks.icnn import IMAGE
+from convexlift.problems.rigorous_objective import shape_of
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
-    activated,
-    conjugate,
+    channel_sums,
+    conjugate_at_ends,
+    elementary,
     gamma,
+    is_curved,
     largest,
+    pieces,
     product,
     slopes,
+    sum_rate,
     total,
 )
 from convexlift.problems.saddle import DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, choose_images, expand_per_image
+from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
@@ -80,53 +84,6 @@ class Minorant:
     constant: Tensor
 
 
-def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """J(x) for each image, rounded up; +inf outside the box. Problem and x in double precision."""
-    network = problem.network
-    values = [Rounded.exact(x)]
-    for layer in network.layers:
-        z = activated(layer.activation, _preactivation(network, layer, values, problem.image_shape))
-        values.append(z + values[-1] if layer.residual else z)
-    last = values[-1]
-    error = network.output * (last.error + gamma(1) * largest(last.value))
-    regularizer, error = total(Rounded(network.output * last.value, error))
-    regularizer = problem.weight * (regularizer + error)
-    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
-    data_term = data_term + error
-    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
-    return torch.where(problem.bounds.contains(x), objective, math.inf)
-
-
-def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """f at every datum, rounded up."""
-    d = problem.operator.diagonal
-    if d is None:
-        w = product(problem.operator, Rounded.exact(x), problem.image_shape)
-    else:
-        value = d.to(x) * x
-        w = Rounded(value, gamma(1) * value.abs() * (d.to(x).abs() != 1))
-    return problem.fidelity.density_above(w.value, w.error)
-
-
-def _preactivation(
-    network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
-) -> Rounded:
-    terms = [
-        product(K, values[source], _shape_of(network, source, image_shape))
-        for source, K in layer.operators.items()
-    ]
-    a = terms[0]
-    for term in terms[1:]:
-        a = a + term
-    if layer.bias is None:
-        return a
-    return Rounded(a.value + layer.bias, a.error + gamma(1) * (a.reach() + layer.bias.abs()))
-
-
-def _shape_of(network: BoundNetwork, source: int, image_shape: Shape) -> Shape:
-    return image_shape if source == IMAGE else network.layers[source - 1].shape
-
-
 def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
     """The affine minorant of weight R from dual variables, whatever they are; rounded down."""
     network, count = problem.network, len(problem.network.layers)
@@ -143,12 +100,11 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
         h, t_i = layer.activation, t.get(i)
         if t_i is None:  # a layer nobody uses
             t_i = Rounded.exact(output.new_zeros((batch, *layer.shape)))
-        s = slopes(h, duals[dual_names(i, count)[0]].to(output), t_i.value)
-        p = _scaled(h.spread(t_i.value), h.spread(_per_channel(t_i)), s)
-        for part, its_error in _constants(layer, t_i, p, s):
+        p, loss = _chosen(h, duals[dual_names(i, count)[0]], t_i)
+        for part, its_error in (_inner_product(p, layer.bias), loss):
             beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
         for source, K in layer.operators.items():
-            pulled = product(K, p, _shape_of(network, source, problem.image_shape), adjoint=True)
+            pulled = product(K, p, shape_of(network, source, problem.image_shape), adjoint=True)
             if source == IMAGE:
                 c = c + pulled
             else:
@@ -158,32 +114,42 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
     return Minorant(c, beta - error, _constant(problem))
 
 
-def _per_channel(t: Rounded) -> Tensor:
-    """The error with the channels of t, so that groups can take their own."""
-    return t.error.expand(-1, t.value.shape[1], *([-1] * (t.value.ndim - 2)))
+def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
+    """p = s t for the slopes s nearest to a dual variable; -<t, h*(s)> with its error."""
+    p = t.value.new_empty((len(t.value), *dual.shape[1:]))
+    pixels = p[0, 0].numel()
+    loss, error = t.value.new_zeros(len(p)), t.value.new_zeros(len(p))
+    t_error, t_size = (
+        each.expand(len(p), t.value.shape[1], *([-1] * (t.value.ndim - 2)))
+        for each in (largest(t.error), t.size)
+    )
+    ends = conjugate_at_ends(h, p)
+    sizes, errors = [], []
+    for outputs, inputs in pieces(h, p):
+        t_here = t.value[:, outputs]
+        s = slopes(h, dual[:, inputs].to(p), t_here)
+        p[:, inputs] = s * h.spread(t_here)
+        steepest = largest(s)
+        sizes.append(steepest * h.spread(t_size[:, outputs]) * (1 + gamma(1)))
+        errors.append(steepest * h.spread(t_error[:, outputs]) + gamma(1) * sizes[-1])
+        if is_curved(h):
+            values = h.conjugate(s)
+            height = (largest(values) + elementary(h) * ends) * (1 + elementary(h))
+            rate = elementary(h) + sum_rate(pixels + p.shape[1])
+            each = height * t_error[:, outputs] + rate * (height + ends) * t_size[:, outputs]
+            error = error + (pixels * each * (1 + 1e-9)).flatten(1).sum(1)
+            loss = loss - channel_sums(t_here * values).sum(1)
+    return Rounded(p, torch.cat(errors, 1), torch.cat(sizes, 1)), (loss, error)
 
 
-def _scaled(t: Tensor, error: Tensor, s: Tensor) -> Rounded:
-    """p = s t, for slopes that are what they are."""
-    value = s * t
-    return Rounded(value, largest(s) * error + gamma(1) * largest(value))
-
-
-def _constants(
-    layer: BoundLayer, t: Rounded, p: Rounded, s: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """<p, b> and -<t, h*(s)>, with their errors."""
-    if layer.bias is not None:
-        bias = layer.bias
-        products = Rounded(bias * p.value, bias.abs() * (p.error + gamma(1) * largest(p.value)))
-        yield total(products)
-    loss = conjugate(layer.activation, s)
-    if not loss.value.any():  # as for all piecewise linear activations
-        return
-    size = largest(loss.value) + loss.error
-    error = size * t.error + (loss.error + gamma(1) * size) * largest(t.value)
-    value, its_error = total(Rounded(t.value * loss.value, error))
-    yield -value, its_error
+def _inner_product(p: Rounded, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """<p, b> for one b for each channel, and its error."""
+    if bias is None:
+        return p.value.new_zeros(len(p.value)), p.value.new_zeros(len(p.value))
+    b, pixels = bias.flatten(), p.value[0, 0].numel()
+    each = largest(p.error) + sum_rate(pixels + len(b)) * p.size
+    error = (pixels * bias.abs() * each * (1 + 1e-9)).flatten(1).sum(1)
+    return (channel_sums(p.value) * b).sum(1), error
 
 
 def _constant(problem: VariationalProblem) -> Tensor:
@@ -245,8 +211,9 @@ def _behind_diagonal(
 
     def bounds(theta: Tensor) -> ProvenBounds:
         c = minorant.c.times(theta)
-        everywhere = _pixel_infima(problem, c, d, *whole)
-        locally = torch.where(everywhere.isinf(), _pixel_infima(problem, c, d, *near), everywhere)
+        everywhere = locally = _pixel_infima(problem, c, d, *whole)
+        if bool((free := everywhere.isinf()).any()):
+            locally = torch.where(free, _pixel_infima(problem, c, d, *near), everywhere)
         mixed = _mixed(minorant, theta)
         return ProvenBounds(*(
             ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
