@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 
-.PHONY: help test test-slow lint docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow soak lint docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -19,6 +19,11 @@ test: $(VENV)/dev lint docs ## lint, check types and layers, build the documenta
 
 test-slow: $(VENV)/dev ## the tests marked slow
 	$(BIN)/python -m pytest -n 2 -m slow
+
+soak: $(VENV)/dev ## 20 minutes of hostile problems, files and visitors; fails if anything gives way
+	$(BIN)/python -m soak.problems
+	$(BIN)/python -m soak.files
+	$(BIN)/python -m soak.page
 
 lint: $(VENV)/dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
