@@ -87,18 +87,15 @@ class Ball:
         return Ball(value, (self.error + other.error + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
 
     def __mul__(self, other: Ball) -> Ball:
-        a, b = size_of(self.value), size_of(other.value)
-        error = a * size_of(other.error + 2 * U * b) + size_of(self.error) * size_of(
-            b + other.error
-        )
+        a, b, r = size_of(self.value), size_of(other.value), other.error
+        error = a * size_of(r + 2 * U * b) + size_of(self.error) * size_of(b + r)
         return Ball(self.value * other.value, error * (1 + ROUNDINGS))
 
     def ends(self) -> tuple[Array, Array]:
-        """Floats below and above."""
-        low = np.nextafter(self.value - self.error, -np.inf)
-        high = np.nextafter(self.value + self.error, np.inf)
-        exact = self.error == 0
-        return np.where(exact, self.value, low), np.where(exact, self.value, high)
+        """Floats below and above; the value itself where it is exact."""
+        low = np.nextafter(self.value - self.error, np.where(self.error > 0, -np.inf, self.value))
+        high = np.nextafter(self.value + self.error, np.where(self.error > 0, np.inf, self.value))
+        return low, high
 
     def total(self) -> Ball:
         """The sum over everything but the batch, (B, ...) -> (B,)."""
@@ -167,21 +164,21 @@ def linear(weight: Array, to: Shape, source: Shape, terms: int = 1,
     return Map(to, *ways, push is np.multiply, bool(weight.min() >= 0))
 
 
-def convolution(weight: Array, shape: Shape, stride: int, padding: str) -> Map:
+def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
     """Correlation with kernels (out, in, rows, columns); if in = 1, of each channel by itself."""
     (outputs, inputs, *kernel), size = weight.shape, [-(-n // stride) for n in shape[1:]]
-    extensions = []  # matrices of zeros and ones that continue columns and rows past their ends
+    margins, extensions = [(0, 0), (0, 0)], []  # extensions continue columns or rows, as matrices
     for k, n in zip(kernel, shape[1:], strict=True):
-        require(k % 2 and k < 2 * n + 128 if padding else n % k == 0, "its kernels do not fit")
-        margins = ((k // 2, k // 2), (0, 0))
-        extensions.append(np.pad(np.eye(n), margins, PADDINGS[padding]) if padding else np.eye(n))
+        require(k % 2 and k < 2 * n + 128 if mode else n % k == 0, "its kernels do not fit")
+        margins.append((k // 2, k // 2) if mode else (0, 0))
+        extensions.append(np.pad(np.eye(n), (margins[-1], (0, 0)), mode or "edge"))
     above, beside = extensions
 
     def seen(padded: Array, i: int, j: int) -> Array:
         return padded[:, :, i : i + stride * size[0] : stride, j : j + stride * size[1] : stride]
 
     def push(w: Array, x: Array) -> Any:
-        padded = above @ x.reshape(-1, inputs, *shape[1:]) @ beside.T
+        padded = np.pad(x.reshape(-1, inputs, *shape[1:]), margins, mode or "edge")
         taps = ((w[:, :, i, j], seen(padded, i, j)) for i, j in np.ndindex(*kernel))
         return sum(tap @ part.reshape(len(part), inputs, -1) for tap, part in taps)
 
@@ -190,7 +187,7 @@ def convolution(weight: Array, shape: Shape, stride: int, padding: str) -> Map:
         padded = np.zeros((len(planes), inputs, len(above), len(beside)))
         for i, j in np.ndindex(*kernel):
             seen(padded, i, j)[...] += (w[:, :, i, j].T @ planes).reshape(-1, inputs, *size)
-        return above.T @ padded @ beside
+        return above.T @ padded @ beside if mode else padded
 
     # A padded image holds at most as many copies of a pixel as the kernel has entries.
     terms = max(inputs, outputs + 1) * math.prod(kernel)
@@ -203,10 +200,8 @@ def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
     A line that advances faster along the rows of pixels meets each of them once, between two
     pixels that share its length there; other lines go by columns. Row 0 is at the top.
     """
-    shape, (x, y, dx, dy) = (
-        np.broadcast(*lines).shape,
-        (each.ravel() for each in np.broadcast_arrays(*lines)),
-    )
+    shape, points = np.broadcast(*lines).shape, np.broadcast_arrays(*lines)
+    x, y, dx, dy = (each.ravel() for each in points)
     row, down = (size[0] - 1) / 2 - y / pixel[0], -dy / pixel[0]
     column, right = x / pixel[1] + (size[1] - 1) / 2, dx / pixel[1]
     by_rows = np.abs(down) >= np.abs(right) * (1 - 1e-9)  # rays along diagonals too, by definition
@@ -226,14 +221,11 @@ def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
                 found.append((ray[hit], cell, share[hit] * length[hit]))
     ray_of, pixel_of, weight = (np.concatenate(part) for part in zip(*found, strict=True))
 
-    def push(w: Array, images: Array) -> Array:
-        return np.array([np.bincount(ray_of, w * z.ravel()[pixel_of], x.size) for z in images])
+    def sums(target: Any, source: Any, count: int) -> Any:
+        add: Any = lambda w, z: np.bincount(target, w * z.ravel()[source], count)
+        return lambda w, batch: np.array([add(w, z) for z in batch])
 
-    def pull(w: Array, data: Array) -> Array:
-        return np.array(
-            [np.bincount(pixel_of, w * z.ravel()[ray_of], math.prod(size)) for z in data]
-        )
-
+    push, pull = sums(ray_of, pixel_of, x.size), sums(pixel_of, ray_of, math.prod(size))
     terms = int(max(np.bincount(ray_of).max(), np.bincount(pixel_of).max()))
     return linear(weight, (1, *shape), (1, *size), terms, push, pull)
 
@@ -328,14 +320,16 @@ def fidelity(kind: str, y: Array, q: Array) -> Fidelity:
         clip = lambda v: np.clip(v, -1e100, np.where(y > 0, 1 - U, 1.0))
         conjugate = lambda v: formula(-q * v, np.where(y > 0, -y * np.log1p(-v), 0.0))
     else:
+        require(kind in ("SquaredL2", "WeightedL2"), f"the data term {kind!r} is unknown")
+        y, divisor = np.where(q > 0, y, 0.0), 2 * np.where(q > 0, q, 1.0)
         value, slope = lambda w: formula(q * (w - y) ** 2 / 2), lambda w: q * (w - y)
-        clip, divisor = lambda v: np.where(q > 0, v, 0.0), 2 * np.where(q > 0, q, 1.0)
+        clip = lambda v: np.where(q > 0, v, 0.0)
         conjugate = lambda v: formula(v * (v / divisor), v * y)
     return Fidelity(value, slope, clip, conjugate)
 
 
+# h, maps with their j, bias, residual and p_i of z_i = h(sum of maps of z_j + bias) (+ z_{i-1})
 Layer = tuple[Activation, list[tuple[int, Map]], Array, bool, Array]
-"""z_i = h(sum of maps of z_j, by j, + bias) (+ z_{i-1} if residual), and the dual variable p_i."""
 
 
 class Proof:
@@ -368,7 +362,15 @@ class Proof:
         require(inside.all() and self.lower < self.upper, "the tensor 'x' is outside the box")
         self.weight, self.radius = number(problem["weight"]), float(number(head["radius"]))
         self.operator = self.map(problem["operator"], "", tuple(image))
-        self.fidelity = self.data_term(problem["fidelity"])
+        shape = (self.batch, *self.operator.shape)
+        self.v = None if self.operator.diagonal else self.tensor("dual.data", shape)
+        ((kind, options),) = problem["fidelity"].items()
+        y, q = self.tensor("y", shape), number(options["scale"]) if kind == "L1" else 1.0
+        if kind in ("WeightedL2", "KullbackLeibler"):
+            q = self.tensor("fidelity.weights" if kind == "WeightedL2" else "fidelity.background")
+        require(np.min(q) >= 0, "weights or background of its data have negative entries")
+        require(kind != "KullbackLeibler" or y.min() >= 0, "the tensor 'y' has negative counts")
+        self.fidelity = fidelity(kind, y, np.broadcast_to(np.float64(q), shape))
         self.shapes: list[Shape] = [tuple(image)]
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
         output = self.tensor("network.output", self.shapes[-1][:1])
@@ -378,8 +380,6 @@ class Proof:
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
         require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
-        shape = (self.batch, *self.operator.shape)
-        self.v = None if self.operator.diagonal else self.tensor("dual.data", shape)
         require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
         require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
 
@@ -398,32 +398,15 @@ class Proof:
         self.budget -= 2**20 + numbers
         require(self.budget > 0, "its problem is too large to be checked")
 
-    def data_term(self, described: Any) -> Fidelity:
-        """The fidelity with this description."""
-        ((kind, options),) = described.items()
-        y, q = self.tensor("y", (self.batch, *self.operator.shape)), np.ones(())
-        if kind == "L1":
-            q = np.array(float(number(options["scale"])))
-        elif kind != "SquaredL2":
-            name = {"WeightedL2": "fidelity.weights", "KullbackLeibler": "fidelity.background"}[
-                kind
-            ]
-            q = np.broadcast_to(self.tensor(name), y.shape)
-            require(q.min() >= 0, f"the tensor {name!r} has negative entries")
-        require(kind != "KullbackLeibler" or y.min() >= 0, "the tensor 'y' has negative counts")
-        return fidelity(kind, np.where(q > 0, y, 0.0) if kind == "WeightedL2" else y, q)
-
     def map(self, described: Any, name: str, shape: Shape) -> Map:
         """The linear map of inputs of this shape with this description."""
         self.spend(self.batch * math.prod(shape))
         match described:
-            case (
-                {"Chain": {"maps": parts}}
-                | {"Composition": {"factors": parts}}
-                | {"Identity": parts}
-            ):
-                made = Map(shape, lambda x: x, lambda y: y)
-                for i, each in enumerate(reversed(parts) if "Composition" in described else parts):
+            case {"Identity": _}:
+                return Map(shape, lambda x: x, lambda y: y)
+            case {"Chain": {"maps": parts}} | {"Composition": {"factors": parts}}:
+                made = self.map({"Identity": {}}, name, shape)
+                for i, each in enumerate(parts if "Chain" in described else reversed(parts)):
                     made = self.map(each, f"{name}.maps.{i}", made.shape).after(made)
                 return made
             case {"Sum": {"terms": terms}}:
@@ -435,14 +418,16 @@ class Proof:
                 weight = np.broadcast_to(self.tensor(values), (self.batch, *shape))
                 return linear(weight, shape, shape)
             case {"Blur": {"kernel": kernel, "boundary": boundary}}:
-                return convolution(self.tensor(kernel)[None, None, ::-1, ::-1], shape, 1, boundary)
+                weight = self.tensor(kernel)[None, None, ::-1, ::-1]
+                return convolution(weight, shape, 1, PADDINGS[boundary])
             case {"Convolution": {"out_channels": outputs, "kernel_size": k} as options}:
                 weight = self.tensor(f"network.{name}.weight", (outputs, shape[0], k, k))
-                return convolution(weight, shape, number(options["stride"], 1), options["padding"])
+                stride, mode = number(options["stride"], 1), PADDINGS[options["padding"]]
+                return convolution(weight, shape, stride, mode)
             case {"AveragePool": {"size": k}}:
-                return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, "")
+                return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, None)
             case {"ForwardDifferences": _}:
-                return convolution(DIFFERENCES, shape, 1, "replicate")
+                return convolution(DIFFERENCES, shape, 1, "edge")
             case {"Dense": {"out_features": outputs}}:
                 weight = self.tensor(f"network.{name}.weight", (outputs, math.prod(shape)))
                 push = lambda w, x: x.reshape(len(x), -1) @ w.T
@@ -548,20 +533,20 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
     return concave(infimum, Ball(k, error / (np.abs(d.value) - d.error) * (1 + ROUNDINGS)))
 
 
-def data_bound(proof: Proof, c: Ball) -> tuple[Ball, NDArray[np.bool_]]:
-    """A bound on D(A x') + <c, x'> from below, and for which images it holds near x only."""
-    x, f, A, v = proof.x, proof.fidelity, proof.operator, proof.v
+def lower_bound(proof: Proof) -> tuple[Ball, Any]:
+    """A bound on J from below, and for which images it holds near x only."""
+    (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
-    # D(A x') >= <v, A x'> - f*(v) for these slopes v, so the sum is at least <g, x'> - f*(v).
+    # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
     g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
-    size = np.abs(d.value)
+    size = np.abs(d.value)  # of the diagonal, if the operator is one
     known = (size > 2 * d.error) & (size > 1e-100) if v is None else np.False_
+    safe = choose(known, d, Ball(1.0))
 
     def pixels(low: Array, high: Array) -> Ball:
         dual = concave(lambda g: formula(lowest(g, low, high)), g)
-        if v is not None:
-            return dual
-        return choose(known, behind_diagonal(f, c, choose(known, d, Ball(1.0)), low, high), dual)
+        direct = behind_diagonal(f, c, safe, low, high) if v is None else dual
+        return choose(known, direct, dual)
 
     bounds = pixels(np.full_like(x, proof.lower), np.full_like(x, proof.upper))
     free = ~np.isfinite(bounds.value - bounds.error)
@@ -570,7 +555,7 @@ def data_bound(proof: Proof, c: Ball) -> tuple[Ball, NDArray[np.bool_]]:
         near = pixels(np.maximum(low, proof.lower), np.minimum(high, proof.upper))
         bounds = choose(free, near, bounds)
     constant = choose(known, Ball(0.0), -f.conjugate(slopes))
-    return bounds.total() + constant.total(), np.asarray(free.reshape(len(x), -1).any(1))
+    return bounds.total() + constant.total() + beta, np.any(free, axis=(1, 2, 3))
 
 
 class Verdict(NamedTuple):
@@ -592,13 +577,6 @@ class Verdict(NamedTuple):
             f"objective {self.objective!r}; no image {scope} is below {self.lower_bound!r} (gap "
             f"{self.gap:.3g}); network {self.network_sha256[:12]}; made by {makers}"
         )
-
-
-def lower_bound(proof: Proof) -> tuple[Ball, NDArray[np.bool_]]:
-    """A bound on J from below, and for which images it holds near x only."""
-    c, constant = minorant(proof)
-    rest, near = data_bound(proof, c)
-    return rest + constant, near
 
 
 def verdicts(proof: Proof) -> tuple[Verdict, ...]:
@@ -636,23 +614,22 @@ def verify(path: str | PathLike[str]) -> tuple[Verdict, ...]:
             return verdicts(Proof(path))
     except OSError:
         raise
-    except ProofRejected as error:
-        raise ProofRejected(f"{path}: {error}") from None
     except Exception as error:  # hostile files must not raise anything else
-        raise ProofRejected(f"{path}: it is malformed ({type(error).__name__}: {error})") from None
+        malformed = f"it is malformed ({type(error).__name__}: {error})"
+        reason = error if isinstance(error, ProofRejected) else malformed
+        raise ProofRejected(f"{path}: {reason}") from None
 
 
 def main(paths: Sequence[str]) -> int:
     """Print a line for each image of each file; 1 if a file was rejected or could not be read."""
-    failures = 0
+    status = 0
     for path in paths:
         try:
-            for verdict in verify(path):
-                print(f"{path}: {verdict}")
+            print(*(f"{path}: {verdict}" for verdict in verify(path)), sep="\n")
         except (ProofRejected, OSError) as error:
-            failures += 1
+            status = 1
             print(f"rejected: {error}", file=sys.stderr)
-    return 1 if failures else 0
+    return status
 
 
 if __name__ == "__main__":
