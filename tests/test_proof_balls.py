@@ -7,14 +7,28 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from test_proof_exact import correlation, exact, times, transposed, wild
+from exact_proofs import correlation, exact, times, transposed, wild
 
-from convexlift.proof_checker import bounds, functions, maps
-from convexlift.proof_checker.balls import Ball, concave
-from convexlift.proof_checker.functions import ACTIVATIONS, FIDELITIES, Activation, Fidelity
-from convexlift.proof_checker.problems import Problem
+from convexlift import proof_checker
+from convexlift.proof_checker import Ball, Proof, activation, concave, fidelity
 
 F = Fraction
+EVEN = ("Abs", "Huber", "HalfSquare")
+FIDELITIES = ("SquaredL2", "WeightedL2", "L1", "KullbackLeibler")
+
+
+def made(described, shape, **arrays):
+    """The map with this description, of a file that holds these arrays."""
+    proof = Proof.__new__(Proof)
+    proof.arrays, proof.unused, proof.batch, proof.budget = arrays, set(), 1, 2**30
+    return proof.map(described, "map", shape)
+
+
+def convolved(weight, shape, stride, padding):
+    outputs, _, kernel, _ = weight.shape
+    options = {"in_channels": shape[0], "out_channels": outputs, "kernel_size": kernel}
+    described = {"Convolution": {**options, "stride": stride, "padding": padding}}
+    return made(described, shape, **{"network.map.weight": weight})
 
 
 def assert_within(ball: Ball, truth: list[Fraction], slack: float = 1e-12) -> None:
@@ -43,7 +57,9 @@ def test_products_that_underflow_have_an_error_and_zeros_have_none():
     assert (tiny.value == 0).all()
     assert (tiny.error[:2] > 0).all()
     assert (tiny.error[2:] == 0).all()
-    mapped = maps.diagonal(np.array([1e-200, 0.0]), (2,)).push(Ball(np.array([[1e-200, 1.0]])))
+    mapped = made({"Diagonal": {"values": "d"}}, (2,), d=np.array([1e-200, 0.0])).push(
+        Ball(np.array([[1e-200, 1.0]]))
+    )
     assert mapped.error[0, 0] > 0
     assert mapped.error[0, 1] == 0
 
@@ -54,7 +70,7 @@ def test_convolutions_of_thin_and_fat_balls(padding, stride):
     rng = np.random.default_rng(1)
     n, weight = 5, wild(rng, (3, 2, 3, 3), -8, 8)
     matrix = correlation(weight, n, stride, padding)
-    V = maps.convolution(weight, (2, n, n), stride, padding)
+    V = convolved(weight, (2, n, n), stride, padding)
     x, y = wild(rng, (1, 2, n, n), -8, 8), wild(rng, (1, *V.shape), -8, 8)
     assert_within(V.push(Ball(x)), times(matrix, exact(x)))
     assert_within(V.pull(Ball(y)), times(transposed(matrix), exact(y)))
@@ -73,31 +89,36 @@ def test_pooling_and_dense_maps_of_thin_balls():
     means = [
         sum(exact(x[0, 0, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3])) / 9 for i, j in np.ndindex(2, 2)
     ]
-    pool = maps.average_pool(3, (1, 6, 6))
+    pool = made({"AveragePool": {"size": 3}}, (1, 6, 6))
     assert_within(pool.push(Ball(x)), means)
     y = wild(rng, (1, 1, 2, 2), -8, 8)
     spread = [F(float(y[0, 0, i // 3, j // 3])) / 9 for i, j in np.ndindex(6, 6)]
     assert_within(pool.pull(Ball(y)), spread)
     weight = wild(rng, (7, 36), -8, 8)
     matrix = [exact(row) for row in weight]
-    dense = maps.dense(weight, (1, 6, 6))
+    dense = made({"Dense": {"in_features": 36, "out_features": 7}}, (1, 6, 6),
+                 **{"network.map.weight": weight})  # fmt: skip
     assert_within(dense.push(Ball(x)), times(matrix, exact(x)))
     y = wild(rng, (1, 7, 1, 1), -8, 8)
     assert_within(dense.pull(Ball(y)), times(transposed(matrix), exact(y)))
 
 
 def test_ray_transforms_have_their_transpose():
-    angles, bins = np.linspace(0, 3, 7)[:, None], np.linspace(-4, 4, 9)
-    lines = [bins * np.cos(angles), bins * np.sin(angles), np.sin(angles), -np.cos(angles)]
-    A = maps.rays(lines, (5, 6), (1.0, 0.8))
+    scan = {"image_size": [5, 6], "pixel_size": [1.0, 0.8], "angles": "a", "bins": "b"}
+    tensors = {"a": np.linspace(0, 3, 7), "b": np.linspace(-4, 4, 9)}
+    A = made({"ParallelBeam": scan}, (1, 5, 6), **tensors)
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((2, 1, 5, 6)), rng.standard_normal((2, 1, 7, 9))
     left = (A.push(Ball(x)).value * y).sum()
     assert left == pytest.approx((x * A.pull(Ball(y)).value).sum(), rel=1e-13)
 
 
-OPTIONS = {"Huber": [0.3], "LeakyReLU": [0.2], "SmoothedReLU": [0.0, 0.4], "ELU": [0.7],
-           "SmoothedLeakyReLU": [0.3, 0.1], "Softplus": [3.0]}  # fmt: skip
+SMOOTHED = {"slope": 0.3, "smoothing": 0.1}
+ACTIVATIONS = {
+    "ReLU": {}, "LeakyReLU": {"slope": 0.2}, "Abs": {}, "HalfSquare": {}, "Huber": {"delta": 0.3},
+    "SmoothedReLU": {"slope": 0.0, "smoothing": 0.4}, "SmoothedLeakyReLU": SMOOTHED,
+    "Softplus": {"sharpness": 3.0}, "ELU": {"alpha": 0.7},
+}  # fmt: skip
 
 
 def decimal_value(kind: str, a: Decimal, q: list[Decimal]) -> Decimal:
@@ -143,14 +164,13 @@ def fraction(value: Decimal) -> Fraction:
 def test_activations_and_their_conjugates(kind):
     """Compared with 60 digits, at small and large numbers and near the ends of the domain."""
     rng = np.random.default_rng(4)
-    options = OPTIONS.get(kind, [])
-    h = Activation(kind, options)
+    h = activation({kind: ACTIVATIONS[kind]})
     a = np.concatenate([wild(rng, (300,), -12, 6), [0.0, 0.3, 0.4, 700.0, -700.0, -40.0, 40.0]])
-    low, high = (max(end, -1e3) if end < 0 else min(end, 1e3) for end in h.slopes)
+    low, high = (max(end, -1e3) if end < 0 else min(end, 1e3) for end in (h.low, h.high))
     ends = [low, high, np.nextafter(low, high), np.nextafter(high, low), 0.7]
     s = np.clip(np.concatenate([rng.uniform(low, high, 300), ends, 10 ** rng.uniform(-300, 0, 50)]),
                 low, high)  # fmt: skip
-    q = [Decimal(float(option)) for option in options]
+    q = [Decimal(float(option)) for option in ACTIVATIONS[kind].values()]
     with localcontext() as context:
         context.prec, context.Emin, context.Emax = 400, -999_999, 999_999
         values = [fraction(decimal_value(kind, Decimal(float(v)), q)) for v in a[:120]]
@@ -165,10 +185,11 @@ def test_activations_and_their_conjugates(kind):
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("group", [1, 3])
 def test_activations_of_fat_balls_and_fenchels_inequality(kind, group):
-    if group > 1 and kind not in functions.EVEN:
+    if group > 1 and kind not in EVEN:
         return
     rng = np.random.default_rng(5)
-    h = Activation(kind, OPTIONS.get(kind, []), group)
+    described = {kind: ACTIVATIONS[kind]}
+    h = activation({"GroupNorm": {"size": 3, "profile": described}} if group > 1 else described)
     a, error = wild(rng, (1, 300, 4), -3, 2), 10 ** rng.uniform(-3, 1, (1, 300, 4))
     true = a + error * rng.uniform(-1, 1, a.shape)
     exactly, found = h.at(Ball(true)), h.at(Ball(a, error))
@@ -177,7 +198,7 @@ def test_activations_of_fat_balls_and_fenchels_inequality(kind, group):
     inner = (s * true).reshape(1, 300 // group, group, 4).sum(2)
     slack = exactly.value + h.conjugate(s).value - inner
     assert slack.min() >= -1e-9
-    if group > 1 and np.isfinite(h.slopes[1]):
+    if group > 1 and np.isfinite(h.high):
         for column in s.reshape(100, 3, 4).transpose(0, 2, 1).reshape(-1, 3):
             assert sum(v * v for v in exact(column)) <= 1
 
@@ -189,22 +210,20 @@ def test_the_infimum_behind_a_diagonal_of_fat_balls(kind):
     shape = (1, 1, 40, 50)
     y, q = rng.uniform(0, 3, shape), rng.uniform(0.2, 2, shape)
     y[0, 0, :10] = 0
-    x = np.zeros(shape)
-    f, identity = Fidelity(kind, y, q), maps.chain([], shape[1:])
-    problem = Problem(x, 0, 0, 1.0, identity, f, (), x, x, None, 1.0)
+    f = fidelity(kind, y, q)
     c, d = wild(rng, shape, -2, 1), wild(rng, shape, -1, 1)
     if kind == "KullbackLeibler":
         d = np.abs(d)
     sizes = [np.abs(v) * rng.uniform(0, 0.3, shape) for v in (c, d)]
     low, high = np.full(shape, 0.0), np.full(shape, 2.0)
     with np.errstate(all="ignore"):
-        found = bounds._behind_diagonal(problem, Ball(c, sizes[0]), Ball(d, sizes[1]), low, high)
+        found = proof_checker.behind_diagonal(f, Ball(c, sizes[0]), Ball(d, sizes[1]), low, high)
         least = np.full(shape, np.inf)
         C, D = (v + e * rng.uniform(-1, 1, shape) for v, e in zip((c, d), sizes, strict=True))
         for point in np.linspace(0, 2, 401):
-            least = np.minimum(least, problem.fidelity.value(D * point).value + C * point)
+            least = np.minimum(least, f.value(D * point).value + C * point)
         assert (found.value - found.error <= least + 1e-12).all()
-        sharp = bounds._behind_diagonal(problem, Ball(C), Ball(D), low, high)
+        sharp = proof_checker.behind_diagonal(f, Ball(C), Ball(D), low, high)
     assert (sharp.error <= 1e-12 * (1 + np.abs(sharp.value))).all()
     assert (sharp.value <= least + 1e-12).all()
     # A grid of 401 points misses the minimum of a function with this curvature by little.

@@ -1,0 +1,636 @@
+"""An independent checker of proof files: no image has an objective below the bound in the file.
+
+    python proof_checker.py FILE...
+
+It needs NumPy and safetensors, and nothing of the rest of convexlift: a copy of it runs alone.
+
+A file states  J(x) = D(A x, y) + weight R(x)  over a box, with R(x) = <w, z_L>,
+a_i = V_i x + sum_j W_ij z_j + b_i and z_i = h_i(a_i) (+ z_{i-1}). Its dual variables p_i give
+slopes s_i in dom h_i*. Backwards from t_L = weight w, with p_i = s_i t_i, t_j += W_ij^T p_i and
+c += V_i^T p_i,
+
+    weight R(x') >= <c, x'> + sum_i <p_i, b_i> - <t_i, h_i*(s_i)>        for every image x',
+
+as W, w >= 0 and h_2, ..., h_L are nondecreasing, which is checked. The conjugate of the data term
+bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``: a float64 value
+and a bound on its rounding error. A ray transform is the float64 matrix that is built here.
+"""
+
+# ruff: noqa: E731 (formulas are lambdas)
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import reduce
+from hashlib import sha256
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+__all__ = ["ProofRejected", "Verdict", "verify"]
+
+Array = NDArray[np.float64]
+Shape = tuple[int, ...]
+U = 2.0**-53  # the relative error of one operation
+ROUNDINGS = 16 * U  # of a short formula relative to its terms, if exp and log err by at most 4 ulp
+TINY = 1e-200  # the error that underflow makes in a short formula
+TOLERANCE = 1e-6  # how much less than its claims a file may prove, relative to the objective
+BUDGET = 2**30  # numbers that the maps of a problem may make; larger problems are refused
+CHANGED = "was changed after the proof was written"
+DIFFERENCES = np.zeros((2, 1, 3, 3))  # of neighbours down and to the right
+DIFFERENCES[:, 0, 1, 1], DIFFERENCES[0, 0, 2, 1], DIFFERENCES[1, 0, 1, 2] = -1, 1, 1
+PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+
+
+class ProofRejected(ValueError):
+    """A proof file that is damaged, or proves less than it claims; one sentence says why."""
+
+
+def require(condition: Any, reason: str) -> None:
+    """Reject the file unless the condition holds."""
+    if not condition:
+        raise ProofRejected(reason)
+
+
+def number(value: Any, low: float = 1e-100, high: float = 1e100) -> Any:
+    """A number of the description, inside these limits; not NaN, nor True."""
+    inside = type(value) in (int, float) and low <= value <= high
+    require(inside, f"it has {str(value)[:40]!r} in place of a number in [{low:g}, {high:g}]")
+    return value
+
+
+def size_of(a: Any) -> Array:
+    """|a|, at least 1e-150 where a is not zero: products of sizes do not underflow."""
+    return np.where(a != 0, np.maximum(np.abs(a), 1e-150), 0.0)
+
+
+class Ball:
+    """Numbers within ``error`` of ``value``.
+
+    Sums of products with zero have no error: unseen pixels, where c = 0, depend on it.
+    """
+
+    def __init__(self, value: Any, error: Any = 0.0) -> None:
+        self.value: Array = np.asarray(value, dtype=np.float64)
+        self.error: Array = np.broadcast_to(error, self.value.shape)
+
+    def __neg__(self) -> Ball:
+        return Ball(-self.value, self.error)
+
+    def __add__(self, other: Ball) -> Ball:
+        value = self.value + other.value
+        return Ball(value, (self.error + other.error + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
+
+    def __mul__(self, other: Ball) -> Ball:
+        a, b, r = size_of(self.value), size_of(other.value), other.error
+        error = a * size_of(r + 2 * U * b) + size_of(self.error) * size_of(b + r)
+        return Ball(self.value * other.value, error * (1 + ROUNDINGS))
+
+    def ends(self) -> tuple[Array, Array]:
+        """Floats below and above; the value itself where it is exact."""
+        low = np.nextafter(self.value - self.error, np.where(self.error > 0, -np.inf, self.value))
+        high = np.nextafter(self.value + self.error, np.where(self.error > 0, np.inf, self.value))
+        return low, high
+
+    def total(self) -> Ball:
+        """The sum over everything but the batch, (B, ...) -> (B,)."""
+        value, error = (part.reshape(len(part), -1) for part in (self.value, self.error))
+        require(np.isfinite(value + error).all(), "its objective or its bound is not finite")
+        sums = np.array([math.fsum(each.tolist()) for each in value])  # exact, then rounded
+        return Ball(sums, (error.sum(1) + 2 * U * np.abs(sums)) * (1 + 4 * value.shape[1] * U))
+
+
+def formula(*terms: Array) -> Ball:
+    """The sum of terms that are short formulas of exact numbers."""
+    return Ball(sum(terms), ROUNDINGS * sum(map(np.abs, terms)) + TINY)
+
+
+def choose(condition: Any, a: Ball, b: Ball) -> Ball:
+    """The first ball where the condition holds, the second elsewhere."""
+    return Ball(np.where(condition, a.value, b.value), np.where(condition, a.error, b.error))
+
+
+def concave(function: Callable[[Array], Ball], at: Ball) -> Ball:
+    """A concave function of a ball: it is lowest at one of the ends."""
+    middle, *ends = (function(point) for point in (at.value, *at.ends()))
+    lowest = reduce(np.minimum, [each.value - each.error for each in (middle, *ends)])
+    slack = 4 * U * (np.abs(middle.value) + np.abs(lowest))
+    return Ball(middle.value, (middle.value - lowest + slack) * (1 + ROUNDINGS))
+
+
+class Map(NamedTuple):
+    """A linear map of balls with its adjoint; ``shape`` is that of an output, without the batch."""
+
+    shape: Shape
+    push: Callable[[Ball], Ball]
+    pull: Callable[[Ball], Ball]
+    diagonal: bool = True  # it multiplies each pixel by a number
+    nonnegative: bool = True  # all its weights are
+
+    def after(self, first: Map) -> Map:
+        """The product of both."""
+        ways = lambda x: self.push(first.push(x)), lambda y: first.pull(self.pull(y))
+        both = self.diagonal and first.diagonal, self.nonnegative and first.nonnegative
+        return Map(self.shape, *ways, *both)
+
+    def plus(self, other: Map) -> Map:
+        """The sum of both."""
+        require(self.shape == other.shape, "its operator adds data of different shapes")
+        ways = lambda x: self.push(x) + other.push(x), lambda y: self.pull(y) + other.pull(y)
+        both = self.diagonal and other.diagonal, self.nonnegative and other.nonnegative
+        return Map(self.shape, *ways, *both)
+
+
+def linear(weight: Array, to: Shape, source: Shape, terms: int = 1,
+           push: Any = np.multiply, pull: Any = np.multiply) -> Map:  # fmt: skip
+    """A map with weights, by their products with a batch of inputs, or for its adjoint of outputs.
+
+    A sum of n products errs by at most gamma_n times the sum of their absolute values, in any
+    order of summation; a second pass with absolute values bounds it. ``terms`` is the largest n.
+    """
+    sizes, gamma = size_of(weight), 2 * (terms + 8) * U
+
+    def carried(ball: Ball, product: Any, shape: Shape) -> Ball:
+        error = size_of(ball.error + gamma * size_of(ball.value))
+        bound = product(sizes, error).reshape(-1, *shape) * (1 + gamma)
+        return Ball(product(weight, ball.value).reshape(-1, *shape), bound)
+
+    ways = lambda x: carried(x, push, to), lambda y: carried(y, pull, source)
+    return Map(to, *ways, push is np.multiply, bool(weight.min() >= 0))
+
+
+def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
+    """Correlation with kernels (out, in, rows, columns); if in = 1, of each channel by itself."""
+    (outputs, inputs, *kernel), size = weight.shape, [-(-n // stride) for n in shape[1:]]
+    margins, extensions = [(0, 0), (0, 0)], []  # extensions continue columns or rows, as matrices
+    for k, n in zip(kernel, shape[1:], strict=True):
+        require(k % 2 and k < 2 * n + 128 if mode else n % k == 0, "its kernels do not fit")
+        margins.append((k // 2, k // 2) if mode else (0, 0))
+        extensions.append(np.pad(np.eye(n), (margins[-1], (0, 0)), mode or "edge"))
+    above, beside = extensions
+
+    def seen(padded: Array, i: int, j: int) -> Array:
+        return padded[:, :, i : i + stride * size[0] : stride, j : j + stride * size[1] : stride]
+
+    def push(w: Array, x: Array) -> Any:
+        padded = np.pad(x.reshape(-1, inputs, *shape[1:]), margins, mode or "edge")
+        taps = ((w[:, :, i, j], seen(padded, i, j)) for i, j in np.ndindex(*kernel))
+        return sum(tap @ part.reshape(len(part), inputs, -1) for tap, part in taps)
+
+    def pull(w: Array, y: Array) -> Any:
+        planes = y.reshape(-1, outputs, math.prod(size))
+        padded = np.zeros((len(planes), inputs, len(above), len(beside)))
+        for i, j in np.ndindex(*kernel):
+            seen(padded, i, j)[...] += (w[:, :, i, j].T @ planes).reshape(-1, inputs, *size)
+        return above.T @ padded @ beside if mode else padded
+
+    # A padded image holds at most as many copies of a pixel as the kernel has entries.
+    terms = max(inputs, outputs + 1) * math.prod(kernel)
+    return linear(weight, (outputs * shape[0] // inputs, *size), shape, terms, push, pull)
+
+
+def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
+    """Integrals along lines, given by x, y, dx, dy of a point and a unit vector, as Joseph does.
+
+    A line that advances faster along the rows of pixels meets each of them once, between two
+    pixels that share its length there; other lines go by columns. Row 0 is at the top.
+    """
+    shape, points = np.broadcast(*lines).shape, np.broadcast_arrays(*lines)
+    x, y, dx, dy = (each.ravel() for each in points)
+    row, down = (size[0] - 1) / 2 - y / pixel[0], -dy / pixel[0]
+    column, right = x / pixel[1] + (size[1] - 1) / 2, dx / pixel[1]
+    by_rows = np.abs(down) >= np.abs(right) * (1 - 1e-9)  # rays along diagonals too, by definition
+    found: list[tuple[Any, Any, Array]] = []  # rays, pixels and weights
+    for chosen, along, across, advance, drift, (steps, width), strides in (
+        (by_rows, row, column, down, right, size, (size[1], 1)),
+        (~by_rows, column, row, right, down, size[::-1], (1, size[1])),
+    ):
+        ray = np.flatnonzero(chosen)
+        slope, length = drift[ray] / advance[ray], np.abs(1 / advance[ray])
+        for step in range(steps):
+            crossing = across[ray] - along[ray] * slope + slope * step
+            left = np.floor(np.clip(crossing, -2, width + 1))
+            for place, share in ((left, left + 1 - crossing), (left + 1, crossing - left)):
+                hit = (place >= 0) & (place < width) & (share > 0) & (share <= 1)
+                cell = step * strides[0] + place[hit].astype(np.int64) * strides[1]
+                found.append((ray[hit], cell, share[hit] * length[hit]))
+    ray_of, pixel_of, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+
+    def sums(target: Any, source: Any, count: int) -> Any:
+        add: Any = lambda w, z: np.bincount(target, w * z.ravel()[source], count)
+        return lambda w, batch: np.array([add(w, z) for z in batch])
+
+    push, pull = sums(ray_of, pixel_of, x.size), sums(pixel_of, ray_of, math.prod(size))
+    terms = int(max(np.bincount(ray_of).max(), np.bincount(pixel_of).max()))
+    return linear(weight, (1, *shape), (1, *size), terms, push, pull)
+
+
+class Activation(NamedTuple):
+    """h of numbers, or of the norms of groups of channels; dom h* = [low, high], or a ball."""
+
+    low: float
+    high: float
+    value: Callable[[Array], list[Array]]  # terms of h(a)
+    dual: Callable[[Array], list[Array]]  # terms of h*(s)
+    group: int = 1
+
+    def norms(self, a: Array) -> Array:
+        """|a_g|, for groups; a itself otherwise."""
+        groups = a.reshape(len(a), -1, self.group, *a.shape[2:])
+        return a if self.group == 1 else np.sqrt((groups**2).sum(2))
+
+    def at(self, a: Ball) -> Ball:
+        """h(a). Its slopes are at most 1, except for the half square."""
+        if self.group > 1:
+            norms = self.norms(a.value)  # whose squares may underflow
+            a = Ball(norms, 2 * self.norms(a.error) + self.group * ROUNDINGS * norms + 1e-150)
+        h = formula(*self.value(a.value))
+        steepest = 1.0 if np.isfinite(self.high) else np.abs(a.value) + a.error
+        return Ball(h.value, (h.error + steepest * a.error) * (1 + ROUNDINGS))
+
+    def slope(self, p: Array, t: Array) -> Array:
+        """p / t, moved into the domain of the conjugate; there exactly, whatever the rounding."""
+        s = np.divide(p, t, out=np.zeros_like(p), where=t > 0)
+        s = np.where(np.isfinite(s), s, 0.0)
+        if self.group == 1:
+            return np.clip(s, self.low, self.high)
+        norms = self.norms(s) * (1 + self.group * ROUNDINGS)
+        shrink = np.where(norms > self.high, self.high / norms * (1 - 4 * U), 1.0)
+        return s * shrink.repeat(self.group, axis=1)
+
+    def conjugate(self, s: Array) -> Ball:
+        """h*(s)."""
+        h = formula(*self.dual(self.norms(s)))
+        return Ball(h.value, h.error * (self.group + 2))  # norms have errors of their own
+
+
+def activation(described: Any) -> Activation:
+    """The activation with this description."""
+    ((kind, q),) = described.items()
+    if kind == "GroupNorm":
+        ((profile, _),) = q["profile"].items()
+        require(profile in ("Abs", "Huber", "HalfSquare"), f"{profile} is no profile of groups")
+        return activation(q["profile"])._replace(group=number(q["size"], 1))
+    if kind == "HalfSquare":
+        return Activation(-np.inf, np.inf, lambda a: [a * a / 2], lambda s: [s * s / 2])
+    if kind == "Softplus":  # log(1 + exp(b a)) / b, and (s log s + (1 - s) log(1 - s)) / b
+        b = number(q["sharpness"])
+        value = lambda a: [np.abs(a) / 2, a / 2, np.log1p(np.exp(-b * np.abs(a))) / b]
+        heads: Any = lambda s: s * np.log(np.maximum(s, 1e-300)) / b
+        tails: Any = lambda s: (1 - s) * np.log1p(-np.minimum(s, 1 - U)) / b
+        return Activation(0.0, 1.0, value, lambda s: [heads(s), tails(s)])
+    if kind == "ELU":  # a or alpha (exp(a) - 1), and s log(s / alpha) - s + alpha, 0 from alpha on
+        alpha = number(q["alpha"], high=1.0)
+        value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
+        rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
+        return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
+    # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.
+    even, bends = kind in ("Abs", "Huber"), kind in ("Huber", "SmoothedReLU", "SmoothedLeakyReLU")
+    require(even or bends or kind in ("ReLU", "LeakyReLU"), f"the activation {kind!r} is unknown")
+    k = 0.0 if even or kind == "ReLU" else number(q["slope"], 0, 1 - U)
+    nu = number(q["delta" if even else "smoothing"]) if bends else 0.0
+    psi: Any = lambda r: [np.clip(r, 0, nu) ** 2 / (2 * nu or 1.0), np.maximum(r - nu, 0)]
+    value = lambda a: [k * a, *((1 - k) * each for each in psi(np.abs(a) if even else a))]
+    return Activation(-1.0 if even else k, 1.0, value, lambda s: [nu * (s - k) ** 2 / 2 / (1 - k)])
+
+
+class Fidelity(NamedTuple):
+    """D(w, y), a sum of convex functions f of one variable."""
+
+    value: Callable[[Array], Ball]  # f(w)
+    slope: Callable[[Array], Array]  # of f at w, or nearly so
+    clip: Callable[[Array], Array]  # v in the domain of f*, exactly
+    conjugate: Callable[[Array], Ball]  # f*(v)
+
+
+def fidelity(kind: str, y: Array, q: Array) -> Fidelity:
+    """The data term of data y; q are weights, the scale or the background."""
+    if kind == "L1":
+        value, slope = lambda w: formula(q * np.abs(w - y)), lambda w: q * np.sign(w - y)
+        clip, conjugate = lambda v: np.clip(v, -q, q), lambda v: formula(v * y)
+    elif kind == "KullbackLeibler":  # w + q - y + y log(y / (w + q)) where w + q > 0, or = y = 0
+        mean: Any = lambda w: np.where((w + q > 0) | ((w + q == 0) & (y == 0)), w + q, np.inf)
+        value = lambda w: formula(mean(w), -y, np.where(y > 0, y * np.log(y / (w + q)), 0.0))
+        slope = lambda w: np.where(w + q > 0, 1 - y / (w + q), -np.inf)
+        clip = lambda v: np.clip(v, -1e100, np.where(y > 0, 1 - U, 1.0))
+        conjugate = lambda v: formula(-q * v, np.where(y > 0, -y * np.log1p(-v), 0.0))
+    else:
+        require(kind in ("SquaredL2", "WeightedL2"), f"the data term {kind!r} is unknown")
+        y, divisor = np.where(q > 0, y, 0.0), 2 * np.where(q > 0, q, 1.0)
+        value, slope = lambda w: formula(q * (w - y) ** 2 / 2), lambda w: q * (w - y)
+        clip = lambda v: np.where(q > 0, v, 0.0)
+        conjugate = lambda v: formula(v * (v / divisor), v * y)
+    return Fidelity(value, slope, clip, conjugate)
+
+
+# h, maps with their j, bias, residual and p_i of z_i = h(sum of maps of z_j + bias) (+ z_{i-1})
+Layer = tuple[Activation, list[tuple[int, Map]], Array, bool, Array]
+
+
+class Proof:
+    """A proof file whose digests fit: the problem that it states, and its evidence."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        with safe_open(path, framework="numpy") as file:
+            text = (file.metadata() or {}).get("convexlift_proof")
+            require(text, "it is not a proof file of convexlift")
+            self.arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        self.head = head = json.loads(str(text))
+        digest, problem, sums = head.pop("digest"), head["problem"], head["sha256"]
+        canonical = json.dumps(head, sort_keys=True, separators=(",", ":"))
+        require(sha256(canonical.encode()).hexdigest() == digest, f"the description {CHANGED}")
+        require(head["format"] == 1, f"its format is {head['format']}, not 1")
+        for name, array in self.arrays.items():
+            described = f"{array.dtype} {list(array.shape)} ".encode() + array.tobytes()
+            require(sha256(described).hexdigest() == sums[name], f"the tensor {name!r} {CHANGED}")
+        of_network = "".join(sums[name] for name in sorted(sums) if name.startswith("network."))
+        fits = sha256(of_network.encode()).hexdigest() == head["network_sha256"]
+        require(fits, "network_sha256 is not the digest of the tensors of the network")
+        self.unused, self.budget = set(self.arrays), BUDGET
+        self.x = self.tensor("x")
+        self.batch, *image = self.x.shape
+        require(len(image) == 3 and image == problem["image_shape"], "'x' is not of image_shape")
+        low, high = problem["box"]
+        self.lower = -np.inf if low is None else number(low, -1e100)
+        self.upper = np.inf if high is None else number(high, -1e100)
+        inside = (self.x >= self.lower) & (self.x <= self.upper)
+        require(inside.all() and self.lower < self.upper, "the tensor 'x' is outside the box")
+        self.weight, self.radius = number(problem["weight"]), float(number(head["radius"]))
+        self.operator = self.map(problem["operator"], "", tuple(image))
+        shape = (self.batch, *self.operator.shape)
+        self.v = None if self.operator.diagonal else self.tensor("dual.data", shape)
+        ((kind, options),) = problem["fidelity"].items()
+        y, q = self.tensor("y", shape), number(options["scale"]) if kind == "L1" else 1.0
+        if kind in ("WeightedL2", "KullbackLeibler"):
+            q = self.tensor("fidelity.weights" if kind == "WeightedL2" else "fidelity.background")
+        require(np.min(q) >= 0, "weights or background of its data have negative entries")
+        require(kind != "KullbackLeibler" or y.min() >= 0, "the tensor 'y' has negative counts")
+        self.fidelity = fidelity(kind, y, np.broadcast_to(np.float64(q), shape))
+        self.shapes: list[Shape] = [tuple(image)]
+        self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
+        output = self.tensor("network.output", self.shapes[-1][:1])
+        require(output.min() >= 0, "the tensor 'network.output' has negative entries")
+        self.output = np.broadcast_to(output[:, None, None], (self.batch, *self.shapes[-1]))
+        self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
+        lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
+        allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
+        require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
+        require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
+        require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
+
+    def tensor(self, name: str, shape: Shape | None = None) -> Array:
+        """A tensor in float64, of this shape."""
+        array = self.arrays[name]
+        self.unused.discard(name)
+        fits = shape in (None, array.shape)
+        require(fits, f"the tensor {name!r} has the shape {array.shape}, not {shape}")
+        usable = array.dtype in (np.float32, np.float64) and np.isfinite(array).all() and array.size
+        require(usable, f"the tensor {name!r} must hold finite numbers in float32 or float64")
+        return np.asarray(array, dtype=np.float64)
+
+    def spend(self, numbers: int) -> None:
+        """Account for the size of a map; hostile descriptions make many, or huge ones."""
+        self.budget -= 2**20 + numbers
+        require(self.budget > 0, "its problem is too large to be checked")
+
+    def map(self, described: Any, name: str, shape: Shape) -> Map:
+        """The linear map of inputs of this shape with this description."""
+        self.spend(self.batch * math.prod(shape))
+        match described:
+            case {"Identity": _}:
+                return Map(shape, lambda x: x, lambda y: y)
+            case {"Chain": {"maps": parts}} | {"Composition": {"factors": parts}}:
+                made = self.map({"Identity": {}}, name, shape)
+                for i, each in enumerate(parts if "Chain" in described else reversed(parts)):
+                    made = self.map(each, f"{name}.maps.{i}", made.shape).after(made)
+                return made
+            case {"Sum": {"terms": terms}}:
+                return reduce(Map.plus, [self.map(each, name, shape) for each in terms])
+            case {"Scaled": {"factor": factor, "operator": inner}}:
+                made, scale = self.map(inner, name, shape), float(number(factor, -1e300, 1e300))
+                return linear(np.array(scale), made.shape, made.shape).after(made)
+            case {"Diagonal": {"values": values}}:
+                weight = np.broadcast_to(self.tensor(values), (self.batch, *shape))
+                return linear(weight, shape, shape)
+            case {"Blur": {"kernel": kernel, "boundary": boundary}}:
+                weight = self.tensor(kernel)[None, None, ::-1, ::-1]
+                return convolution(weight, shape, 1, PADDINGS[boundary])
+            case {"Convolution": {"out_channels": outputs, "kernel_size": k} as options}:
+                weight = self.tensor(f"network.{name}.weight", (outputs, shape[0], k, k))
+                stride, mode = number(options["stride"], 1), PADDINGS[options["padding"]]
+                return convolution(weight, shape, stride, mode)
+            case {"AveragePool": {"size": k}}:
+                return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, None)
+            case {"ForwardDifferences": _}:
+                return convolution(DIFFERENCES, shape, 1, "edge")
+            case {"Dense": {"out_features": outputs}}:
+                weight = self.tensor(f"network.{name}.weight", (outputs, math.prod(shape)))
+                push = lambda w, x: x.reshape(len(x), -1) @ w.T
+                pull = lambda w, y: y.reshape(len(y), -1) @ w
+                return linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
+            case {"ParallelBeam": scan} | {"FanBeam": scan}:
+                return self.scanner(scan, shape, "FanBeam" in described)
+        raise ProofRejected(f"it has {str(described)[:40]!r} in place of a linear map")
+
+    def scanner(self, scan: Any, shape: Shape, fan: bool) -> Map:
+        """Parallel rays at angles, or rays from a source that moves around the image."""
+        t, bins = self.tensor(scan["angles"]).reshape(-1, 1), self.tensor(scan["bins"]).ravel()
+        require([*shape] == [1, *scan["image_size"]], f"a scanner does not fit images {shape}")
+        self.spend(4 * t.size * bins.size * sum(shape[1:]))  # two pixels at each step of a ray
+        lines = [bins * np.cos(t), bins * np.sin(t), np.sin(t), -np.cos(t)]
+        if fan:
+            source, curved = number(scan["source_distance"]), scan["detector"] == "curved"
+            require(curved or scan["detector"] == "flat", "a detector is neither flat nor curved")
+            along = bins / (source + number(scan["detector_distance"], 0))
+            toward = t - (along if curved else np.arctan(along))
+            lines = [source * np.sin(t), -source * np.cos(t), -np.sin(toward), np.cos(toward)]
+        height, width = scan["pixel_size"]
+        return rays(lines, shape[1:], (number(height), number(width)))
+
+    def layer(self, i: int, described: Any) -> Layer:
+        """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
+        name, h, links = f"layers.{i}", activation(described["activation"]), described["links"]
+        require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
+        sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
+        maps = []
+        for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
+            if content is not None:
+                require(which == "skip" or 0 < j <= i, f"{name}.{which} is not an earlier layer")
+                maps.append((j, self.map(content, f"{name}.{which}", self.shapes[j])))
+                fine = j == 0 or maps[-1][1].nonnegative
+                require(fine, f"{name}.{which} has negative weights, so R need not be convex")
+        (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
+        channels, *size = shape
+        fits = channels == described["channels"] and channels % h.group == 0
+        require(fits, f"{name} has {channels} channels, which do not fit")
+        z, residual = (channels // h.group, *size), bool(described["residual"])
+        require(not residual or (i > 0 and self.shapes[-1] == z), f"{name} cannot be residual")
+        self.shapes.append(z)
+        named = described["bias"]
+        bias = self.tensor(f"network.{name}.bias", (channels,)) if named else np.zeros(channels)
+        p = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape)
+        return h, maps, bias[:, None, None], residual, p
+
+
+def objective(proof: Proof) -> Ball:
+    """J(x), for each image."""
+    z = [Ball(proof.x)]
+    for h, maps, bias, residual, _ in proof.layers:
+        value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
+        z.append(value + z[-1] if residual else value)
+    # f is convex: it is largest at an end of what A x may be.
+    data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
+    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight)
+
+
+def minorant(proof: Proof) -> tuple[Ball, Ball]:
+    """c and beta with weight R(x') >= <c, x'> + beta for every x', mixed with a constant by theta.
+
+    The true t_i are nonnegative, whatever the rounding: W and the slopes of all layers after
+    the first are. So t_i h_i(a) >= t_i (s a - h_i*(s)) for any s in the domain of h_i*.
+    """
+    t = [Ball(np.zeros((proof.batch, *shape))) for shape in proof.shapes]
+    t[-1] = top = Ball(proof.output) * Ball(proof.weight)
+    beta, one, theta = Ball(np.zeros(proof.batch)), Ball(np.ones(proof.batch)), Ball(proof.theta)
+    for i, (h, maps, bias, residual, p) in reversed([*enumerate(proof.layers, start=1)]):
+        spread = Ball(*(part.repeat(h.group, axis=1) for part in (t[i].value, t[i].error)))
+        s = h.slope(p, spread.value)
+        q = Ball(s) * spread
+        beta = beta + (q * Ball(bias)).total() + -(h.conjugate(s) * t[i]).total()
+        for j, each in maps:
+            t[j] = t[j] + each.pull(q)
+        if residual:
+            t[i - 1] = t[i - 1] + t[i]
+    h, _, _, _, p = proof.layers[-1]
+    lowest = -(h.conjugate(h.slope(0 * p, p)) * top).total()  # weight times the minimum of R
+    c = Ball(proof.theta[:, None, None, None]) * t[0]
+    return c, theta * beta + (one + -theta) * lowest
+
+
+def lowest(g: Array, low: Array, high: Array) -> Array:
+    """The infimum of g x over low <= x <= high."""
+    return np.where(g == 0, 0.0, g * np.where(g > 0, low, high))
+
+
+def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> Ball:
+    """inf f(d x') + c x' at each pixel: inf f(w) + k w with w = d x' and k = c / d."""
+    k = c.value / d.value
+    error = size_of(c.error + 4 * U * size_of(c.value) + size_of(k) * d.error)
+    ends = np.sort([d.value * low, d.value * high], axis=0)
+    wider = (d.error + 4 * U * np.abs(d.value)) * size_of(ends / d.value)
+    left, right = np.where(np.isfinite(ends), [ends[0] - wider[0], ends[1] + wider[1]], ends)
+
+    def infimum(k: Array) -> Ball:
+        # f(w) >= v w - f*(v) for every v; the best is -k, or the slope of f at an end.
+        v = f.clip(np.clip(-k, f.slope(left), f.slope(right)))
+        return -f.conjugate(v) + formula(lowest(v + k, left, right))
+
+    return concave(infimum, Ball(k, error / (np.abs(d.value) - d.error) * (1 + ROUNDINGS)))
+
+
+def lower_bound(proof: Proof) -> tuple[Ball, Any]:
+    """A bound on J from below, and for which images it holds near x only."""
+    (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
+    slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
+    # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
+    g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
+    size = np.abs(d.value)  # of the diagonal, if the operator is one
+    known = (size > 2 * d.error) & (size > 1e-100) if v is None else np.False_
+    safe = choose(known, d, Ball(1.0))
+
+    def pixels(low: Array, high: Array) -> Ball:
+        dual = concave(lambda g: formula(lowest(g, low, high)), g)
+        direct = behind_diagonal(f, c, safe, low, high) if v is None else dual
+        return choose(known, direct, dual)
+
+    bounds = pixels(np.full_like(x, proof.lower), np.full_like(x, proof.upper))
+    free = ~np.isfinite(bounds.value - bounds.error)
+    if free.any():
+        low, high = np.nextafter(x - proof.radius, -np.inf), np.nextafter(x + proof.radius, np.inf)
+        near = pixels(np.maximum(low, proof.lower), np.minimum(high, proof.upper))
+        bounds = choose(free, near, bounds)
+    constant = choose(known, Ball(0.0), -f.conjugate(slopes))
+    return bounds.total() + constant.total() + beta, np.any(free, axis=(1, 2, 3))
+
+
+class Verdict(NamedTuple):
+    """What a file proves about one of its images, with rounding on the safe side."""
+
+    objective: float  # the objective of x is at most this
+    lower_bound: float  # no image has a lower objective, in the sense of guarantee
+    gap: float  # (objective - lower_bound) / |objective|
+    guarantee: str  # GLOBAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
+    radius: float
+    made_by: dict[str, str]  # programs with their versions, as the file says
+    network_sha256: str  # identifies the regularizer
+
+    def __str__(self) -> str:
+        near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
+        scope = "in the box" if self.guarantee == "GLOBAL" else near
+        makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
+        return (
+            f"objective {self.objective!r}; no image {scope} is below {self.lower_bound!r} (gap "
+            f"{self.gap:.3g}); network {self.network_sha256[:12]}; made by {makers}"
+        )
+
+
+def verdicts(proof: Proof) -> tuple[Verdict, ...]:
+    """The proven numbers, if they bear out the claims."""
+    (bound, near), J, found = lower_bound(proof), objective(proof), []
+    for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
+        guarantee = "WITHIN_RADIUS" if near[i] else "GLOBAL"
+        fine = claim["guarantee"] in (guarantee, "WITHIN_RADIUS")
+        require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
+        names = ("objective", "lower_bound", "gap")
+        above, below, gap = (number(claim[name], -1e300, 1e300) for name in names)
+        least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
+        allowed = TOLERANCE * abs(high) + TINY
+        fine = least <= above and high <= above + allowed
+        require(fine, f"claims[{i}].objective is {above!r}, but at most {high!r} is proved")
+        fine = below <= most and below - allowed <= low
+        require(fine, f"claims[{i}].lower_bound is {below!r}, but {low!r} is proved")
+        relative = math.nextafter((high - low) / abs(high), math.inf) if high else math.inf
+        relative = 0.0 if high == low else relative
+        fine = relative <= gap + 4 * TOLERANCE
+        require(fine, f"claims[{i}].gap is {gap!r}, but {relative!r} is proved")
+        origin = proof.head["made_by"], proof.head["network_sha256"]
+        found.append(Verdict(high, low, relative, guarantee, proof.radius, *origin))
+    return tuple(found)
+
+
+def verify(path: str | PathLike[str]) -> tuple[Verdict, ...]:
+    """Check a proof file: what it proves, for each of its images.
+
+    Raises ProofRejected, with the file's name and the reason, if it is damaged or proves less
+    than it claims, and OSError if it cannot be read.
+    """
+    try:
+        with np.errstate(all="ignore"):  # numbers that are not finite are rejected
+            return verdicts(Proof(path))
+    except OSError:
+        raise
+    except Exception as error:  # hostile files must not raise anything else
+        malformed = f"it is malformed ({type(error).__name__}: {error})"
+        reason = error if isinstance(error, ProofRejected) else malformed
+        raise ProofRejected(f"{path}: {reason}") from None
+
+
+def main(paths: Sequence[str]) -> int:
+    """Print a line for each image of each file; 1 if a file was rejected or could not be read."""
+    status = 0
+    for path in paths:
+        try:
+            print(*(f"{path}: {verdict}" for verdict in verify(path)), sep="\n")
+        except (ProofRejected, OSError) as error:
+            status = 1
+            print(f"rejected: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) if sys.argv[1:] else "usage: python proof_checker.py FILE...")
