@@ -141,8 +141,10 @@ def case(name: str) -> Case:
     start = torch.from_numpy(optimum(problem)[1])
     for held in (torch.zeros_like(start), torch.ones_like(start), problem.fidelity.y):
         start = torch.where((start - held).abs() < 1e-6, held, start)
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-12, max_iterations=5000), start=start)
-    assert solution.status[0] is cl.Status.CONVERGED
+    # As far as double precision goes: rounding alone makes a certified gap of 1e-11 or so.
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-13, max_iterations=5000), start=start)
+    assert solution.status[0] in (cl.Status.CONVERGED, cl.Status.PRECISION_LIMIT)
+    assert float(solution.gap) <= 1e-10
     derivatives = torch.tensor(derivatives, dtype=torch.float64)
     return Case(problem, truth, solution, directions, derivatives, by_weight)
 

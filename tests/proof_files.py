@@ -93,7 +93,10 @@ def complete(head: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
         name: digest(f"{a.dtype} {list(a.shape)} ".encode() + a.tobytes())
         for name, a in arrays.items()
     }
-    of_network = "".join(sums[name] for name in sorted(sums) if name.startswith("network."))
+    tensors = {name: sums[name] for name in sums if name.startswith("network.")}
+    of_network = json.dumps(
+        [head["problem"]["network"], tensors], sort_keys=True, separators=(",", ":")
+    )
     head = {**head, "sha256": sums, "network_sha256": digest(of_network.encode())}
     return sealed(head)
 

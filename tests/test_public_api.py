@@ -68,10 +68,13 @@ def test_solving_on_a_processor_does_not_load_triton():
 
 
 def test_modules_stay_small():
+    """All but one: the checker of proofs is a single file that anybody can read and copy."""
+    limits = {"src/convexlift/proof_checker.py": 640}
     long = {
-        str(path.relative_to(ROOT)): count
+        name: count
         for path in (ROOT / "src").rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 400
+        if (count := len(path.read_text().splitlines()))
+        > limits.get(name := str(path.relative_to(ROOT)), 400)
     }
     assert not long
 

@@ -104,11 +104,9 @@ class Proof:
             "radius": claim.radius,
         }
         sheet["sha256"] = {name: _digest(array) for name, array in arrays.items()}
-        names = sorted(name for name in arrays if name.startswith("network."))
-        joined = "".join(sheet["sha256"][name] for name in names)
-        sheet["network_sha256"] = hashlib.sha256(joined.encode()).hexdigest()
-        text = json.dumps(sheet, sort_keys=True, separators=(",", ":"))
-        sheet["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        tensors = {n: sum_ for n, sum_ in sheet["sha256"].items() if n.startswith("network.")}
+        sheet["network_sha256"] = _json_digest([sheet["problem"]["network"], tensors])
+        sheet["digest"] = _json_digest(sheet)
         return arrays, sheet
 
 
@@ -119,6 +117,11 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 def _digest(array: np.ndarray[Any, Any]) -> str:
     header = f"{array.dtype} {list(array.shape)} ".encode()
     return hashlib.sha256(header + array.tobytes()).hexdigest()
+
+
+def _json_digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _finite(end: float) -> float | None:

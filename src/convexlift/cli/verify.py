@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,4 +51,4 @@ def _checked(path: Path) -> dict[str, Any]:
     for number, verdict in enumerate(verdicts):
         image = f" [{number}]" if len(verdicts) > 1 else ""
         typer.echo(f"{path}{image}: confirmed: {verdict}")
-    return {"file": str(path), "images": [asdict(verdict) for verdict in verdicts]}
+    return {"file": str(path), "images": [verdict._asdict() for verdict in verdicts]}

@@ -165,6 +165,10 @@ class Activation(ABC):
         """The largest |h'(a)| for low <= a <= high: slopes never fall, so one of the two ends."""
         return torch.maximum(self.derivative(low).abs(), self.derivative(high).abs())
 
+    def height(self, low: Tensor, high: Tensor) -> Tensor:
+        """|h(low)| + |h(high)|, which |h(a)| exceeds between them by what the slopes allow."""
+        return self.value(low).abs() + self.value(high).abs()
+
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of z = h(a), without the batch, for a of ``shape``."""
         return shape

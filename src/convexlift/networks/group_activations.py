@@ -134,6 +134,10 @@ class GroupNorm(Activation):
         """The profile's, at the largest length."""
         return self.profile.steepest(low, high)
 
+    def height(self, low: Tensor, high: Tensor) -> Tensor:
+        """The profile's."""
+        return self.profile.height(low, high)
+
     def join(self, sizes: Tensor) -> Tensor:
         """The length of a vector with these entries."""
         return self.lengths(sizes)

@@ -195,9 +195,9 @@ class ConvolutionOperator(LinearOperator):
         return (bound.flatten(1) @ matrix.T)[:, :, None, None]
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """Taps times channels."""
+        """Taps times channels; then copies of a pixel are added up."""
         out_channels, in_channels, height, width = self.weight.shape
-        return height * width * (out_channels * self._copies if adjoint else in_channels)
+        return height * width * (out_channels if adjoint else in_channels) + self._copies
 
     @property
     def _copies(self) -> int:

@@ -122,6 +122,7 @@ class Blur(LinearOperator):
         self.kernel = kernel
         self.boundary: Boundary = boundary
         self.margin = (kernel.shape[0] // 2, kernel.shape[1] // 2)
+        self.nonnegative = bool((kernel >= 0).all())
 
     def forward(self, x: Tensor) -> Tensor:
         """k * x."""
@@ -154,8 +155,8 @@ class Blur(LinearOperator):
         return self.kernel.abs().sum() * (self._copies if adjoint else 1) * bound
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The taps of the kernel, as often as the padding repeats a pixel."""
-        return self.kernel.numel() * (self._copies if adjoint else 1)
+        """The taps of the kernel; then copies of a pixel are added up."""
+        return self.kernel.numel() + self._copies
 
     @property
     def _copies(self) -> int:

@@ -9,7 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from convexlift.tensors import Shape, TensorRecord, expand_per_image, full_precision, is_own
+from convexlift.operators.power_iteration import power_iteration as power_iteration
+from convexlift.tensors import Shape, TensorRecord, full_precision, is_own
 
 NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
@@ -92,6 +93,10 @@ class LinearOperator(TensorRecord, ABC):
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """How many rounding errors an entry of A x (of A* y) collects at most."""
         return math.prod(self.output_shape(input_shape) if adjoint else input_shape)
+
+    def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
+        """What is applied one after the other, each with the shape of its input."""
+        return [(self, input_shape)]
 
     def select(self, images: Tensor) -> LinearOperator | None:
         """The operator for some images of a batch only, by their indices; None if unknown."""
@@ -240,6 +245,13 @@ class Scaled(LinearOperator):
         """One more than A's."""
         return 1 + self.operator.roundings(input_shape, adjoint=adjoint)
 
+    def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
+        """Those of A, and the factor; itself if it is diagonal."""
+        if self.operator.diagonal is not None:
+            return [(self, input_shape)]
+        factor = Scaled(self.factor, Identity())
+        return [*self.operator.steps(input_shape), (factor, self.output_shape(input_shape))]
+
     def select(self, images: Tensor) -> LinearOperator | None:
         """c times A's selection."""
         inner = self.operator.select(images)
@@ -284,19 +296,19 @@ class Composition(LinearOperator):
 
     def _norm(self, shape: Shape) -> float:
         """The product of the factors' norms bounds it; power iteration is often closer."""
-        product = math.prod(factor.norm(inner) for factor, inner in self._with_shapes(shape))
+        product = math.prod(factor.norm(inner) for factor, inner in self.steps(shape))
         return min(product, super()._norm(shape))
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """Factor by factor."""
-        steps = self._with_shapes(input_shape)
+        steps = self.steps(input_shape)
         for factor, inner in reversed(steps) if adjoint else steps:
             bound = factor.magnitude(bound, inner, adjoint=adjoint)
         return bound
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """The sum of the factors': relative errors add up."""
-        steps = self._with_shapes(input_shape)
+        steps = self.steps(input_shape)
         return sum(factor.roundings(inner, adjoint=adjoint) for factor, inner in steps)
 
     def select(self, images: Tensor) -> LinearOperator | None:
@@ -304,13 +316,13 @@ class Composition(LinearOperator):
         factors = [factor.select(images) for factor in self.factors]
         return None if None in factors else Composition(tuple(filter(None, factors)))
 
-    def _with_shapes(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
-        """The factors in the order in which they are applied, each with its input's shape."""
-        steps = []
+    def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
+        """Those of all factors, in the order in which they are applied."""
+        found = []
         for factor in reversed(self.factors):
-            steps.append((factor, input_shape))
+            found += factor.steps(input_shape)
             input_shape = factor.output_shape(input_shape)
-        return steps
+        return found
 
 
 class Sum(LinearOperator):
@@ -360,41 +372,3 @@ class Sum(LinearOperator):
         if any(d is None for d in diagonals):
             return None
         return reduce(torch.add, [d for d in diagonals if d is not None])
-
-
-def power_iteration(
-    operator: LinearOperator, shape: Shape, steps: int = 200, tolerance: float = 1e-5
-) -> float:
-    """A lower estimate of ||A||: the growth of x <- A* A x from a fixed random start.
-
-    Operators that act differently on the images of a batch (a mask for each image) give the
-    largest norm among them.
-
-    Args:
-        operator: A.
-        shape: the shape of one input.
-        steps: at most so many products with A* A.
-        tolerance: stop once the estimate moves by less than this, relatively.
-    """
-    example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
-    with torch.no_grad():
-        batch = operator(example.new_zeros((1, *shape))).shape[0]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
-    # A positive offset: nonnegative operators have nonnegative leading singular vectors.
-    x = (x + 0.5).to(example)
-    estimate = 0.0
-    with torch.no_grad():
-        for _ in range(steps):
-            lengths = torch.linalg.vector_norm(x.flatten(1), dim=1)
-            if float(lengths.max()) == 0.0:
-                return 0.0
-            tiny = torch.finfo(x.dtype).tiny
-            unit = x / expand_per_image(lengths.clamp_min(tiny), x)
-            x = operator.adjoint(operator(unit))
-            growth = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
-            if abs(growth - estimate) <= tolerance * growth:
-                estimate = max(growth, estimate)
-                break
-            estimate = growth
-    return math.sqrt(estimate)

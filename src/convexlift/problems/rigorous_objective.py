@@ -50,12 +50,7 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
 
 def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
     """f at every datum, rounded up."""
-    d = problem.operator.diagonal
-    if d is None:
-        w = product(problem.operator, Rounded.exact(x), problem.image_shape)
-    else:
-        value = d.to(x) * x
-        w = Rounded(value, gamma(1) * value.abs() * (d.to(x).abs() != 1))
+    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
     return problem.fidelity.density_above(w.value, w.error)
 
 

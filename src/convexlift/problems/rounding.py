@@ -83,18 +83,29 @@ class Rounded:
 
 def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool = False) -> Rounded:
     """K z, or K* z: the errors of z pass through |K|, and every product adds its own."""
+    steps = K.steps(input_shape)
+    for factor, shape in reversed(steps) if adjoint else steps:
+        z = _product(factor, z, shape, adjoint)
+    return z
+
+
+def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -> Rounded:
+    if (d := K.diagonal) is not None:  # errors stay where they are
+        value = (d := d.to(z.value)) * z.value
+        rounding = gamma(K.roundings(input_shape)) * value.abs() * (d.abs() != 1)
+        return Rounded(value, d.abs() * z.error * (1 + gamma(1)) + rounding)
     value = K.adjoint(z.value) if adjoint else K(z.value)
     rate = gamma(K.roundings(input_shape, adjoint=adjoint))
     if value.dtype != z.value.dtype:  # an operator that knows single precision only
         value, rate = value.to(z.value.dtype), rate * 2.0**29
+    if K.nonnegative:  # then |K| |z| is K |z|, entry by entry
+        sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
+        error = K.adjoint(sizes) if adjoint else K(sizes)
+        return Rounded(value, error.to(value) * (1 + rate))
     inherited = largest(z.error).expand(-1, z.value.shape[1], *([-1] * (z.value.ndim - 2)))
     if K.single_operation and not adjoint:  # then errors are relative to the result
         passed = K.magnitude(inherited, input_shape)
         return Rounded(value, gamma(1) * value.abs() + passed * (1 + 1e-9))
-    if K.nonnegative:  # then |K| |z| is K |z|, entry by entry
-        sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
-        error = K.adjoint(sizes) if adjoint else K(sizes)
-        return Rounded(value, error * (1 + rate))
     sizes = rate * z.size + inherited
     return Rounded(value, K.magnitude(sizes, input_shape, adjoint=adjoint) * (1 + 1e-9))
 
@@ -115,8 +126,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
     """
     low, high = h.extent(a.value, a.error)
     steepest, reach = h.steepest(low, high), torch.maximum(low.abs(), high.abs())
-    at_zero = h.value(a.value.new_zeros((1, h.group))).abs().max()
-    size = (steepest * reach + at_zero) * (1 + 1e-9)  # which |h(a)| cannot exceed
+    size = (steepest * reach + h.height(low, high)) * (1 + 1e-9)  # which |h(a)| cannot exceed
     error = steepest * h.join(largest(a.error)) + 2 * elementary(h) * size
     parts = []
     for outputs, inputs in pieces(h, a.value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,10 @@ from convexlift.tensors import Blocks, choose_images
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
+INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
+"""How far images are moved, towards the start or zero, if rounding puts them outside the domain."""
 HOPELESS = 3
-"""After so many claims that rounding spoiled, each hardly better than the last, an image ends."""
+"""After so many claims that rounding spoiled, the last hardly better than before, an image ends."""
 
 
 class Ledger:
@@ -50,6 +53,7 @@ class Ledger:
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.tolerance = problem, tolerance
         self.state = state  # the last one that was finite
+        self.start = state.x
         self.active = torch.ones(size, dtype=torch.bool)
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
@@ -86,7 +90,8 @@ class Ledger:
         self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
         self.end(Status.NOT_FINITE, ~finite)
         if self.tolerance is not None:
-            self._confirm(self.active & (self._numbers()[1] <= self.tolerance))
+            rough = self._numbers()[1]
+            self._confirm(self.active & (rough <= self.tolerance), rough)
         lower, gap = self._numbers()
         record = Record(iteration, clock.seconds(), objective, data_term, regularizer, lower, gap)
         self.history.records.append(record)
@@ -130,7 +135,7 @@ class Ledger:
             Proof(self.problem, whole),
         )
 
-    def _confirm(self, done: Tensor) -> None:
+    def _confirm(self, done: Tensor, rough: Tensor) -> None:
         """Claim what checks say is done: it is, if the claim says so too."""
         assert self.tolerance is not None
         checks = len(self.history)
@@ -146,7 +151,8 @@ class Ledger:
                 continue
             self._refusals[i] += 1
             self._next_claim[i] = checks + 2 ** self._refusals[i]
-            if self._refusals[i] >= HOPELESS and gap > max(2 * self.tolerance, before / 2):
+            rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
+            if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end_one(i, Status.PRECISION_LIMIT)
 
     def _settle(self) -> None:
@@ -172,20 +178,32 @@ class Ledger:
         self.end(status, torch.arange(len(self.status)) == i)
 
     def _claim(self, images: list[int]) -> list[Claim]:
-        """Rigorous claims about the best of these images so far."""
+        """Rigorous claims about the best of these images so far.
+
+        Counts are fitted on a domain. An image on its boundary may lie outside by rounding, with an
+        infinite objective; a little nearer to another image it is inside.
+        """
         assert self.witness is not None
-        local = self._prefer_local()
-        x, witness = choose_images(local, self.local_x, self.x), self.witness
-        problem, double = self.problem, self._double
+        x = choose_images(self._prefer_local(), self.local_x, self.x)
         rows = torch.tensor(images, device=x.device)
-        whole = len(images) == len(self.status)
-        some, some_double = (None, None) if whole else (problem.select(rows), double.select(rows))
-        if some is None or some_double is None:
-            claimed = claim(problem, double, x, witness, tolerance=self.tolerance or 0.0)
-            return [claimed.part(slice(i, i + 1)) for i in images]
-        witness = Blocks({name: part[rows] for name, part in witness.items()})
-        claimed = claim(some, some_double, x[rows], witness, tolerance=self.tolerance or 0.0)
-        return [claimed.part(slice(i, i + 1)) for i in range(len(images))]
+        problem, double = self.problem, self._double
+        some, some_double = problem.select(rows), double.select(rows)
+        if some is None or some_double is None:  # an operator that knows the whole batch only
+            rows = torch.arange(len(x), device=x.device)
+            some, some_double = problem, double
+        witness = Blocks({name: part[rows] for name, part in self.witness.items()})
+        best, tolerance = x[rows], self.tolerance or 0.0
+        claimed = claim(some, some_double, best, witness, tolerance=tolerance)
+        places = self.start[rows], torch.zeros_like(best)
+        for share, place in itertools.product(INWARDS, places):
+            fine = claimed.objective.isfinite()
+            if bool(fine.all()):
+                break
+            moved = some.bounds.project(best + share * (place - best))
+            inside = choose_images(fine, claimed.x, moved)
+            claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
+        found = [claimed.part(slice(i, i + 1)) for i in range(len(rows))]
+        return found if len(rows) == len(images) else [found[i] for i in images]
 
     @cached_property
     def _double(self) -> VariationalProblem:

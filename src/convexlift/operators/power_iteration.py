@@ -1,0 +1,66 @@
+"""Norms of linear operators, estimated from products with A and A*."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from convexlift.tensors import Shape, expand_per_image
+
+
+class Products(Protocol):
+    """What is asked of an operator."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A x."""
+        ...
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A* y."""
+        ...
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Its tensors, for their precision and device."""
+        ...
+
+
+def power_iteration(
+    operator: Products, shape: Shape, steps: int = 200, tolerance: float = 1e-5
+) -> float:
+    """A lower estimate of ||A||: the growth of x <- A* A x from a fixed random start.
+
+    Operators that act differently on the images of a batch (a mask for each image) give the
+    largest norm among them.
+
+    Args:
+        operator: A.
+        shape: the shape of one input.
+        steps: at most so many products with A* A.
+        tolerance: stop once the estimate moves by less than this, relatively.
+    """
+    example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
+    with torch.no_grad():
+        batch = operator(example.new_zeros((1, *shape))).shape[0]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
+    # A positive offset: nonnegative operators have nonnegative leading singular vectors.
+    x = (x + 0.5).to(example)
+    estimate = 0.0
+    with torch.no_grad():
+        for _ in range(steps):
+            lengths = torch.linalg.vector_norm(x.flatten(1), dim=1)
+            if float(lengths.max()) == 0.0:
+                return 0.0
+            tiny = torch.finfo(x.dtype).tiny
+            unit = x / expand_per_image(lengths.clamp_min(tiny), x)
+            x = operator.adjoint(operator(unit))
+            growth = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
+            if abs(growth - estimate) <= tolerance * growth:
+                estimate = max(growth, estimate)
+                break
+            estimate = growth
+    return math.sqrt(estimate)
