@@ -95,7 +95,7 @@ def random_case(seed: int) -> Case:
     )
     stop = cl.StopWhen(
         gap=draw.random.choice((1e-2, 1e-3, 1e-3, 1e-5)),
-        max_iterations=draw.random.choice((0, 20, 60, 60, 150)),
+        max_iterations=draw.random.choice((0, 20, 40, 40, 100)),
         check_every=draw.random.choice((1, 10, 10, 10)),
         seconds=5.0,
     )

@@ -39,7 +39,7 @@ def test_a_false_claim_would_be_noticed(change, finding, monkeypatch):
     seed = next(
         seed
         for seed in range(100)
-        if (case := random_case(seed)).tame and case.problem.batch_size == 1 and seed % 10
+        if (case := random_case(seed)).tame and case.problem.batch_size == 1 and seed % 20
     )
     from dataclasses import replace
 

@@ -594,7 +594,7 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
         # About the same gap must be proved. The bound here need not be the best there is: one that
         # is better by next to nothing is no contradiction.
-        allowed, slack = TOLERANCE * abs(high) + (above - below) + 1e-100, 1e-9 * abs(high)
+        allowed, slack = TOLERANCE * abs(high) + (above - below) + 1e-100, 1e-11 * abs(high)
         require(least <= above, f"claims[{i}].objective is {above!r}, but it is above {least!r}")
         fine = below <= most + slack
         require(fine, f"claims[{i}].lower_bound is {below!r}, but it is below {most!r}")
