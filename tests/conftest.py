@@ -1,4 +1,8 @@
-"""A strict environment: float64, fixed seeds, one thread for each test process."""
+"""A strict environment: float64, fixed seeds, one thread for each test process.
+
+Every certificate that a test asks for is also written as a proof file, which the independent
+checker must confirm.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +31,19 @@ def _double_precision():
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _certificates_are_checked(monkeypatch, tmp_path_factory):
+    from checked_proofs import confirm  # after TRITON_INTERPRET is set
+
+    import convexlift as cl
+
+    certify = cl.certify
+
+    def checked(problem, x, duals=None, **options):
+        certificate = certify(problem, x, duals, **options)
+        confirm(problem, certificate, tmp_path_factory.getbasetemp() / "certificate.proof")
+        return certificate
+
+    monkeypatch.setattr(cl, "certify", checked)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import zoo
+from checked_proofs import confirm
 from oracle import optimum
 
 import convexlift as cl
@@ -34,11 +35,12 @@ def competitors(problem: cl.VariationalProblem, x: torch.Tensor, radius: float) 
 
 @pytest.mark.parametrize("architecture", [*zoo.ARCHITECTURES, "residual last"])
 @pytest.mark.parametrize("activation", ALL)
-def test_the_bound_holds_for_every_combination(architecture, activation):
+def test_the_bound_holds_for_every_combination(architecture, activation, tmp_path):
     """x after 15 iterations, bound from its duals: no competitor is below the lower bound."""
     for fidelity, box in itertools.product(zoo.FIDELITIES, zoo.BOXES):
         problem = zoo.problem(architecture, ALL[activation], fidelity, box)
         solution = short_solve(problem)
+        confirm(problem, solution.proof.claim, tmp_path / "x.proof")
         certificate = cl.certify(problem, solution.x, solution.duals)
         case = f"{architecture}, {activation}, {fidelity}, {box}"
         assert certificate.guarantee[0] is not cl.Guarantee.NONE, case

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
 import zoo
+from checked_proofs import confirm
 from reconstruct_runs import noisy, run
 from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift.cli import app
-
-ALL = {**zoo.MONOTONE, **zoo.FIRST_LAYER_ONLY}
-ARCHITECTURES = (*zoo.ARCHITECTURES, "residual last")
-
-
-def confirm(problem: cl.VariationalProblem, claim, path) -> None:
-    """The checker proves about the same, and never more than is true."""
-    verdicts = cl.verify(cl.Proof(problem, claim).save(path))
-    assert len(verdicts) == problem.batch_size
-    for i, verdict in enumerate(verdicts):
-        objective, bound = float(claim.objective[i]), float(claim.lower_bound[i])
-        assert verdict.objective == pytest.approx(objective, rel=1e-9)
-        assert verdict.lower_bound == pytest.approx(bound, rel=1e-9, abs=1e-9 * objective)
-        assert verdict.guarantee == claim.guarantee[i].name
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("activation", ALL)
-def test_certificates_of_every_combination_are_confirmed(architecture, activation, tmp_path):
-    """After 15 iterations: from the duals of a solver, and from the tangent alone."""
-    for fidelity, box in itertools.product(zoo.FIDELITIES, zoo.BOXES):
-        problem = zoo.problem(architecture, ALL[activation], fidelity, box)
-        stop = cl.StopWhen(gap=None, max_iterations=15, check_every=15)
-        solution = cl.solve(problem, stop=stop)
-        confirm(problem, solution.proof.claim, tmp_path / "x.proof")
-        confirm(problem, cl.certify(problem, solution.x), tmp_path / "x.proof")
-
 
 OPERATORS = {
     "blur": lambda: cl.Blur.gaussian(0.7).to(dtype=torch.float64),

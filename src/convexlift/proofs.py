@@ -64,7 +64,7 @@ class Proof:
                 f"{target} is a folder; name a file in it, such as {target / 'x.proof'}"
             )
         with atomic_path(target) as part:
-            part.write_bytes(safetensors.numpy.save(arrays, metadata={METADATA: json.dumps(sheet)}))
+            part.write_bytes(sealed(sheet, arrays))
         return target
 
     def _contents(self) -> tuple[Arrays, dict[str, Any]]:
@@ -103,11 +103,20 @@ class Proof:
             ],
             "radius": claim.radius,
         }
-        sheet["sha256"] = {name: _digest(array) for name, array in arrays.items()}
-        tensors = {n: sum_ for n, sum_ in sheet["sha256"].items() if n.startswith("network.")}
-        sheet["network_sha256"] = _json_digest([sheet["problem"]["network"], tensors])
-        sheet["digest"] = _json_digest(sheet)
         return arrays, sheet
+
+
+def sealed(sheet: dict[str, Any], arrays: Arrays) -> bytes:
+    """The content of a proof file: the arrays, and the sheet with digests of everything."""
+    sums = {name: _digest(array) for name, array in arrays.items()}
+    tensors = {name: digest for name, digest in sums.items() if name.startswith("network.")}
+    known = {name: value for name, value in sheet.items() if name != "digest"}
+    known |= {
+        "sha256": sums,
+        "network_sha256": _json_digest([sheet["problem"]["network"], tensors]),
+    }
+    text = json.dumps({**known, "digest": _json_digest(known)})
+    return safetensors.numpy.save(arrays, metadata={METADATA: text})
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
