@@ -27,12 +27,12 @@ from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import Blocks, choose_images
+from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
-"""How far images are moved, towards the start or zero, if rounding puts them outside the domain."""
+"""How far images are moved, towards simpler ones, if rounding puts them outside of the domain."""
 HOPELESS = 3
 """After so many claims that rounding spoiled, the last hardly better than before, an image ends."""
 
@@ -194,7 +194,9 @@ class Ledger:
         witness = Blocks({name: part[rows] for name, part in self.witness.items()})
         best, tolerance = x[rows], self.tolerance or 0.0
         claimed = claim(some, some_double, best, witness, tolerance=tolerance)
-        places = self.start[rows], torch.zeros_like(best)
+        start = self.start[rows]
+        constant = expand_per_image(start.abs().flatten(1).amax(1), start).expand_as(start)
+        places = start, torch.zeros_like(start), constant
         for share, place in itertools.product(INWARDS, places):
             fine = claimed.objective.isfinite()
             if bool(fine.all()):
