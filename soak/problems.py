@@ -119,7 +119,7 @@ def _rivals(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Images that one of two methods finds from x in double precision, and x moved a little."""
     stop = cl.StopWhen(gap=1e-9, max_iterations=15, check_every=15, seconds=2.0)
-    method = None if seed % 2 else cl.LBFGS()
+    method = None if seed % 4 == 1 else cl.LBFGS()
     yield f"better by {method}", cl.solve(double, method=method, stop=stop, start=x).x
     generator = torch.Generator().manual_seed(0)
     for size in (1e-9, 1e-3):

@@ -26,7 +26,7 @@ def confirm(problem: cl.VariationalProblem, claim, path: Path) -> None:
     assert len(verdicts) == problem.batch_size
     for i, verdict in enumerate(verdicts):
         objective, bound = float(claim.objective[i]), float(claim.lower_bound[i])
-        room = 1e-7 * (objective - bound) + 1e-9 * abs(objective)
+        room = 1e-7 * (objective - bound) + 1e-6 * abs(objective)
         assert verdict.objective == pytest.approx(objective, rel=0, abs=room)
         assert verdict.lower_bound == pytest.approx(bound, rel=1e-9, abs=room)
         assert verdict.guarantee == claim.guarantee[i].name

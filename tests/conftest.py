@@ -6,6 +6,7 @@ checker must confirm.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -41,6 +42,7 @@ def _certificates_are_checked(monkeypatch, tmp_path_factory):
 
     certify = cl.certify
 
+    @functools.wraps(certify)
     def checked(problem, x, duals=None, **options):
         certificate = certify(problem, x, duals, **options)
         confirm(problem, certificate, tmp_path_factory.getbasetemp() / "certificate.proof")

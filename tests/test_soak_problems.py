@@ -9,7 +9,7 @@ import convexlift as cl
 from soak import problems
 from soak.random_problems import random_case
 
-CASES, CHUNK = 400, 20
+CASES, CHUNK = 240, 20
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))

@@ -21,7 +21,7 @@ pytest.importorskip("selenium", reason="the browser is driven by selenium")
 if not (CHROMIUM and DRIVER):
     pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
