@@ -17,7 +17,7 @@ import torch
 import convexlift as cl
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
-from convexlift.solvers.adaptive import RestartedPDHG
+from convexlift.solvers.restarted import RestartedPDHG
 
 CASES = {"faces-inpainting-bilevel": "inpainting", "photo-any-size": "inpainting",
          "faces-denoising": "salt-and-pepper"}  # fmt: skip

@@ -20,9 +20,9 @@ import torch
 
 import convexlift as cl
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.on_gpu import TILING, RayKernels, Tiling
 from convexlift.operators.tomography.projector import Projector
 from convexlift.operators.tomography.rays import crossings
+from convexlift.operators.tomography.triton_projector import TILING, RayKernels, Tiling
 
 TILINGS = {
     "default": TILING,

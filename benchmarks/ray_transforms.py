@@ -23,7 +23,7 @@ import torch
 
 import convexlift as cl
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.tables import Tables, tables
+from convexlift.operators.tomography.sparse_projector import Tables, tables
 from convexlift.phantoms import shepp_logan
 
 Pair = tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]

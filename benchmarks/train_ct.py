@@ -22,7 +22,7 @@ import convexlift as cl
 from convexlift.images import psnr
 from convexlift.tasks import GaussianDenoising, SparseViewCT
 from convexlift.training import ImageSet, Validation, follow
-from convexlift.training.initial import absorb_weight_, deepened
+from convexlift.training.initialization import absorb_weight_, deepened
 from convexlift.training.presets import PRESETS
 
 VALIDATION_PATIENT = "NLST-101287"

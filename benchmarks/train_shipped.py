@@ -21,7 +21,7 @@ import convexlift as cl
 from convexlift.images import load_image
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet, Validation, follow
-from convexlift.training.initial import absorb_weight_
+from convexlift.training.initialization import absorb_weight_
 from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import BilevelRecipe, Recipe
 

@@ -25,9 +25,9 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 
 import convexlift as cl
 from convexlift import proofs
-from convexlift.deep_png import with_deep_colours
-from convexlift.picture_files import read_plane
-from convexlift.reconstruction.sources import read_contents
+from convexlift.files.planes import read_plane
+from convexlift.files.png16 import with_deep_colours
+from convexlift.reconstruction.input_files import read_contents
 from convexlift.scans.data_exchange import read_exchange
 from convexlift.training.checkpoint import (
     Checkpoint,

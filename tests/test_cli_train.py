@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import save_image
-from convexlift.training.initial import absorb_weight_, start_from_filters_
+from convexlift.training.initialization import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import AdversarialRecipe
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.filling import median_of_neighbours
+from convexlift.inpaint_guess import median_of_neighbours
 
 
 @pytest.mark.parametrize("size", [3, 5])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import convexlift as cl
-from convexlift.operators.tomography.filtered import FILTERS, angle_shares
+from convexlift.operators.tomography.filtered_backprojection import FILTERS, angle_shares
 from convexlift.phantoms import ellipse_sinogram, shepp_logan
 
 SIZE = 96

@@ -10,8 +10,8 @@ from convexlift import phantoms
 from convexlift.operators.spectral import SpectralFilter, energies
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import BOX_DUAL
-from convexlift.solvers.adaptive import RestartedPDHG
-from convexlift.solvers.fourier import FourierCoupling, FourierSteps, majorant
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.spectral_steps import FourierCoupling, FourierSteps, majorant
 from convexlift.tasks import SparseViewCT
 from convexlift.tensors import Blocks
 

@@ -14,7 +14,7 @@ from convexlift.functionals.anchored import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.solvers import fused
-from convexlift.solvers.adaptive import RestartedPDHG
+from convexlift.solvers.restarted import RestartedPDHG
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()

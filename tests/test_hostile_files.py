@@ -19,12 +19,12 @@ from reconstruct_runs import noisy, run
 from scan_files import ct_slice, save
 
 import convexlift as cl
-from convexlift.bounded_files import BoundedReader
+from convexlift.files.bounded import BoundedReader
+from convexlift.files.limits import allowed_megapixels, require_plausible
+from convexlift.files.pictures import read_picture
+from convexlift.files.planes import read_npy
 from convexlift.images import load_image, save_image
-from convexlift.picture_files import read_npy
-from convexlift.read_limits import allowed_megapixels, require_plausible
-from convexlift.scans.isolated import IsolatedError, run_isolated
-from convexlift.whole_pictures import read_picture
+from convexlift.scans.subprocess_reader import IsolatedError, run_isolated
 
 CASES = Path(__file__).parents[2] / "shared" / "cases"
 """Further samples, where they are at hand."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Dense
 from convexlift.networks.architectures import baseline, convolutional, deep, ridge
-from convexlift.training.initial import (
+from convexlift.training.initialization import (
     cosine_filters,
     deepened,
     start_from_filters_,

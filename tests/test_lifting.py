@@ -14,9 +14,9 @@ from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 from convexlift.networks import Convolution
-from convexlift.solvers.adaptive import RestartedPDHG
 from convexlift.solvers.primal_dual import pdhg_update
-from convexlift.solvers.steps import SAFETY, Coupling
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.step_sizes import SAFETY, Coupling
 from convexlift.tensors import Blocks
 
 PROBLEMS = [

@@ -22,7 +22,7 @@ from convexlift.training import (
     ValueFunction,
 )
 from convexlift.training.hypergradients import suitable_hypergradient
-from convexlift.training.initial import start_from_filters_
+from convexlift.training.initialization import start_from_filters_
 
 SIZE = 8
 

@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
-from convexlift.problems import one_pass
+from convexlift.problems import tiled_objective
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import lift, lifted_start
-from convexlift.problems.one_pass import OnePass
 from convexlift.problems.saddle import feasible_duals, fitting_duals
 from convexlift.problems.saturation import SaturatedHead
+from convexlift.problems.tiled_objective import OnePass
 from convexlift.tensors import Blocks
 
 BATCH, HEIGHT, WIDTH, CHANNELS = 2, 44, 20, 6
@@ -63,9 +63,9 @@ def image_and_duals(stated: cl.VariationalProblem) -> tuple[torch.Tensor, Blocks
 
 def in_one_pass(monkeypatch, wanted: bool = True) -> None:
     """Strips of 16 rows, the last one shorter, and chunks of a few channels."""
-    monkeypatch.setattr(one_pass, "WORTHWHILE", 1 if wanted else 10**12)
-    monkeypatch.setattr(one_pass, "STRIP", 1)
-    monkeypatch.setattr(one_pass, "CHUNK", 16 * WIDTH * 4)
+    monkeypatch.setattr(tiled_objective, "WORTHWHILE", 1 if wanted else 10**12)
+    monkeypatch.setattr(tiled_objective, "STRIP", 1)
+    monkeypatch.setattr(tiled_objective, "CHUNK", 16 * WIDTH * 4)
 
 
 CASES = [

@@ -22,7 +22,7 @@ from convexlift.functionals.terms import EpigraphTerm
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.pooling import pooled_layers
-from convexlift.solvers.adaptive import RestartedPDHG
+from convexlift.solvers.restarted import RestartedPDHG
 from convexlift.tensors import Blocks
 
 every_activation = pytest.mark.parametrize("h", zoo.ACTIVATIONS, ids=repr)

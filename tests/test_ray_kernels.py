@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.operators.tomography import on_gpu
-from convexlift.operators.tomography.gathering import parallel_turns, ray_blocks, ray_runs
+from convexlift.operators.tomography import triton_projector
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.on_gpu import RayKernels, Tiling
 from convexlift.operators.tomography.projector import projector
+from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.rays import crossings
+from convexlift.operators.tomography.triton_projector import RayKernels, Tiling
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -107,7 +107,7 @@ def test_lanes_share_rays_or_do_not(parts):
 )
 @pytest.mark.parametrize("batch", [1, 6])
 def test_full_size(beam, batch, dtype, tolerance):
-    examine(beam(), dtype, batch, tolerance, on_gpu.TILING)
+    examine(beam(), dtype, batch, tolerance, triton_projector.TILING)
 
 
 def test_empty_batches_and_strided_ones():
@@ -155,7 +155,7 @@ def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
         raise RuntimeError("Failed to find C compiler")
 
     kernels, exact = both(ALL["square"](), torch.float64)
-    monkeypatch.setattr(on_gpu, "kernel_module", module)
+    monkeypatch.setattr(triton_projector, "kernel_module", module)
     x, y = random(2, 8, 8), random(2, 7, 11)
     with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):
         torch.testing.assert_close(kernels.project(x), exact.project(x))
@@ -173,7 +173,7 @@ def test_kernels_that_do_not_fit_give_way_and_other_errors_do_not(monkeypatch):
     kernels, exact = both(ALL["square"](), torch.float64)
     y = random(1, 7, 11)
     kernels.project(random(1, 8, 8))
-    monkeypatch.setattr(on_gpu, "kernel_module", module)
+    monkeypatch.setattr(triton_projector, "kernel_module", module)
     later = copy.copy(kernels)
     with pytest.warns(UserWarning, match="plain path is taken: out of resource"):
         torch.testing.assert_close(kernels.backproject(y), exact.backproject(y))

@@ -14,15 +14,15 @@ from PIL import Image
 from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 
 import convexlift as cl
+from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Solved
+from convexlift.reconstruction.input_files import Source
+from convexlift.reconstruction.noise_models import Gaussian
+from convexlift.reconstruction.photographs import Case
 from convexlift.reconstruction.records import record_of
-from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.statements import Gaussian
-from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, read_picture, write_picture
+from convexlift.reconstruction.weight_selection import Weight
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from reconstruct_runs import QUICK, noisy, one_record, run
 
 import convexlift as cl
 from convexlift.images import load_image, save_image
+from convexlift.reconstruction import input_files
 
 
 @pytest.fixture(autouse=True)
@@ -90,17 +91,16 @@ def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
 
 
 def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatch):
-    from convexlift.reconstruction import sources
 
     for i in range(2):
         save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
-    write = sources.write_picture
+    write = input_files.write_picture
 
     def signalled(*arguments):
         signal.raise_signal(signal.SIGINT)
         write(*arguments)
 
-    monkeypatch.setattr(sources, "write_picture", signalled)
+    monkeypatch.setattr(input_files, "write_picture", signalled)
     result = run("denoise", tmp_path / "in", "-o", tmp_path / "out")
     assert result.exit_code == 130
     assert one_record(tmp_path / "out", "0")["status"] == "CONVERGED"
@@ -109,7 +109,6 @@ def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatc
 
 
 def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
-    from convexlift.reconstruction import sources
 
     save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
 
@@ -117,7 +116,7 @@ def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(sources, "write_picture", signalled)
+    monkeypatch.setattr(input_files, "write_picture", signalled)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 130
     assert "only finished files are kept" in result.output
@@ -125,14 +124,13 @@ def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
-    from convexlift.reconstruction import sources
 
     save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sources, "write_picture", full)
+    monkeypatch.setattr(input_files, "write_picture", full)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 1
     expected = "x.png cannot be written (No space left on device); make room there, or name another"

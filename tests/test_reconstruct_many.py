@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import load_image, save_image
-from convexlift.reconstruction.sources import (
+from convexlift.reconstruction.input_files import (
     PICTURES,
     SINOGRAMS,
     InputError,
     find_sources,
 )
-from convexlift.reconstruction.targets import check_targets
+from convexlift.reconstruction.output_paths import check_targets
 from convexlift.scans.sinogram_arrays import FORMAT
 
 
@@ -155,7 +155,7 @@ def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied")
         return open(os.devnull)
 
-    monkeypatch.setattr("convexlift.reconstruction.targets.tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("convexlift.reconstruction.output_paths.tempfile.TemporaryFile", refused)
     locked = tmp_path / "locked"
     for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
         result = run("denoise", tmp_path / "a.png", *options)

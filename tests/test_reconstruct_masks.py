@@ -12,9 +12,9 @@ import torch
 from PIL import Image, ImageOps
 from reconstruct_runs import bits, crop, noisy, one_record, run
 
+from convexlift.files.pictures import read_picture
+from convexlift.reconstruction.input_files import InputError, companion, read_contents
 from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.sources import InputError, companion, read_contents
-from convexlift.whole_pictures import read_picture
 
 GREY = noisy(size=24)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from reconstruct_runs import QUICK, noisy, run
 
-from convexlift.atomic_files import leftovers, remove_leftovers
+from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.images import load_image, save_image
 
 FILES = 4
@@ -69,7 +69,7 @@ app(sys.argv[1:])
     ("function", "also"),
     [
         # Before the third result is written, and between the third image and its record.
-        ("write_result", "import convexlift.reconstruction.runs as r; r.write_result = deadly"),
+        ("write_result", "import convexlift.reconstruction.batch as r; r.write_result = deadly"),
         ("digest", ""),
     ],
 )

@@ -19,8 +19,8 @@ from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.noise import (
     Noise,
 )
-from convexlift.reconstruction.statements import Gaussian, Impulses, Integrals, Photons
-from convexlift.reconstruction.weights import (
+from convexlift.reconstruction.noise_models import Gaussian, Impulses, Integrals, Photons
+from convexlift.reconstruction.weight_selection import (
     ACCURACY,
     card_weight,
     discrepancy_weight,

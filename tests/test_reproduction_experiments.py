@@ -21,7 +21,7 @@ from convexlift.reproduction.denoising import DENOISING
 from convexlift.reproduction.inpainting import INPAINTING
 from convexlift.reproduction.measuring import Accuracy
 from convexlift.reproduction.running import finished_parts
-from convexlift.training.initial import start_from_filters_
+from convexlift.training.initialization import start_from_filters_
 
 SIZE, ITERATIONS = 64, 60
 

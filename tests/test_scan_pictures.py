@@ -14,7 +14,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from convexlift import scans
-from convexlift.scans.places import Places
+from convexlift.scans.slice_metadata import Places
 
 VOLUME = scans.Volume(
     torch.linspace(-1200, 2100, 3 * 5 * 7, dtype=torch.float32).reshape(3, 5, 7),

@@ -10,9 +10,9 @@ import torch
 import convexlift as cl
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
-from convexlift.solvers import strips
-from convexlift.solvers.adaptive import RestartedPDHG
-from convexlift.solvers.strips import Sweep
+from convexlift.solvers import tiled
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.tiled import Sweep
 
 BATCH, SIZE = 3, 40
 
@@ -39,8 +39,8 @@ def one_layer(padding="reflect", activation="huber", fidelity="L2") -> cl.Variat
 
 
 def run(problem, iterations, monkeypatch, *, in_strips):
-    monkeypatch.setattr(strips, "WORTHWHILE", 1 if in_strips else 10**9)
-    monkeypatch.setattr(strips, "STRIP", 6 * SIZE * 17)  # strips that do not divide the height
+    monkeypatch.setattr(tiled, "WORTHWHILE", 1 if in_strips else 10**9)
+    monkeypatch.setattr(tiled, "STRIP", 6 * SIZE * 17)  # strips that do not divide the height
     solver = RestartedPDHG(problem, lift(problem))
     assert (solver.sweep is not None) == in_strips
     return solver.advance(solver.start(problem.initial_image()), iterations)
@@ -92,13 +92,13 @@ def test_strips_are_for_one_convolution():
 
 
 def test_no_time_limit_may_be_written_as_infinity(monkeypatch):
-    monkeypatch.setattr(strips, "WORTHWHILE", 1)
+    monkeypatch.setattr(tiled, "WORTHWHILE", 1)
     stop = cl.StopWhen(gap=None, seconds=math.inf, max_iterations=15)
     assert (cl.solve(one_layer(), stop=stop).iterations == 15).all()
 
 
 def test_a_time_limit_holds_for_blocks_of_iterations(monkeypatch):
-    monkeypatch.setattr(strips, "WORTHWHILE", 1)
+    monkeypatch.setattr(tiled, "WORTHWHILE", 1)
     problem = one_layer()
     stop = cl.StopWhen(gap=None, seconds=0.3, max_iterations=10**9, check_every=10**6)
     solution = cl.solve(problem, stop=stop)

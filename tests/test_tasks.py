@@ -9,8 +9,8 @@ import torch
 
 import convexlift as cl
 from convexlift import phantoms
-from convexlift.filling import fill_from_neighbours
 from convexlift.images import psnr
+from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.tasks import (
     TASKS,
     GaussianDenoising,

@@ -12,7 +12,7 @@ from convexlift.images import psnr
 from convexlift.networks.architectures import ridge
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import ImageSet, Validation
-from convexlift.training.initial import start_from_filters_
+from convexlift.training.initialization import start_from_filters_
 from convexlift.training.validation import climb, ssim
 
 STOP = cl.StopWhen(gap=1e-4, max_iterations=500)

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from web_runs import LIMITS, two_widths
 
+from convexlift.files.pictures import read_picture
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import NotShown, deep_png, false_colours, grey_or_colour, preview
 from convexlift.web.plots import Line, closing_plot, nice_steps, race_plot
 from convexlift.web.uploads import read_layer, read_slice, read_upload, shown_name
-from convexlift.whole_pictures import read_picture
 
 pydicom = pytest.importorskip("pydicom")
 

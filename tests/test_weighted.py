@@ -15,7 +15,7 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.operators.imaging import Diagonal
-from convexlift.problems.databound import can_hold_everywhere
+from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.tensors import Blocks
 from convexlift.training.derivatives import gradient, hessian
 from convexlift.training.hypergradients import energy

@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
-from convexlift.whole_pictures import (
+from convexlift.files.pictures import (
     Picture,
     displayed_size,
     read_picture,

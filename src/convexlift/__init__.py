@@ -50,7 +50,7 @@ from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
-from convexlift.operators.tomography.filtered import fbp as fbp
+from convexlift.operators.tomography.filtered_backprojection import fbp as fbp
 from convexlift.problems.certificate import Certificate as Certificate
 from convexlift.problems.certificate import certify as certify
 from convexlift.problems.claims import Guarantee as Guarantee
@@ -67,8 +67,8 @@ from convexlift.solvers.solution import Progress as Progress
 from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solve import solve as solve
-from convexlift.solvers.steps import AdaptiveSteps as AdaptiveSteps
-from convexlift.solvers.steps import PaperSteps as PaperSteps
+from convexlift.solvers.step_sizes import AdaptiveSteps as AdaptiveSteps
+from convexlift.solvers.step_sizes import PaperSteps as PaperSteps
 from convexlift.solvers.stopping import StopWhen as StopWhen
 from convexlift.solvers.subgradient import Subgradient as Subgradient
 from convexlift.transmission import Counts as Counts

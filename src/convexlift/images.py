@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from convexlift.atomic_files import atomic_path as atomic_path
-from convexlift.picture_files import pillow, read_plane, to_float
+from convexlift.files.atomic import atomic_path as atomic_path
+from convexlift.files.planes import pillow, read_plane, to_float
 from convexlift.tensors import first_non_finite
 
 
@@ -39,7 +39,7 @@ def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
     NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
     in TIFF or NPY, are taken as they are and must be finite. ``max_megapixels`` replaces the limits
-    of ``read_limits`` on the size that a header may declare.
+    of ``files.limits`` on the size that a header may declare.
     """
     plane = read_plane(Path(path), max_megapixels=max_megapixels)
     return torch.from_numpy(to_float(plane))[None, None]

@@ -21,7 +21,7 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from convexlift.atomic_files import atomic_path
+from convexlift.files.atomic import atomic_path
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
 from convexlift.functionals.weighted import WeightedL2
 from convexlift.models.describe import describe

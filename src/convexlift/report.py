@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from convexlift.demo import NEXT, Demo, Result
+from convexlift.html import COLOURS, embedded, with_code
 from convexlift.images import atomic_path, save_image
-from convexlift.pages import COLOURS, embedded, with_code
 
 OBJECTIVE, BOUND, GAP = "#0072b2", "#d55e00", "#009e73"  # the same in every plot
 COLUMNS = (

@@ -18,7 +18,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, Task
 from convexlift.training.data import ImageSet, mix
-from convexlift.training.initial import start_from_filters_
+from convexlift.training.initialization import start_from_filters_
 
 EXAMPLES = ("astronaut", "coffee", "chelsea", "rocket", "brick")
 TUNING_EXAMPLE = "camera"

@@ -16,7 +16,7 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solve import suitable_method
-from convexlift.solvers.steps import PaperSteps
+from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.subgradient import Subgradient
 
 PAPER_L1 = 0.02

@@ -10,7 +10,7 @@ from convexlift.benchmark.results import Choice
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.steps import PaperSteps
+from convexlift.solvers.step_sizes import PaperSteps
 
 TUNING_TOLERANCE, TUNING_CHECKS = 1e-3, 5
 """Steps are chosen for the fewest iterations to this objective error, counted in fives."""

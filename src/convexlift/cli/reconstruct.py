@@ -61,17 +61,17 @@ from convexlift.models.files import pair
 from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
+from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct
 from convexlift.reconstruction.engine import SEARCH, Engine
-from convexlift.reconstruction.masks import MaskChoice, parse_colour
-from convexlift.reconstruction.runs import Outcome, Preparation, reconstruct
-from convexlift.reconstruction.sources import (
+from convexlift.reconstruction.input_files import (
     DICOM,
     PICTURES,
     SINOGRAMS,
     Source,
     find_sources,
 )
-from convexlift.reconstruction.targets import check_targets
+from convexlift.reconstruction.masks import MaskChoice, parse_colour
+from convexlift.reconstruction.output_paths import check_targets
 from convexlift.reconstruction.tomography import Scans, facts
 from convexlift.scans.attenuation import WATER
 from convexlift.scans.windows import WINDOWS

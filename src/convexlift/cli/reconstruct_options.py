@@ -13,11 +13,11 @@ import typer
 from convexlift.benchmark.methods import METHODS
 from convexlift.cli.app import Device, UserError
 from convexlift.models.files import names
-from convexlift.reconstruction.cases import Photographs, PictureTask
 from convexlift.reconstruction.engine import WeightChoice
+from convexlift.reconstruction.input_files import InputError, RangeChoice
 from convexlift.reconstruction.masks import MaskChoice
 from convexlift.reconstruction.noise import Kind
-from convexlift.reconstruction.sources import InputError, RangeChoice
+from convexlift.reconstruction.photographs import Photographs, PictureTask
 from convexlift.scans.windows import WINDOWS, Window
 from convexlift.solvers.stopping import StopWhen
 

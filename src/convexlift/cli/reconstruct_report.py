@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from convexlift.cli.app import console
-from convexlift.reconstruction.cases import Case
-from convexlift.reconstruction.runs import Outcome, Report
-from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.batch import Outcome, Report
+from convexlift.reconstruction.input_files import Source
+from convexlift.reconstruction.photographs import Case
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20

@@ -31,15 +31,15 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
+from convexlift.files.limits import require_limit
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.read_limits import require_limit
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
-from convexlift.training.disk import FULL, WriteError
-from convexlift.training.initial import absorb_weight_
+from convexlift.training.disk_errors import FULL, WriteError
+from convexlift.training.initialization import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
 from convexlift.training.recipes import (
     AdversarialRecipe,

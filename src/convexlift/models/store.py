@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from convexlift.atomic_files import atomic_path, remove_leftovers
+from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.models.cards import ModelCard
 from convexlift.models.describe import build, describe
 from convexlift.models.files import PathLike, find, find_shipped, names, pair

@@ -2,7 +2,7 @@
 
 For slopes s_i in dom h_i*, a backward pass gives an affine minorant of the regularizer
 (``minorant``); the data term plus that affine function is bounded below in closed form
-(``databound``). The sum of the two slacks is the gap, written as a sum of nonnegative local
+(``data_bound``). The sum of the two slacks is the gap, written as a sum of nonnegative local
 Fenchel-Young terms, so that nothing cancels:
 
     objective(x) - lower bound = [D(A x) + <c, x> - inf]
@@ -25,10 +25,10 @@ from torch import Tensor
 from convexlift.functionals.fidelity import SquaredL2
 from convexlift.functionals.weighted import WeightedL2
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
-from convexlift.problems.databound import DataBound, Slack, bound_data
+from convexlift.problems.data_bound import DataBound, Slack, bound_data
 from convexlift.problems.minorant import Minorant
-from convexlift.problems.one_pass import OnePass
 from convexlift.problems.saddle import DATA_DUAL, fitting_duals, made_feasible
+from convexlift.problems.tiled_objective import OnePass
 from convexlift.problems.variational import (
     Evaluation,
     VariationalProblem,

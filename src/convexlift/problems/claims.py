@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.databound import can_hold_everywhere
+from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rigorous_objective import objective_above
 from convexlift.problems.saddle import feasible_duals

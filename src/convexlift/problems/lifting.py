@@ -30,7 +30,6 @@ from convexlift.functionals.terms import (
     PrimalTerm,
 )
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.problems.one_pass import OnePass
 from convexlift.problems.pooling import pooled_layers
 from convexlift.problems.saddle import (
     BOX_DUAL,
@@ -41,6 +40,7 @@ from convexlift.problems.saddle import (
     made_feasible,
     primal_name,
 )
+from convexlift.problems.tiled_objective import OnePass
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Shape
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from convexlift.checks import examine_activation, examine_fidelity, examine_operator
-from convexlift.filling import fill_from_neighbours, median_of_neighbours
 from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
+from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
 from convexlift.networks.passes import ForwardPass
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.operators.tomography.filtered import fbp, invertible
+from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
 from convexlift.tensors import (
     Shape,
     TensorRecord,

@@ -21,8 +21,8 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.reconstruction.interruption import Interruption
 from convexlift.reconstruction.noise import Noise
-from convexlift.reconstruction.statements import Statement
-from convexlift.reconstruction.weights import (
+from convexlift.reconstruction.noise_models import Statement
+from convexlift.reconstruction.weight_selection import (
     Weight,
     card_weight,
     discrepancy_weight,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.reconstruction.sources import Contents, InputError, companion, require_size
-from convexlift.whole_pictures import Picture, read_picture, regrid
+from convexlift.files.pictures import Picture, read_picture, regrid
+from convexlift.reconstruction.input_files import Contents, InputError, companion, require_size
 
 
 @dataclass(frozen=True)

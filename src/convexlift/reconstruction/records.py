@@ -13,10 +13,10 @@ from torch import Tensor
 from convexlift.images import atomic_path, psnr, save_image
 from convexlift.problems.claims import relative_gap
 from convexlift.proofs import Proof
-from convexlift.reconstruction.cases import Case
-from convexlift.reconstruction.earlier_results import digest
 from convexlift.reconstruction.engine import Solved
-from convexlift.reconstruction.sources import Source, naming
+from convexlift.reconstruction.input_files import Source, naming
+from convexlift.reconstruction.photographs import Case
+from convexlift.reconstruction.resume import digest
 
 DECADES = 4
 """That the picture of a gap map shows, below its largest value."""

@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.files.pictures import Picture, read_picture, write_picture
+from convexlift.files.planes import read_npy
 from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
-from convexlift.operators.tomography.filtered import fbp, invertible
+from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
-from convexlift.picture_files import read_npy
-from convexlift.reconstruction.cases import Case
 from convexlift.reconstruction.engine import Engine
+from convexlift.reconstruction.input_files import DICOM, InputError, Source, write_slices
 from convexlift.reconstruction.noise import Noise, photons_of
-from convexlift.reconstruction.sources import DICOM, InputError, Source, write_slices
-from convexlift.reconstruction.statements import Integrals, Photons, Statement
+from convexlift.reconstruction.noise_models import Integrals, Photons, Statement
+from convexlift.reconstruction.photographs import Case
 from convexlift.scans.attenuation import (
     WATER,
     attenuation_to_hounsfield,
@@ -42,7 +43,6 @@ from convexlift.scans.volumes import Volume
 from convexlift.scans.windows import WINDOWS, Window
 from convexlift.tasks import SparseViewCT
 from convexlift.transmission import line_integrals
-from convexlift.whole_pictures import Picture, read_picture, write_picture
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 PAPER_EXTENT = 256.0

@@ -10,7 +10,7 @@ from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.steps import PaperSteps
+from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.subgradient import Subgradient
 
 

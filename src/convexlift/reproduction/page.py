@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convexlift.pages import COLOURS, embedded, with_code
+from convexlift.html import COLOURS, embedded, with_code
 from convexlift.reproduction.document import Document, Figure, Section
 from convexlift.reproduction.figures import Tile, tile_file
 from convexlift.reproduction.tables import Table, comparison_table

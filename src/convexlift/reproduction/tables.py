@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from convexlift.pages import with_code
+from convexlift.html import with_code
 from convexlift.reproduction.paper import Printed
 
 

@@ -16,7 +16,7 @@ from convexlift.models.files import names as shipped_names
 from convexlift.models.store import card, load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
-from convexlift.operators.tomography.filtered import Filter
+from convexlift.operators.tomography.filtered_backprojection import Filter
 from convexlift.reproduction.competitors import (
     DEFAULT,
     L_BFGS,

@@ -39,10 +39,10 @@ from convexlift.reproduction.training_report import SCHEMES, SEARCHED, training_
 from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.steps import PaperSteps
+from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Inpainting
-from convexlift.training.initial import absorb_weight_
+from convexlift.training.initialization import absorb_weight_
 from convexlift.training.presets import FACES_INPAINTING_ADVERSARIAL, FACES_INPAINTING_BILEVEL
 from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe
 

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.files.limits import allowed_megapixels, require_limit
 from convexlift.images import atomic_path
-from convexlift.read_limits import allowed_megapixels, require_limit
 from convexlift.scans import exchange_members
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 from convexlift.scans.exchange_members import DETECTOR_PIXEL, FRAMES, GEOMETRY
 from convexlift.scans.geometry import ParallelGeometry, ScanGeometry, from_record, to_record
-from convexlift.scans.isolated import run_isolated
 from convexlift.scans.sinograms import QUANTITIES, Quantity, Sinogram, as_array, as_tensor
+from convexlift.scans.subprocess_reader import run_isolated
 
 AngleUnit = Literal["degrees", "radians"]
 _DEGREE = math.pi / 180

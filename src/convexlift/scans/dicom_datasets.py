@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from convexlift.bounded_files import BoundedReader
-from convexlift.read_limits import allowed_megapixels
+from convexlift.files.bounded import BoundedReader
+from convexlift.files.limits import allowed_megapixels
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 
 _META_GROUP = 2

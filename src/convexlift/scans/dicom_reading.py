@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from convexlift.scans.attenuation import LOWEST
-from convexlift.scans.codecs import stored_pixels
 from convexlift.scans.dicom_headers import SliceHeader, read_header
+from convexlift.scans.dicom_pixels import stored_pixels
 from convexlift.scans.errors import PathLike, ScanFileError, existing
 from convexlift.scans.folders import files_in
 from convexlift.scans.volumes import Volume

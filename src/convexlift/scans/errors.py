@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from convexlift.decoding_errors import reason_of
+from convexlift.files.decoding_errors import reason_of
 
 PathLike = str | os.PathLike[str]
 

@@ -1,6 +1,6 @@
 """The arrays and attributes of a Data Exchange file in HDF5, as they are stored.
 
-``isolated`` runs this file in a process of its own: it imports nothing but numpy, and h5py late.
+``subprocess_reader`` runs this file in a process of its own: it imports only numpy, and h5py late.
 """
 
 from __future__ import annotations

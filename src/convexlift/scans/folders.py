@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from convexlift.atomic_files import remove_leftovers
+from convexlift.files.atomic import remove_leftovers
 from convexlift.scans.errors import ScanFileError
 
 

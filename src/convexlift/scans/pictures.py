@@ -12,7 +12,7 @@ from torch import Tensor
 from convexlift.images import atomic_path
 from convexlift.scans.errors import PathLike, ScanFileError, load_extra
 from convexlift.scans.folders import atomic_folder, slice_names
-from convexlift.scans.places import Places
+from convexlift.scans.slice_metadata import Places
 from convexlift.scans.volumes import Volume
 from convexlift.scans.windows import Window, covering, window_named
 from convexlift.tensors import first_non_finite

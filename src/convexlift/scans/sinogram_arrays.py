@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift.files.limits import require_limit, require_plausible
+from convexlift.files.tiff import open_tiff
 from convexlift.images import atomic_path
-from convexlift.read_limits import require_limit, require_plausible
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 from convexlift.scans.geometry import from_record, to_record
 from convexlift.scans.sinograms import QUANTITIES, Sinogram, as_array, as_tensor
-from convexlift.tiff_files import open_tiff
 
 FORMAT = "convexlift sinogram"
 TIFF = (".tif", ".tiff")

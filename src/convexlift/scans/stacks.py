@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convexlift.picture_files import open_picture
+from convexlift.files.planes import open_picture
+from convexlift.files.tiff import open_tiff
 from convexlift.scans.errors import PathLike, ScanFileError, existing, load_extra, reading
 from convexlift.scans.folders import files_in
-from convexlift.scans.places import Places
+from convexlift.scans.slice_metadata import Places
 from convexlift.scans.volumes import Volume
-from convexlift.tiff_files import open_tiff
 
 TIFF = (".tif", ".tiff")
 PNG = (".png",)

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.saddle import SaddlePointProblem
-from convexlift.solvers.graphs import Replayed
-from convexlift.solvers.kernel_steps import (
+from convexlift.solvers.cuda_graphs import Replayed
+from convexlift.solvers.fused_kernels import (
     ROWS,
     Buffers,
     FirstLayer,
     Pixels,
     kernels,
 )
-from convexlift.solvers.rest import RestOfProblem
-from convexlift.solvers.restarts import Array
+from convexlift.solvers.fused_layers import RestOfProblem
+from convexlift.solvers.restart_rules import Array
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5

@@ -8,12 +8,12 @@ from typing import Any
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.adaptive import RestartedPDHG
-from convexlift.solvers.fourier import FourierCoupling
 from convexlift.solvers.method import Method, Solver
 from convexlift.solvers.primal_dual import FixedStepPDHG
-from convexlift.solvers.saturated import SaturatedPDHG
-from convexlift.solvers.steps import AdaptiveSteps, PaperSteps
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedPDHG
+from convexlift.solvers.spectral_steps import FourierCoupling
+from convexlift.solvers.step_sizes import AdaptiveSteps, PaperSteps
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Solver, State
-from convexlift.solvers.steps import Coupling, PaperSteps
+from convexlift.solvers.step_sizes import Coupling, PaperSteps
 from convexlift.tensors import Blocks
 
 

@@ -14,7 +14,7 @@ from convexlift.training.hypergradients import Implicit as Implicit
 from convexlift.training.hypergradients import JacobianFree as JacobianFree
 from convexlift.training.hypergradients import Unrolled as Unrolled
 from convexlift.training.hypergradients import ValueFunction as ValueFunction
-from convexlift.training.initial import start_from_filters_ as start_from_filters_
+from convexlift.training.initialization import start_from_filters_ as start_from_filters_
 from convexlift.training.loop import Trained as Trained
 from convexlift.training.loop import TrainingOptions as TrainingOptions
 from convexlift.training.loop import train as train

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.atomic_files import atomic_path, remove_leftovers
-from convexlift.training.disk import writing
+from convexlift.files.atomic import atomic_path, remove_leftovers
+from convexlift.training.disk_errors import writing
 
 FORMAT = 1
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.picture_files import SUFFIXES, Plane, as_plane, read_plane, to_float, white
+from convexlift.files.planes import SUFFIXES, Plane, as_plane, read_plane, to_float, white
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from convexlift.atomic_files import atomic_path, remove_leftovers
-from convexlift.training.disk import writing
+from convexlift.files.atomic import atomic_path, remove_leftovers
+from convexlift.training.disk_errors import writing
 
 
 class RunLog:

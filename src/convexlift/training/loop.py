@@ -29,7 +29,7 @@ from convexlift.training.checkpoint import (
     save_checkpoint,
 )
 from convexlift.training.data import Batch, BatchSampler
-from convexlift.training.initial import subtract_means_
+from convexlift.training.initialization import subtract_means_
 from convexlift.training.logs import RunLog
 from convexlift.training.objectives import Loss, Objective
 from convexlift.training.settings import by_place, plain_settings

@@ -23,7 +23,7 @@ from convexlift.training.adversarial import Adversarial
 from convexlift.training.bilevel import LOWER_LEVEL, Bilevel
 from convexlift.training.data import BatchSampler, ImageSet
 from convexlift.training.hypergradients import Hypergradient
-from convexlift.training.initial import start_from_filters_, subtract_means_
+from convexlift.training.initialization import start_from_filters_, subtract_means_
 from convexlift.training.loop import Callback, Trained, TrainingOptions, train
 from convexlift.training.objectives import Objective
 from convexlift.training.validation import Validation
@@ -43,7 +43,7 @@ class NetworkSettings:
         smoothing: nu of the activations.
         padding: of the convolutions.
         depth: layers of a ``ridge``.
-        filters: start from cosine filters that measure a total variation (``initial``), with
+        filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
     """
 

@@ -22,7 +22,7 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve
-from convexlift.solvers.steps import PaperSteps
+from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.stopping import StopWhen
 from convexlift.solvers.subgradient import Subgradient
 from convexlift.web.jobs import Job

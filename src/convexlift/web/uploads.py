@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.picture_files import pillow
+from convexlift.files.pictures import read_picture
+from convexlift.files.planes import pillow
 from convexlift.scans.attenuation import hounsfield_to_unit
 from convexlift.scans.errors import ScanFileError, load_extra
 from convexlift.scans.files import read_volume
 from convexlift.web.limits import Limits, PageError
-from convexlift.whole_pictures import read_picture
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 SCANS = (".dcm", ".dicom", ".ima")

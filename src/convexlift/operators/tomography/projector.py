@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.on_gpu import RayKernels
 from convexlift.operators.tomography.rays import Grid, Lines
-from convexlift.operators.tomography.tables import tables
+from convexlift.operators.tomography.sparse_projector import tables
+from convexlift.operators.tomography.triton_projector import RayKernels
 
 TABLE_BYTES = 2**29
 """Tables of weights may take so much memory; beyond, weights are computed at each product."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from convexlift.problems.saddle import fitting_duals
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.solvers.adaptive import RestartedPDHG, RestartState
 from convexlift.solvers.method import Solver, State
+from convexlift.solvers.restarted import RestartedPDHG, RestartState
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.decoding_errors import reason_of
-from convexlift.read_limits import EXPANSION, require_plausible
+from convexlift.files.decoding_errors import reason_of
+from convexlift.files.limits import EXPANSION, require_plausible
 from convexlift.scans.dicom_datasets import read_dataset
 from convexlift.scans.errors import ScanFileError, load_extra, reading
 

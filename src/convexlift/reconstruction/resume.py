@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.input_files import Source
 
 _OF_THE_RUN = ("command", "files_at_once")
 """Settings that do not change results."""

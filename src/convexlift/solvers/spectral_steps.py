@@ -20,10 +20,10 @@ from torch import Tensor
 from convexlift.operators.convolution import ConvolutionOperator, DifferenceOperator
 from convexlift.operators.linear import Identity, LinearOperator, power_iteration
 from convexlift.operators.spectral import SpectralFilter, energies, filtered, frequencies
-from convexlift.operators.tomography.filtered import invertible
+from convexlift.operators.tomography.filtered_backprojection import invertible
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.steps import SAFETY, Coupling
+from convexlift.solvers.step_sizes import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
 POWER_STEPS = 80

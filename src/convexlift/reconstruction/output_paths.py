@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from convexlift.atomic_files import leftovers, remove_leftovers
-from convexlift.reconstruction.sources import InputError, Source, resolved, sides
+from convexlift.files.atomic import leftovers, remove_leftovers
+from convexlift.reconstruction.input_files import InputError, Source, resolved, sides
 
 
 def check_targets(

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from convexlift.reconstruction.cases import Case
-from convexlift.reconstruction.earlier_results import (
+from convexlift.reconstruction.engine import Engine, Solved
+from convexlift.reconstruction.input_files import InputError, Source, glance, sides
+from convexlift.reconstruction.noise_models import Statement
+from convexlift.reconstruction.photographs import Case
+from convexlift.reconstruction.records import record_of, write_result
+from convexlift.reconstruction.resume import (
     Fingerprint,
     earlier_record,
     fingerprint,
 )
-from convexlift.reconstruction.engine import Engine, Solved
-from convexlift.reconstruction.records import record_of, write_result
-from convexlift.reconstruction.sources import InputError, Source, glance, sides
-from convexlift.reconstruction.statements import Statement
 from convexlift.solvers.solution import Progress
 
 

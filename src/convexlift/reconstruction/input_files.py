@@ -14,8 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.files.pictures import (
+    Picture,
+    Range,
+    displayed_size,
+    read_picture,
+    writable,
+    write_picture,
+)
+from convexlift.files.planes import SUFFIXES
 from convexlift.images import atomic_path
-from convexlift.picture_files import SUFFIXES
 from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.dicom_reading import read_dicom
 from convexlift.scans.dicom_writing import write_dicom
@@ -24,14 +32,6 @@ from convexlift.scans.folders import files_in
 from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
-from convexlift.whole_pictures import (
-    Picture,
-    Range,
-    displayed_size,
-    read_picture,
-    writable,
-    write_picture,
-)
 
 DICOM = (".dcm", ".dicom", ".ima")
 _MARKS = (

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch, kernel_errors, kernel_module
-from convexlift.operators.tomography.gathering import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.joseph import Joseph
+from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.rays import Grid, Lines, crossings
 
 LARGEST = 2**31

@@ -19,7 +19,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.fused import FusedIterations
 from convexlift.solvers.method import Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
-from convexlift.solvers.restarts import (
+from convexlift.solvers.restart_rules import (
     FIRST_MOVE,
     Pace,
     RestartRules,
@@ -27,8 +27,8 @@ from convexlift.solvers.restarts import (
     rebalance,
     residual,
 )
-from convexlift.solvers.steps import Coupling, quotients
-from convexlift.solvers.strips import Sweep
+from convexlift.solvers.step_sizes import Coupling, quotients
+from convexlift.solvers.tiled import Sweep
 from convexlift.tensors import Blocks, choose_images
 
 

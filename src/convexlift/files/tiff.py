@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from convexlift.bounded_files import BoundedReader
-from convexlift.read_limits import EXPANSION, require_plausible
+from convexlift.files.bounded import BoundedReader
+from convexlift.files.limits import EXPANSION, require_plausible
 
 _UNCOMPRESSED = 1
 _SILENCE = logging.NullHandler()

@@ -1,6 +1,6 @@
 """Whole pictures: every page, channel and bit of a file, its metadata, and the way back.
 
-``picture_files`` reads one grey plane, for training. Here a file becomes all its planes, as values
+``files.planes`` reads one grey plane, for training. Here a file becomes all its planes, as values
 
     v = (stored - low) / (high - low),    (low, high) = (0, largest integer), or (0, 1) for floats,
 
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.decoding_errors import reason_of
-from convexlift.deep_png import has_deep_colours, read_deep_colours, with_deep_colours
-from convexlift.picture_files import open_picture, pillow, read_npy
-from convexlift.tiff_files import open_tiff, tifffile_module
+from convexlift.files.decoding_errors import reason_of
+from convexlift.files.planes import open_picture, pillow, read_npy
+from convexlift.files.png16 import has_deep_colours, read_deep_colours, with_deep_colours
+from convexlift.files.tiff import open_tiff, tifffile_module
 
 Range = tuple[float, float]
 
@@ -97,7 +97,7 @@ class Picture:
 def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
     """All planes of a PNG, JPEG, TIFF or NPY file; errors open with its name.
 
-    ``max_megapixels`` replaces the limits of ``read_limits`` on the size that a header may declare.
+    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
     """
     suffix = path.suffix.lower()
     read: Callable[[Path, float | None], Picture] = {

@@ -12,18 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.picture_files import SUFFIXES
+from convexlift.files.pictures import Picture, Range, read_picture, regrid
+from convexlift.files.planes import SUFFIXES
 from convexlift.reconstruction.engine import Engine
-from convexlift.reconstruction.masks import MaskChoice, seen_pixels
-from convexlift.reconstruction.noise import (
-    Kind,
-    Noise,
-    TooFewPixels,
-    estimate_noise,
-    is_line_art,
-    spread,
-)
-from convexlift.reconstruction.sources import (
+from convexlift.reconstruction.input_files import (
     PICTURES,
     Contents,
     InputError,
@@ -35,9 +27,17 @@ from convexlift.reconstruction.sources import (
     read_contents,
     require_size,
 )
-from convexlift.reconstruction.statements import Gaussian, Impulses, Statement
-from convexlift.reconstruction.weights import Weight
-from convexlift.whole_pictures import Picture, Range, read_picture, regrid
+from convexlift.reconstruction.masks import MaskChoice, seen_pixels
+from convexlift.reconstruction.noise import (
+    Kind,
+    Noise,
+    TooFewPixels,
+    estimate_noise,
+    is_line_art,
+    spread,
+)
+from convexlift.reconstruction.noise_models import Gaussian, Impulses, Statement
+from convexlift.reconstruction.weight_selection import Weight
 
 PictureTask = Literal["denoise", "inpaint"]
 

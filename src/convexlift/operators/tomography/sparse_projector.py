@@ -1,7 +1,7 @@
 """Joseph's weights as sparse matrices, for CPUs: the fastest way where they are small enough.
 
-Rays that are mirror images of each other share a row (see ``orbits``), so one sparse matrix times
-all mirror images of x, side by side, is A x. Its transpose is kept as well, sorted by pixels.
+Mirror-image rays share a row (``symmetries``), so one sparse matrix times all mirror images of x,
+side by side, is A x. Its transpose is kept as well, sorted by pixels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.operators.tomography.orbits import Orbit, mirrored, orbits, unmirrored
 from convexlift.operators.tomography.rays import Grid, Lines, crossings, inside
+from convexlift.operators.tomography.symmetries import Orbit, mirrored, orbits, unmirrored
 
 ROWS_AT_A_TIME = 1024
 """Rows of weights made at once: temporary numbers take tens of megabytes then."""
@@ -62,7 +62,7 @@ class Tables:
     """Products with A and its transpose, by sparse matrices on the CPU.
 
     Args:
-        found: the rays, as ``orbits`` gives them.
+        found: the rays, as ``symmetries`` gives them.
         grid: the pixels.
         sinogram_shape: (angles, bins).
         dtype: the precision of the weights.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.picture_files import pillow
+from convexlift.files.planes import pillow
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {2: 3, 4: 2, 6: 4}  # by the colour type of the header: RGB, grey with alpha, RGBA

@@ -6,7 +6,7 @@
                  The best weights of ``photo-any-size`` and of total variation on the six pictures
                  of the package, for sigma from 0.01 to 0.4, grow with the power 1.2. For salt and
                  pepper, fractions from 0.05 to 0.5, it is 0.25.
-``auto``         the weight whose image predicts data that were kept apart best (``statements``);
+``auto``         the weight whose image predicts data that were kept apart best (``noise_models``);
                  found by steps of a factor of 2, then of its root, and a parabola in the logarithm.
 ``discrepancy``  the weight whose residual is as large as the noise (Morozov 1966, "On the solution
                  of functional equations by the method of regularization"). A classical rule that
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from convexlift.models.cards import ModelCard
 from convexlift.reconstruction.noise import Kind, Noise
-from convexlift.reconstruction.statements import Statement
+from convexlift.reconstruction.noise_models import Statement
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 
 Rule = Literal["card", "auto", "discrepancy", "given"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.steps import Coupling
+from convexlift.solvers.step_sizes import Coupling
 from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.bounded_files import BoundedReader
-from convexlift.decoding_errors import reason_of
-from convexlift.read_limits import require_plausible
-from convexlift.tiff_files import open_tiff
+from convexlift.files.bounded import BoundedReader
+from convexlift.files.decoding_errors import reason_of
+from convexlift.files.limits import require_plausible
+from convexlift.files.tiff import open_tiff
 
 Plane = NDArray[Any]
 
@@ -35,7 +35,7 @@ _PILLOW_LIMIT = threading.Lock()  # a global variable of Pillow, changed while a
 def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
     """The grey plane of one file. Colours become luma, with 8 bits; an alpha channel is dropped.
 
-    ``max_megapixels`` replaces the limits of ``read_limits`` on the size that a header may declare.
+    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
     """
     suffix = path.suffix.lower()
     read: Callable[[Path, float | None], Plane] = {

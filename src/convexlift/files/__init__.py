@@ -1,0 +1,1 @@
+"""Picture files: readers and writers, limits on what files declare, atomic writing."""
