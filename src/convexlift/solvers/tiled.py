@@ -41,11 +41,11 @@ class Sweep:
         if len(saddle.f) != 1 or len(saddle.K.shapes) != 1:
             return None
         ((name,), term), *_ = saddle.f
-        (operator,) = saddle.K.rows[name].values()
+        (only,) = saddle.K.rows[name].values()
+        operator = only.convolution
         if (
             not isinstance(term, LastLayerTerm)
-            or not isinstance(operator, ConvolutionOperator)
-            or operator.stride != 1
+            or operator is None
             or operator.weight.device.type != "cpu"
         ):
             return None
