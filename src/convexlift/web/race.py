@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from convexlift.benchmark.methods import METHODS, Contender, describe
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import METHODS, Contender, describe
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve
