@@ -1,4 +1,4 @@
-"""Runs on the same problems side by side: who is best, figures, tables and pictures of them."""
+"""Runs on the same problems side by side: the best of them, tables, panels and pictures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,59 @@ from typing import Any
 
 import numpy as np
 
-from experiments.curves import Curve
 from experiments.figures import Line, Panel, Tile, shades
-from experiments.measuring import Optimum
-from experiments.parts import Array, Part
+from experiments.measuring import Curve
+from experiments.runner import Array, Part, Parts
 from experiments.tables import Table, number, small
 
 
 @dataclass(frozen=True, eq=False)
+class Optimum:
+    """Bounds of the optimal objective of each image.
+
+    Attributes:
+        objective: the least that any run found, (B,).
+        bound: the best certified lower bound, (B,).
+    """
+
+    objective: Array
+    bound: Array
+
+    @property
+    def gap(self) -> Array:
+        """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
+        # Where both agree to rounding, the bound may come out above.
+        return np.asarray(np.maximum(self.objective - self.bound, 0.0) / np.abs(self.objective))
+
+    @classmethod
+    def of(cls, found: Sequence[Curve], reference: Part | None = None) -> Optimum:
+        """From all runs on the same problems, and the reference if there is one."""
+        images = max(curve.objective.shape[1] for curve in found)
+        objective, bound = np.full(images, np.nan), np.full(images, np.nan)
+        if reference is not None:
+            objective = np.asarray(reference.values["objective"], dtype=float)
+            bound = objective - np.asarray(reference.values["gap"]) * np.abs(objective)
+        for curve in found:
+            first = slice(curve.objective.shape[1])
+            least = np.fmin.reduce(curve.objective, axis=0)
+            highest = np.fmax.reduce(curve.lower_bound, axis=0)
+            objective[first] = np.fmin(objective[first], least)
+            bound[first] = np.fmax(bound[first], highest)
+        return cls(objective, bound)
+
+    def error(self, curve: Curve) -> Array:
+        """The relative objective error of current images, (K, B)."""
+        return curve.error(self.objective[: curve.objective.shape[1]])
+
+    def certified(self, curve: Curve) -> Array:
+        """(objective - bound) / |objective|: a bound of the error, (K, B)."""
+        bound = self.bound[: curve.objective.shape[1]]
+        return np.asarray((curve.objective - bound) / np.abs(curve.objective))
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A curve with the method it is of."""
+    """A curve with its method."""
 
     key: str
     label: str
@@ -38,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """All runs of an experiment, and what the optimum lies between.
+    """All runs of an experiment, and bounds of the optimum.
 
     Attributes:
         runs: by key.
@@ -54,16 +97,16 @@ class SideBySide:
     late: int
 
     @classmethod
-    def of(cls, parts: Mapping[str, Part], early: int, late: int, prefix: str = "") -> SideBySide:
-        """From ``reference``, ``data`` and all curves of the set-up with such a prefix."""
+    def of(cls, parts: Parts, early: int, late: int, prefix: str = "") -> SideBySide:
+        """From ``data``, ``reference`` if it is there, and all curves with such a prefix."""
         curves = [part for name, part in parts.items() if name.startswith(f"{prefix}curve-")]
         runs = [Run.of(part) for part in curves]
-        optimum = Optimum.of(parts[f"{prefix}reference"], [run.curve for run in runs])
+        optimum = Optimum.of([run.curve for run in runs], parts.get(f"{prefix}reference"))
         weight = float(parts[f"{prefix}data"].values["weight"])
         return cls({run.key: run for run in runs}, optimum, weight, early, late)
 
     def family(self, family: str, *, printed: bool | None = None) -> list[Run]:
-        """Its runs, as they were computed; only those with the paper's step sizes, or others."""
+        """Its runs in their order; only those with the paper's step sizes, or only others."""
         return [
             run
             for run in self.runs.values()
@@ -71,7 +114,7 @@ class SideBySide:
         ]
 
     def best(self, family: str, *, printed: bool | None = None) -> Run:
-        """The one with the lowest objective after the last iteration, on average."""
+        """The run with the lowest objective in the end, mean over the images."""
         return min(self.family(family, printed=printed), key=self._final)
 
     def psnr(self, run: Run, iteration: int) -> float:
@@ -96,7 +139,7 @@ class SideBySide:
         return float(run.curve.gap[run.curve.at(iteration)].max())
 
     def iterations_to(self, run: Run, error: float) -> float | None:
-        """Mean over the images of the first look at such an error; None if one never gets there."""
+        """Mean over the images of the first check with such an error; None if one has none."""
         below = self.optimum.error(run.curve) <= error
         if not below.any(axis=0).all():
             return None
@@ -108,7 +151,7 @@ class SideBySide:
         for run in runs:
             cells: list[str] = [run.label + ("" if run.printed else " *")]
             for value in (self.error, self.certified, self.own_gap):
-                cells += [small(value(run, self.early)), small(value(run, self.late))]
+                cells += [small(value(run, k)) for k in (self.early, self.late)]
             needed = self.iterations_to(run, error)
             cells.append("-" if needed is None else f"{needed:.0f}")
             cells += [number(self.psnr(run, self.early)), number(self.psnr(run, self.late))]
@@ -161,7 +204,7 @@ class SideBySide:
         )
 
     def proof_panels(self, runs: Sequence[Run]) -> list[Panel]:
-        """How far from the optimum runs are, beside how far they know that they are at most."""
+        """The objective error of runs, beside the bound that they certify."""
         return [self.error_panel(runs, "Objective error"), self.gap_panel(runs, "Certified gap")]
 
     def psnr_panel(self, runs: Sequence[Run], title: str) -> Panel:
@@ -217,11 +260,6 @@ class SideBySide:
         for label, run in runs:
             for row, iteration in ((above, self.early), (below, self.late)):
                 quality = float(run.curve.psnr[run.curve.at(iteration), 0])
-                row.append(
-                    Tile(
-                        f"{label}, {iteration} iter.",
-                        run.curve.picture(iteration),
-                        f"{quality:.2f}",
-                    )
-                )
+                title, picture = f"{label}, {iteration} iter.", run.curve.picture(iteration)
+                row.append(Tile(title, picture, f"{quality:.2f}"))
         return [above, below]

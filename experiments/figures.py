@@ -1,4 +1,4 @@
-"""Figures of all experiments: curves, heat maps, and pictures at their true size.
+"""Figures: curves in panels, a heat map, and pictures at their true size.
 
 matplotlib is imported when something is drawn, so that experiments can be computed without it.
 """
@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.benchmark.styles import FLOOR, STYLES
-from experiments.parts import Array
+Array = NDArray[Any]
+
+STYLES: dict[str, tuple[str, Any, float]] = {
+    "default": ("#0072b2", "-", 2.4),
+    "paper": ("#d55e00", "-", 1.6),
+    "nmapg": ("#009e73", "--", 1.6),
+    "lbfgs": ("#cc79a7", "-.", 1.6),
+    "sm-c": ("#000000", ":", 1.4),
+    "sm-d": ("#8a6d00", (0, (5, 1, 1, 1, 1, 1)), 1.4),
+}
+"""Colour (safe for colour-blind readers), line and width of each method, in every figure."""
+
+FLOOR = 1e-7
+"""Smaller errors are drawn here: they are below the accuracy of the reference."""
 
 DPI = 100
 """Of files with pictures: one of their pixels is one of the file."""
@@ -57,6 +70,7 @@ class Panel:
         marked: iterations with a thin vertical line.
         horizontal: label of the horizontal axis; iterations, straight to 1 and logarithmic then.
         unknown: errors below this are less than the accuracy of the optimum, and shaded.
+        levels: values with a thin horizontal line.
     """
 
     title: str
@@ -67,10 +81,11 @@ class Panel:
     marked: Sequence[float] = ()
     horizontal: str = "iterations"
     unknown: float | None = None
+    levels: Sequence[float] = ()
 
 
-def curves(rows: Sequence[Sequence[Panel]]) -> Any:
-    """Panels in rows, with one legend for all on top."""
+def curves(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
+    """Panels in rows, below a title and one legend for all."""
     plt = pyplot()
     height = 3.1 * len(rows) + 0.7
     width = 5.0 * len(rows[0])
@@ -80,18 +95,21 @@ def curves(rows: Sequence[Sequence[Panel]]) -> Any:
         for panel, axis in zip(row, line, strict=True):
             for label, handle in _fill(axis, panel):
                 entries.setdefault(label, handle)
-    lines = math.ceil(len(entries) / _legend(figure, entries))
-    figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines) / height))
+    above = 0.3 if title else 0.0
+    if title:
+        figure.suptitle(title, fontsize=12)
+    lines = math.ceil(len(entries) / _legend(figure, entries, 1 - above / height))
+    figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines + above) / height))
     return figure
 
 
-def _legend(figure: Any, entries: Mapping[str, Any]) -> int:
-    """Above the panels, in as many columns as there is room for; how many."""
+def _legend(figure: Any, entries: Mapping[str, Any], top: float) -> int:
+    """Above the panels, in as many columns as there is room for; their number."""
 
     def drawn(columns: int) -> Any:
         return figure.legend(
             entries.values(), entries.keys(), loc="upper center", ncols=columns,
-            frameon=False, fontsize=9, handlelength=2.8,
+            frameon=False, fontsize=9, handlelength=2.8, bbox_to_anchor=(0.5, top),
         )  # fmt: skip
 
     columns, legend = MOST_COLUMNS, drawn(MOST_COLUMNS)
@@ -100,6 +118,47 @@ def _legend(figure: Any, entries: Mapping[str, Any]) -> int:
         columns -= 1
         legend = drawn(columns)
     return columns
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A drawing with a caption.
+
+    Attributes:
+        name: of its files.
+        caption: below it; `code` in backticks.
+        draw: makes the matplotlib figure, when the report is written.
+        tiles: of a figure of pictures, which the page shows pixel for pixel.
+        high: the value that is white in its pictures.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[], Any]
+    tiles: Sequence[Sequence[Tile]] = ()
+    high: float = 1.0
+
+    @classmethod
+    def of_curves(cls, name: str, caption: str, rows: Sequence[Sequence[Panel]]) -> Figure:
+        """Panels in rows."""
+        return cls(name, caption, lambda: curves(rows))
+
+    @classmethod
+    def of_pictures(
+        cls, name: str, caption: str, tiles: Sequence[Sequence[Tile]], high: float = 1.0
+    ) -> Figure:
+        """Rows of pictures."""
+        return cls(name, caption, lambda: pictures(tiles, high=high), tiles, high)
+
+    def files(self) -> dict[str, bytes]:
+        """The drawing in PNG and SVG; without a date, so that the same parts give the same file."""
+        drawing, found = self.draw(), {}
+        for suffix, extra in (("png", {}), ("svg", {"metadata": {"Date": None}})):
+            file = io.BytesIO()
+            drawing.savefig(file, format=suffix, dpi=DPI if self.tiles else 150, **extra)
+            found[suffix] = file.getvalue()
+        pyplot().close(drawing)
+        return found
 
 
 @dataclass(frozen=True)
@@ -245,7 +304,7 @@ def shades(count: int) -> list[float]:
 def _fill(axis: Any, panel: Panel) -> list[tuple[str, Any]]:
     entries = []
     for line in panel.lines:
-        colour, style, width = STYLES[line.family]
+        colour, style, width = STYLES.get(line.family, ("#4d4d4d", "-", 1.4))
         (handle,) = axis.plot(line.x, _drawable(line.y, panel.log), color=pale(colour, line.shade),
                               linestyle=style, linewidth=width)  # fmt: skip
         entries.append((line.label, handle))
@@ -273,6 +332,11 @@ def _finish(axis: Any, panel: Panel) -> None:
         axis.axhspan(panel.limits[0], panel.unknown, color="0.5", alpha=0.13, linewidth=0)
     for place in panel.marked:
         axis.axvline(place, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)))
+    for value in panel.levels:
+        axis.axhline(value, color="0.45", linewidth=0.7, linestyle=(0, (1, 2)))
+    if not panel.lines:
+        axis.text(0.5, 0.5, "nothing was measured", ha="center", color="0.4",
+                  transform=axis.transAxes)  # fmt: skip
     axis.grid(alpha=0.25)
 
 
