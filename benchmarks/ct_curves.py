@@ -1,8 +1,9 @@
 """Objective, data term and regularizer against iterations in CT, as in the paper's Figures.
 
-    PYTHONPATH=. python benchmarks/ct_curves.py --data DIR --output DIR
-    PYTHONPATH=. python benchmarks/ct_curves.py --data DIR --output DIR --size 64 --iterations 200   # on a CPU
-    PYTHONPATH=. python benchmarks/ct_curves.py --output DIR --redraw        # the figures, from curves.json
+    export PYTHONPATH=.        # for the folder experiments
+    python benchmarks/ct_curves.py --data DIR --output DIR
+    python benchmarks/ct_curves.py --data DIR --output DIR --size 64 --iterations 200   # on a CPU
+    python benchmarks/ct_curves.py --output DIR --redraw        # the figures, from curves.json
 
 One slice behind the paper's scanner, with its Poisson noise, Kullback-Leibler data term and x >= 0,
 once for each regularizer. All methods have the same data and start, the filtered back projection:
