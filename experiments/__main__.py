@@ -19,7 +19,6 @@ from experiments.images import find_data
 from experiments.registry import EXPERIMENTS
 from experiments.runner import Experiment, Study
 from experiments.runner.run import OtherRun, compute
-from experiments.runner.steps import Progress
 
 
 def main(
@@ -38,10 +37,10 @@ def main(
     given = parser.parse_args(arguments)
     began, last = time.perf_counter(), ""
 
-    def show(progress: Progress) -> None:
+    def show(title: str, done: float, total: float) -> None:
         nonlocal last
-        if progress.title != last:
-            last = progress.title
+        if title != last:
+            last = title
             print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
 
     try:

@@ -31,8 +31,7 @@ from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
 from experiments.command_line import (
     BadInput,
     Debug,
-    Device,
-    Interrupted,
+    DeviceChoice,
     JsonFile,
     check_json_file,
     choose_device,
@@ -55,7 +54,7 @@ def _unless_given(name: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Request:
     """The checked options of a run."""
 
     cases: list[Case]
@@ -123,7 +122,7 @@ def benchmark_command(
         quick: Annotated[
             bool, typer.Option("--quick", help="Small pictures and few tolerances; minutes.")
         ] = False,
-        device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+        device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = DeviceChoice.auto,
         json_file: JsonFile = None,
         debug: Debug = False,
     ) -> None:
@@ -145,7 +144,7 @@ def benchmark_command(
         names = _choice("--methods", methods, all_methods, all_methods)
         chosen = _choice("--tasks", tasks, all_cases, quick_tasks if quick else list(all_cases))
         try:
-            plan = _plan(
+            request = _checked(
                 [all_cases[name] for name in chosen],
                 [all_methods[name] for name in names],
                 images, mask, size, quick, changes, device, threads,
@@ -153,12 +152,12 @@ def benchmark_command(
         except (ValueError, ImportError) as error:
             raise BadInput(f"{error}.") from error
         make_folder(output)
-        _finish(_run(plan, output, json_file, screen), output, json_file, screen)
+        _finish(_run(request, output, json_file, screen), output, json_file, screen)
 
     return benchmark
 
 
-def _plan(
+def _checked(
     cases: list[Case],
     methods: list[cl.NamedMethod],
     images: Path | None,
@@ -166,9 +165,9 @@ def _plan(
     size: int | None,
     quick: bool,
     changes: Mapping[str, Any],
-    device: Device,
+    device: DeviceChoice,
     threads: int | None,
-) -> Plan:
+) -> Request:
     settings = replace(
         BenchmarkSettings.quick() if quick else BenchmarkSettings(),
         **{name: value for name, value in changes.items() if value is not None},
@@ -191,27 +190,27 @@ def _plan(
     if mask is not None:
         cases = _with_mask(cases, mask, side)
     chosen = partial(choose_images, pictures, settings.count)
-    return Plan(cases, methods, chosen, settings, choose_device(device), side)
+    return Request(cases, methods, chosen, settings, choose_device(device), side)
 
 
-def _run(plan: Plan, output: Path, json_file: Path | None, screen: Console) -> Results:
+def _run(request: Request, output: Path, json_file: Path | None, screen: Console) -> Results:
     command = f"convexlift {shlex.join(sys.argv[1:])}"
     results = Results(
-        describe_run(plan.settings, plan.device, version=cl.__version__, command=command,
-                     size=plan.size)
+        describe_run(request.settings, request.device, version=cl.__version__, command=command,
+                     size=request.size)
     )  # fmt: skip
     try:
         with progress_bar(screen) as show:
             return run_benchmark(
-                plan.cases, plan.methods, plan.images, plan.settings, plan.device,
-                size=plan.size, results=results, tell=lambda text, done: show(text, done, 1.0),
+                request.cases, request.methods, request.images, request.settings, request.device,
+                size=request.size, results=results, tell=lambda text, done: show(text, done, 1.0),
                 keep=lambda now: now.write(output),
             )  # fmt: skip
     except KeyboardInterrupt:
         if not results.rows:
             raise
         _finish(results, output, json_file, screen)
-        raise Interrupted(
+        raise KeyboardInterrupt(
             f"Interrupted; the {len(results.rows)} rows measured so far are in {output}."
         ) from None
 

@@ -24,7 +24,7 @@ JsonFile = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
-class Device(StrEnum):
+class DeviceChoice(StrEnum):
     """Where to compute."""
 
     auto = "auto"
@@ -36,15 +36,11 @@ class BadInput(Exception):
     """Something the user can mend: one sentence and a hint."""
 
 
-class Interrupted(Exception):
-    """Ctrl-C after some results were written: one sentence about them."""
-
-
-def choose_device(choice: Device) -> torch.device:
+def choose_device(choice: DeviceChoice) -> torch.device:
     """The device asked for, or the best one there is."""
-    if choice is Device.cuda and not torch.cuda.is_available():
+    if choice is DeviceChoice.cuda and not torch.cuda.is_available():
         raise BadInput("No CUDA device is available here. Use --device cpu or --device auto.")
-    if choice is Device.auto:
+    if choice is DeviceChoice.auto:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(choice.value)
 

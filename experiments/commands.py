@@ -4,7 +4,6 @@ import convexlift as cl
 from experiments.benchmark.cases import CASES
 from experiments.benchmark_command import benchmark_command
 from experiments.command_line import BadInput as BadInput
-from experiments.command_line import Interrupted as Interrupted
 from experiments.registry import EXPERIMENTS
 from experiments.reproduce_command import reproduce_command
 

@@ -208,7 +208,7 @@ def searched_curve_steps(
 
 
 @dataclass(frozen=True)
-class Race:
+class TimeToError:
     """Time to an objective error.
 
     Attributes:
@@ -224,7 +224,9 @@ class Race:
     seconds: float = 600.0
 
 
-def race_step(setup: Setup, competitor: Competitor | Chosen, race: Race, *, cost: float) -> Step:
+def time_step(
+    setup: Setup, competitor: Competitor | Chosen, race: TimeToError, *, cost: float
+) -> Step:
     """Iterations and seconds to an error, image by image: part ``time-KEY``.
 
     Iterations are counted along the curve of the method, part ``curve-KEY``, or in a longer run

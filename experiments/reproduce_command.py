@@ -13,8 +13,7 @@ from rich.table import Table
 from experiments.command_line import (
     BadInput,
     Debug,
-    Device,
-    Interrupted,
+    DeviceChoice,
     JsonFile,
     check_json_file,
     choose_device,
@@ -52,7 +51,7 @@ def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..
                 "--output", "-o", help="Folder for parts and report; reproduce-NAME unless given."
             ),
         ] = None,
-        device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+        device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = DeviceChoice.auto,
         seed: Annotated[int, typer.Option(min=0, help="Of noise and masks.")] = 0,
         draw: Annotated[
             bool,
@@ -107,12 +106,11 @@ def _compute(
 ) -> None:
     try:
         with progress_bar(screen) as show:
-            compute(experiment, study, folder, lambda now: show(now.title, now.done, now.total),
-                    force=force)  # fmt: skip
+            compute(experiment, study, folder, show, force=force)
     except OtherRun as error:
         raise BadInput(str(error)) from None
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise KeyboardInterrupt(
             f"Interrupted; finished parts are kept in {folder / 'parts'}, and the same command "
             "resumes from there."
         ) from None

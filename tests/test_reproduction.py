@@ -29,7 +29,7 @@ from experiments.runner import parts as parts_module
 from experiments.runner.parts import PartStore
 from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
 from experiments.runner.steps import Plan
-from experiments.tomography.slices import Counts, load_slices
+from experiments.tomography.slices import SliceCounts, load_slices
 
 
 def made(value):
@@ -111,14 +111,14 @@ def test_a_crash_between_the_two_files_leaves_no_part(tmp_path, monkeypatch):
 def test_finished_parts_are_not_computed_again(tmp_path):
     calls, seen = [], []
     plan = Plan(chain(calls), PartStore(tmp_path))
-    plan.run({"machine": "here"}, seen.append)
+    plan.run({"machine": "here"}, lambda *progress: seen.append(progress))
     assert calls == ["a", "b", "c"]
     assert plan.finished["b"].values["value"] == 10
     assert plan.finished["b"].about["machine"] == "here"
     assert plan.finished["b"].about["seconds"] >= 0
-    done = [progress.done for progress in seen]
+    done = [each for _, each, _ in seen]
     assert done == sorted(done)
-    assert done[-1] == seen[-1].total == 4.0
+    assert seen[-1] == ("done", 4.0, 4.0)
     again = Plan(chain(calls), PartStore(tmp_path))
     assert not again.missing
     again.run({})
@@ -355,11 +355,11 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
 def test_slices_are_never_the_papers(tmp_path):
     for name in ("train/NLST-101287_1.png", "train/A_1.png", "test/TCGA-17-Z011_011.png"):
         save_image(tmp_path / "ct" / name, torch.rand(512, 512))
-    slices = load_slices(tmp_path, 512, Counts(1, 1, 1))
+    slices = load_slices(tmp_path, 512, SliceCounts(1, 1, 1))
     assert slices.source == "CT slices of chest and abdomen (TCIA)"
     assert not slices.shown.faithful
     save_image(tmp_path / "ct" / "test" / "mine.png", torch.rand(512, 512))
-    others = load_slices(tmp_path, 64, Counts(1, 1, 1))
+    others = load_slices(tmp_path, 64, SliceCounts(1, 1, 1))
     assert others.source == f"images in {tmp_path / 'ct'}"
     assert not others.shown.faithful
 

@@ -15,7 +15,7 @@ import convexlift as cl
 from convexlift.images import load_image
 from convexlift.training import start_from_filters_
 from experiments import denoising, inpainting
-from experiments.common_steps import Accuracy, Race
+from experiments.common_steps import Accuracy, TimeToError
 from experiments.comparing import SideBySide
 from experiments.denoising.report import of_the_pairs, of_the_steps
 from experiments.denoising.settings import DenoisingSettings
@@ -81,7 +81,7 @@ def inpainted(tmp_path_factory):
         more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
         more_sm_d=(5.0,), search_iterations=20, early=20, iterations=80, every=2, images=1,
         reference=Accuracy(gap=1e-4, iterations=400),
-        race=Race(error=1e-3, iterations=80, repeats=1),
+        race=TimeToError(error=1e-3, iterations=80, repeats=1),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

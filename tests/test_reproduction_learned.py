@@ -24,14 +24,14 @@ from experiments.runner.run import compute
 from experiments.tomography.slices import (
     SHOWN,
     VALIDATION_PATIENT,
-    Counts,
+    SliceCounts,
     load_slices,
     phantom_slices,
     scanner,
 )
 from experiments.tomography.steps import changed_recipe
 from experiments.training.images import training_images
-from experiments.training.report import Row
+from experiments.training.report import SchemeRow
 from experiments.training.settings import TrainingSettings
 
 SIZE, ITERATIONS = 32, 80
@@ -56,7 +56,7 @@ def run(experiment, folder):
 def short(values, **changes):
     """A setting of tomography that takes seconds."""
     return replace(
-        values, size=SIZE, counts=Counts(training=12, validation=1, test=2), steps=20,
+        values, size=SIZE, counts=SliceCounts(training=12, validation=1, test=2), steps=20,
         batch_size=4, early=20, iterations=ITERATIONS, every=10,
         validation_stop=cl.StopWhen(gap=1e-2, max_iterations=20),
         test_stop=cl.StopWhen(gap=1e-2, max_iterations=30),
@@ -161,7 +161,7 @@ def test_bilevel_learning_is_better_than_adversarial_training(schemes):
 def test_solvers_that_converge_agree_in_psnr(schemes):
     _, parts, document = schemes
     for scheme in ("adversarial", "bilevel-proposed"):
-        row = Row.of(parts, scheme, 90)
+        row = SchemeRow.of(parts, scheme, 90)
         values = [row.psnr(row.found.runs[key]) for key in ("default", "nmapg", "lbfgs")]
         assert np.ptp(values) < 0.1
         assert row.found.certified(row.found.runs["default"], 90) < 1e-3
@@ -179,7 +179,7 @@ def test_files_of_training(schemes):
 
 def test_a_trained_network_is_what_its_part_holds(scanned):
     _, parts, _ = scanned
-    slices = phantom_slices(SIZE, Counts(2, 1, 1))
+    slices = phantom_slices(SIZE, SliceCounts(2, 1, 1))
     task = SparseViewCT(scanner=scanner(SIZE))
     recipe = changed_recipe(short(ct.QUICK), task)
     network = Training("training", recipe, slices.training, None, Study()).network(
@@ -200,7 +200,7 @@ def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):
         (tmp_path / "ct" / folder).mkdir(parents=True)
         for name in names:
             save_image(tmp_path / "ct" / folder / name, torch.rand(1, 1, 64, 64))
-    slices = load_slices(tmp_path, SIZE, Counts(3, 8, 2))
+    slices = load_slices(tmp_path, SIZE, SliceCounts(3, 8, 2))
     assert len(slices.training) == 3
     assert all(name.startswith("A") for name in slices.training.names)
     assert all(name.startswith(VALIDATION_PATIENT) for name in slices.validation.names)
@@ -209,7 +209,7 @@ def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):
 
 
 def test_phantoms_are_the_same_every_time_and_differ_by_purpose():
-    one, other = (phantom_slices(SIZE, Counts(2, 1, 1)) for _ in range(2))
+    one, other = (phantom_slices(SIZE, SliceCounts(2, 1, 1)) for _ in range(2))
     assert torch.equal(one.training[0], other.training[0])
     pictures = [one.training[0], one.training[1], one.validation[0], one.test[0]]
     assert len({picture.numpy().tobytes() for picture in pictures}) == 4

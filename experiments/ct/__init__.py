@@ -14,7 +14,7 @@ from experiments.paper import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
 from experiments.tomography.settings import Story, TomographySettings
-from experiments.tomography.slices import Counts
+from experiments.tomography.slices import SliceCounts
 from experiments.tomography.steps import steps
 
 FIGURE = "Fig. Visual comparison, 5.2"
@@ -36,7 +36,7 @@ FULL = TomographySettings(
     shipped="ct-abdomen-chest",
 )
 QUICK = replace(
-    FULL, size=128, counts=Counts(training=48, validation=4, test=2), steps=150, batch_size=4,
+    FULL, size=128, counts=SliceCounts(training=48, validation=4, test=2), steps=150, batch_size=4,
     # At this size only the sharpest filter leaves back projections rougher than clean slices,
     # and a critic of smoother ones learns to roughen.
     filter="ram-lak", as_printed=False,

@@ -15,7 +15,7 @@ from experiments.paper import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
 from experiments.tomography.settings import Story, TomographySettings
-from experiments.tomography.slices import Counts
+from experiments.tomography.slices import SliceCounts
 from experiments.tomography.steps import steps
 
 BASELINE = "its baseline, 5.2"
@@ -42,14 +42,14 @@ FULL = TomographySettings(
     shipped="ct-abdomen-chest-deep",
     # A step costs many times one of the baseline: fewer and smaller ones, and fewer test slices.
     steps=300, batch_size=8, as_printed=False,
-    counts=Counts(training=None, validation=4, test=5),
+    counts=SliceCounts(training=None, validation=4, test=5),
     validation_stop=cl.StopWhen(gap=1e-2, max_iterations=60),
     reference=Accuracy(gap=1e-5, iterations=1500),
     tries_step=4, every=10,
 )  # fmt: skip
 QUICK = replace(
     QUICK_BASELINE, story=STORY, preset=FULL.preset, gamma=FULL.gamma, c=FULL.c,
-    shipped=FULL.shipped, size=64, counts=Counts(training=48, validation=2, test=2), steps=60,
+    shipped=FULL.shipped, size=64, counts=SliceCounts(training=48, validation=2, test=2), steps=60,
     iterations=250, validation_stop=cl.StopWhen(gap=1e-2, max_iterations=40),
     test_stop=cl.StopWhen(gap=1e-2, max_iterations=120),
     search_iterations=40, reference=Accuracy(gap=1e-4, iterations=300),

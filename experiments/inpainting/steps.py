@@ -11,8 +11,8 @@ from experiments.common_steps import (
     average_objective,
     curve_step,
     data_step,
-    race_step,
     reference_step,
+    time_step,
 )
 from experiments.images import load_faces
 from experiments.inpainting.settings import InpaintingSettings
@@ -34,8 +34,8 @@ def steps(study: Study, values: InpaintingSettings) -> Sequence[Step]:
     for each in values.competitors:
         limit = values.race.iterations if each.printed else values.iterations
         race = replace(values.race, iterations=limit)
-        found.append(race_step(setup, each, race, cost=6.0 * values.images))
-    found.append(race_step(setup, searched, values.race, cost=6.0 * values.images))
+        found.append(time_step(setup, each, race, cost=6.0 * values.images))
+    found.append(time_step(setup, searched, values.race, cost=6.0 * values.images))
     if values.unbounded:
         looks = Looks(values.iterations, values.iterations)
         for each in values.competitors[:4]:

@@ -84,7 +84,7 @@ def compute(
     experiment: Experiment[S],
     study: Study,
     folder: Path,
-    listener: Listener = lambda progress: None,
+    listener: Listener = lambda title, done, total: None,
     *,
     force: bool = False,
 ) -> Parts:

@@ -49,19 +49,11 @@ class Step:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The title of the present step, and the cost of all that is done, out of ``total``.
+Listener = Callable[[str, float, float], object]
+"""Called with the title of the present step, the cost of all that is done, and the total cost.
 
-    Parts that were finished before this run count in neither.
-    """
-
-    title: str
-    done: float
-    total: float
-
-
-Listener = Callable[[Progress], None]
+Parts that were finished before this run count in neither.
+"""
 
 
 @dataclass(eq=False)
@@ -93,7 +85,9 @@ class Plan:
         """Steps whose parts are absent."""
         return [step for step in self.steps if step.name not in self.finished]
 
-    def run(self, about: Mapping[str, Any], listener: Listener = lambda progress: None) -> None:
+    def run(
+        self, about: Mapping[str, Any], listener: Listener = lambda title, done, total: None
+    ) -> None:
         """Compute and keep the missing parts; Ctrl-C loses only the step that it interrupts."""
         todo = self.missing
         total, done = sum(step.cost for step in todo), 0.0
@@ -101,7 +95,7 @@ class Plan:
 
             def tell(fraction: float, step: Step = step, before: float = done) -> None:
                 cost = step.cost * min(max(fraction, 0.0), 1.0)
-                listener(Progress(step.title or step.name, before + cost, total))
+                listener(step.title or step.name, before + cost, total)
 
             tell(0.0)
             began = time.perf_counter()
@@ -111,4 +105,4 @@ class Plan:
             self.store.write(step.name, self.digests[step.name], part)
             self.finished[step.name] = part
             done += step.cost
-        listener(Progress("done", total, total))
+        listener("done", total, total)

@@ -10,9 +10,9 @@ import convexlift as cl
 from experiments.common_steps import Accuracy
 from experiments.methods import Numbers
 from experiments.paper import Printed
-from experiments.tomography.slices import FULL_SIZE, Counts
+from experiments.tomography.slices import FULL_SIZE, SliceCounts
 
-COUNTS = Counts(training=None, validation=8, test=10)
+COUNTS = SliceCounts(training=None, validation=8, test=10)
 VALIDATION_STOP = cl.StopWhen(gap=1e-2, max_iterations=100)
 TEST_STOP = cl.StopWhen(gap=2e-3, max_iterations=300)
 REFERENCE = Accuracy(gap=1e-5, iterations=2000)
@@ -61,7 +61,7 @@ class TomographySettings:
     filter: Literal["ram-lak", "shepp-logan", "cosine", "hann"] = "hann"  # of the critic's images
     as_printed: bool = True  # whether the paper's recipe is followed to the letter as well
     size: int = FULL_SIZE
-    counts: Counts = COUNTS
+    counts: SliceCounts = COUNTS
     validation_stop: cl.StopWhen = VALIDATION_STOP
     test_stop: cl.StopWhen = TEST_STOP
     tv_weight: float = 4.0  # the best on the test slices, at full size

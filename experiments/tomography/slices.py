@@ -33,7 +33,7 @@ WATER = 0.406
 
 
 @dataclass(frozen=True)
-class Counts:
+class SliceCounts:
     """How many slices; None for all there are, and for 64 phantoms where there are none."""
 
     training: int | None
@@ -63,7 +63,7 @@ class Slices:
         return Images(self.test.names[:1], self.test[0][None], self.source, faithful=False)
 
 
-def load_slices(data: Path | None, size: int, counts: Counts) -> Slices:
+def load_slices(data: Path | None, size: int, counts: SliceCounts) -> Slices:
     """Slices averaged down to a size, or phantoms."""
     folder = None if data is None else data / "ct"
     if folder is None or not all((folder / part).is_dir() for part in ("train", "test")):
@@ -81,7 +81,7 @@ def load_slices(data: Path | None, size: int, counts: Counts) -> Slices:
     )
 
 
-def phantom_slices(size: int, counts: Counts) -> Slices:
+def phantom_slices(size: int, counts: SliceCounts) -> Slices:
     """Random ellipses, other ones for each purpose."""
 
     def draw(purpose: str, count: int) -> ImageSet:

@@ -39,7 +39,7 @@ ENLARGED = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class SchemeRow:
     """All solvers with one regularizer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row:
     found: SideBySide
 
     @classmethod
-    def of(cls, parts: Parts, scheme: str, iterations: int) -> Row:
+    def of(cls, parts: Parts, scheme: str, iterations: int) -> SchemeRow:
         """From the parts of one scheme; the optimum is bounded by its runs."""
         found = SideBySide.of(parts, iterations, iterations, f"{scheme}-")
         return cls(scheme, parts[scheme], parts[f"{scheme}-data"], found)
@@ -89,7 +89,7 @@ class Row:
 
 def report(parts: Parts, values: TrainingSettings) -> Document:
     """The document of finished parts."""
-    rows = [Row.of(parts, scheme, values.iterations) for scheme in SCHEMES]
+    rows = [SchemeRow.of(parts, scheme, values.iterations) for scheme in SCHEMES]
     return Document(
         title="Training schemes and solvers (section 5.3.1)",
         summary=[about(rows, values.iterations), scheme_decides(rows), reveals(rows)],
@@ -103,7 +103,7 @@ def report(parts: Parts, values: TrainingSettings) -> Document:
     )
 
 
-def about(rows: list[Row], iterations: int) -> str:
+def about(rows: list[SchemeRow], iterations: int) -> str:
     """Problem, recipes and images."""
     data = rows[0].data.values
     first, second = rows[0].training.values, rows[1].training.values
@@ -126,7 +126,7 @@ def about(rows: list[Row], iterations: int) -> str:
     )
 
 
-def scheme_decides(rows: list[Row]) -> str:
+def scheme_decides(rows: list[SchemeRow]) -> str:
     """What the table says."""
     best = {row.scheme: row.psnr(row.found.runs["default"]) for row in rows}
     gains = ", ".join(
@@ -166,7 +166,7 @@ def scheme_decides(rows: list[Row]) -> str:
     )
 
 
-def reveals(rows: list[Row]) -> str:
+def reveals(rows: list[SchemeRow]) -> str:
     """How far from optimal the solvers end."""
     texts = []
     for row in rows[:3]:
@@ -185,7 +185,7 @@ def reveals(rows: list[Row]) -> str:
     )
 
 
-def comparisons(rows: list[Row]) -> list[Comparison]:
+def comparisons(rows: list[SchemeRow]) -> list[Comparison]:
     """Cell by cell, and training times."""
     found = []
     for row in rows:
@@ -211,7 +211,7 @@ def comparisons(rows: list[Row]) -> list[Comparison]:
     return found
 
 
-def psnr_table(rows: list[Row]) -> Table:
+def psnr_table(rows: list[SchemeRow]) -> Table:
     """The paper's Table 2, with more columns and a row more."""
     heads = [heading(run) for run in rows[0].columns]
     cells = [
@@ -226,7 +226,7 @@ def psnr_table(rows: list[Row]) -> Table:
     return Table("psnr", ("Training", *heads), tuple(cells), caption)
 
 
-def gap_table(rows: list[Row]) -> Table:
+def gap_table(rows: list[SchemeRow]) -> Table:
     """The same for the certified distance to the optimum."""
     heads = [heading(run) for run in rows[0].columns]
     cells = [
@@ -254,7 +254,7 @@ def labelled(run: Run) -> str:
     return f"{name} ({steps_text(run)})" if run.parameters else name
 
 
-def curves_figure(rows: list[Row]) -> Figure:
+def curves_figure(rows: list[SchemeRow]) -> Figure:
     """Objective error and PSNR of the first image, adversarial and bilevel."""
     shown = [row for row in rows if row.scheme in ("adversarial", "bilevel-proposed")]
     columns = [
@@ -271,7 +271,7 @@ def curves_figure(rows: list[Row]) -> Figure:
     return Figure.of_curves("curves", caption, panels)
 
 
-def crops_figure(rows: list[Row]) -> Figure:
+def crops_figure(rows: list[SchemeRow]) -> Figure:
     """The paper's comparison of schemes, each with the proposed solver."""
     data = rows[0].data
     tiles = [
@@ -297,7 +297,7 @@ def enlarged(picture: Array) -> Array:
     return magnified(crop, ENLARGED)
 
 
-def results(rows: list[Row]) -> dict[str, Any]:
+def results(rows: list[SchemeRow]) -> dict[str, Any]:
     """For the JSON file."""
     return {
         row.scheme: {
