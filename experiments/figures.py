@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -122,33 +122,31 @@ def _legend(figure: Any, entries: Mapping[str, Any], top: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A drawing with a caption.
+    """A drawing, made when the report is written.
 
     Attributes:
         name: of its files.
-        caption: below it; `code` in backticks.
-        draw: makes the matplotlib figure, when the report is written.
+        draw: makes the matplotlib figure.
         tiles: of a figure of pictures, which the page shows pixel for pixel.
         high: the value that is white in its pictures.
+        caption: below it; `code` in backticks.
     """
 
     name: str
-    caption: str
     draw: Callable[[], Any]
     tiles: Sequence[Sequence[Tile]] = ()
     high: float = 1.0
+    caption: str = ""
 
     @classmethod
-    def of_curves(cls, name: str, caption: str, rows: Sequence[Sequence[Panel]]) -> Figure:
+    def of_curves(cls, name: str, rows: Sequence[Sequence[Panel]]) -> Figure:
         """Panels in rows."""
-        return cls(name, caption, lambda: curves(rows))
+        return cls(name, lambda: curves(rows))
 
     @classmethod
-    def of_pictures(
-        cls, name: str, caption: str, tiles: Sequence[Sequence[Tile]], high: float = 1.0
-    ) -> Figure:
+    def of_pictures(cls, name: str, tiles: Sequence[Sequence[Tile]], high: float = 1.0) -> Figure:
         """Rows of pictures."""
-        return cls(name, caption, lambda: pictures(tiles, high=high), tiles, high)
+        return cls(name, lambda: pictures(tiles, high=high), tiles, high)
 
     def files(self) -> dict[str, bytes]:
         """The drawing in PNG and SVG; without a date, so that the same parts give the same file."""
@@ -161,61 +159,43 @@ class Figure:
         return found
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A cell of a heat map that stands out."""
-
-    row: int
-    column: int
-    shape: str
-    colour: str
-    label: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """Numbers on a grid, with ticks as text."""
+    """Numbers on a grid with marks, (row, column, shape, colour) by label."""
 
     values: Array
-    rows: Sequence[str]
-    columns: Sequence[str]
+    rows: Sequence[float]
+    columns: Sequence[float]
     row_label: str
     column_label: str
     title: str
-    marks: Sequence[Mark] = field(default=())
-    digits: str = ".0f"
+    marks: Mapping[str, tuple[int, int, str, str]]
 
 
-def heat_map_with_curves(heat: HeatMap, panel: Panel, colours: Mapping[str, str]) -> Any:
-    """The grid on the left, the marked cells as curves on the right.
-
-    Args:
-        heat: the grid.
-        panel: curves, whose labels are those of the marks.
-        colours: of the curves, by label.
-    """
+def heat_map_with_curves(heat: HeatMap, panel: Panel) -> Any:
+    """The grid on the left, on the right a curve for each mark, whose label it has."""
     plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11.0, 4.6), gridspec_kw={"width_ratios": (1.1, 1)}
     )
     image = left.imshow(heat.values, cmap="viridis", aspect="auto")
-    left.set_xticks(range(len(heat.columns)), heat.columns)
-    left.set_yticks(range(len(heat.rows)), heat.rows)
+    left.set_xticks(range(len(heat.columns)), [f"{value:g}" for value in heat.columns])
+    left.set_yticks(range(len(heat.rows)), [f"{value:g}" for value in heat.rows])
     left.set(xlabel=heat.column_label, ylabel=heat.row_label)
     left.set_title(heat.title, fontsize=10)
     low, high = float(np.nanmin(heat.values)), float(np.nanmax(heat.values))
     for (i, j), value in np.ndenumerate(heat.values):
         bright = value > low + 0.6 * (high - low)
-        left.text(j, i + 0.27, format(value, heat.digits), ha="center", va="center", fontsize=8,
+        left.text(j, i + 0.27, f"{value:.1f}", ha="center", va="center", fontsize=8,
                   color="black" if bright else "white")  # fmt: skip
-    for mark in heat.marks:
-        left.plot(mark.column, mark.row - 0.14, mark.shape, color=mark.colour, markersize=10,
+    for row, column, shape, colour in heat.marks.values():
+        left.plot(column, row - 0.14, shape, color=colour, markersize=10,
                   markeredgecolor="white", markeredgewidth=1.0)  # fmt: skip
     figure.colorbar(image, ax=left, fraction=0.046, pad=0.03)
     for line in panel.lines:
-        shape = next((m.shape for m in heat.marks if m.label == line.label), "")
+        *_, shape, colour = heat.marks[line.label]
         right.plot(
-            line.x, _drawable(line.y, panel.log), color=colours[line.label], label=line.label,
+            line.x, _drawable(line.y, panel.log), color=colour, label=line.label,
             linewidth=1.6, marker=shape, markevery=0.17, markersize=6,
         )  # fmt: skip
     _finish(right, panel)

@@ -19,14 +19,15 @@ import convexlift
 from convexlift.cli import app
 from convexlift.images import save_image
 from experiments.__main__ import main
+from experiments.comparing import psnr_comparisons
 from experiments.images import VARIABLE, find_data, load_faces
 from experiments.paper import Comparison, Printed
 from experiments.registry import EXPERIMENTS
-from experiments.report_text import images_used, psnr_comparisons
 from experiments.reproduce_command import reproduce_command
 from experiments.runner import Document, Experiment, Part, Section, Step, Study
 from experiments.runner import parts as parts_module
 from experiments.runner.parts import PartStore
+from experiments.runner.report import templates
 from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
 from experiments.runner.steps import Plan
 from experiments.tomography.slices import SliceCounts, load_slices
@@ -338,6 +339,10 @@ def test_faces_and_what_stands_in_for_them(tmp_path):
     assert not smaller.faithful
 
 
+def sentence(name, *arguments):
+    return getattr(templates().get_template("sentences.md").module, name)(*arguments)
+
+
 @pytest.mark.parametrize(
     "options", [{"count": 2}, {"size": 40}, {"name": "{}.png"}, {"name": "a{}.png", "count": 1}]
 )
@@ -349,7 +354,7 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
                  "faithful": found.faithful})  # fmt: skip
     rows = psnr_comparisons(None, data, Printed(10.9, "Figure"), {}, {})
     assert rows[0].cells[-1] == "not comparable: another image"
-    assert "of the paper" not in images_used(data)
+    assert "of the paper" not in sentence("images_used", data.values)
 
 
 def test_slices_are_never_the_papers(tmp_path):

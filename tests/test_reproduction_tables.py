@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing import Optimum, Run, SideBySide
+from experiments.comparing import Optimum, Run, SideBySide, psnr_comparisons
 from experiments.figures import Line, Panel, curves
 from experiments.measuring import Curve
 from experiments.paper import Comparison, Printed
-from experiments.report_text import psnr_comparisons
 from experiments.runner import Document, Part, Section
 from experiments.runner.report import page
 from experiments.tables import Table

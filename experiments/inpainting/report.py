@@ -1,20 +1,15 @@
-"""The report of section 5.3."""
+"""The numbers, tables and figures of ``report.md``."""
 
 from __future__ import annotations
 
-from experiments.comparing import Run, SideBySide
+from pathlib import Path
+
+from experiments.comparing import Run, SideBySide, psnr_comparisons
 from experiments.figures import Figure
 from experiments.inpainting.settings import InpaintingSettings
 from experiments.inpainting.times import Times
 from experiments.paper import Comparison, Printed, psnr
-from experiments.report_text import (
-    certificate_reveals,
-    error_text,
-    images_used,
-    psnr_comparisons,
-    unbounded_note,
-)
-from experiments.runner import Document, Part, Parts, Section
+from experiments.runner import Document, Parts, document
 from experiments.tables import number
 
 FULL = InpaintingSettings()
@@ -50,29 +45,36 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
         shown = SideBySide.of(parts, values.early, values.iterations, "bilevel-")
         shown_data = parts["bilevel-data"]
     times = Times.of(parts)
-    return Document(
-        title="Inpainting with a smooth network (section 5.3)",
-        summary=[
-            about(data, values),
-            suits(found, values),
-            certificate_reveals(found, found.runs["proposed"], found.runs["searched"]),
-        ],
+    printed, searched = printed_runs(found, values), searched_runs(found)
+    default, lbfgs = found.runs["default"], found.runs["lbfgs"]
+    same_start, nmapg = found.runs["default-same-start"], found.runs["nmapg"]
+    columns = {
+        "the paper's steps": [*printed.values(), default, lbfgs],
+        "the best of a search": [*searched.values(), nmapg, default, same_start, lbfgs],
+    }
+    others = {f"{label} *": run for label, run in searched_runs(shown).items()}
+    return document(
+        Path(__file__).parent,
+        {
+            "values": values, "data": data.values, "found": found, "printed": printed,
+            "searched": searched, "unbounded": found.without_box(parts),
+        },
         comparisons=[
             *time_comparisons(times, values),
             *psnr_comparisons(
-                shown,
-                shown_data,
-                PAPER_DATA,
-                printed_runs(shown, values),
-                PAPER,
-                (FULL.early, FULL.iterations),
-                searched_runs(shown),
+                shown, shown_data, PAPER_DATA, printed_runs(shown, values), PAPER,
+                (FULL.early, FULL.iterations), searched_runs(shown),
             ),
         ],
-        sections=[
-            times_section(times, values),
-            curves_section(found, values, parts),
-            pictures_section(shown, shown_data, values),
+        blocks=[
+            times.table(),
+            Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr", "gap")),
+            found.table(),
+            Figure.of_pictures("pictures", shown.tiles(shown_data, printed_runs(shown, values))),
+            Figure.of_pictures(
+                "pictures-searched",
+                shown.tiles(shown_data, {**others, "Default": shown.runs["default"]}),
+            ),
         ],
         results={
             "data": dict(data.values),
@@ -81,7 +83,7 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
             "times": times.as_plain(),
             "bilevel_methods": shown.as_plain() if values.pictures else None,
         },
-    )
+    )  # fmt: skip
 
 
 def printed_runs(found: SideBySide, values: InpaintingSettings) -> dict[str, Run]:
@@ -99,35 +101,6 @@ def searched_runs(found: SideBySide) -> dict[str, Run]:
     }
 
 
-def about(data: Part, values: InpaintingSettings) -> str:
-    """Problem, network and images."""
-    fixed = "the paper's fixed mask" if data.values["faithful"] else "the mask beside the images"
-    mask = fixed if data.values["mask"] else "random masks"
-    return (
-        f"The problem is `min_x 1/2 ||A x - y||^2 + {data.values['weight']:g} R(x)`: "
-        f"{100 * values.missing:g} % of the pixels are missing ({mask}), the others have Gaussian "
-        f"noise of {100 * values.noise:g} %. R is `{values.adversarial}`: the paper's smooth "
-        "architecture with our weights, as the paper's are not available; its weight is that of "
-        "its card, where the paper has gamma = 0.1 for a network of another scale. "
-        f"{images_used(data)}"
-    )
-
-
-def suits(found: SideBySide, values: InpaintingSettings) -> str:
-    """Whether the printed step sizes do for this network, and what does."""
-    rows = []
-    for label, run in printed_runs(found, values).items():
-        rows.append(f"{label} {error_text(found, run, found.late)}")
-    others = searched_runs(found).values()
-    better = [f"{run.label}: {error_text(found, run, found.late)}" for run in others]
-    return (
-        "Step sizes belong to a network and its scale, and those of the paper were chosen for "
-        f"another one. With them the objective error after {found.late} iterations is "
-        f"{', '.join(rows)}. For fairness each method also has the best of a small search on this "
-        f"problem: {', '.join(better)}. NMAPG, L-BFGS and our default have nothing to search."
-    )
-
-
 def time_comparisons(times: Times, values: InpaintingSettings) -> list[Comparison]:
     """Beside the paper's Table 1: seconds, then speed-ups."""
     keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
@@ -138,12 +111,11 @@ def time_comparisons(times: Times, values: InpaintingSettings) -> list[Compariso
             remark = f"error above {values.race.error:g} for {values.race.iterations} iterations"
             better = "searched" if name == "proposed" else times.fastest(name)
             if better is not None and times.all_reached(better):
-                label = times.parts[better].values["label"]
-                remark += f"; {label}: {number(times.mean(better))} s"
+                remark += f"; {times.label(better)}: {number(times.mean(better))} s"
         rows.append(
             Comparison(
-                f"{times.parts[key].values['label']}, time", PAPER_SECONDS[name],
-                times.mean(key), "neither", 0.0, remark, times.deviation(key),
+                f"{times.label(key)}, time", PAPER_SECONDS[name], times.mean(key), "neither", 0.0,
+                remark, times.deviation(key),
             )
         )  # fmt: skip
     base = "proposed" if times.all_reached("proposed") else "searched"
@@ -151,82 +123,10 @@ def time_comparisons(times: Times, values: InpaintingSettings) -> list[Compariso
         key = keys[name]
         if not times.all_reached(key):
             key = times.fastest(name) or key
-        label = times.parts[key].values["label"]
-        remark = f"{label} takes so many times as long as {times.parts[base].values['label']}"
-        if times.speed_up(base, key) is None:
-            remark = f"{name.upper()} does not get there with any step tried"
-        rows.append(
-            Comparison(
-                f"Speed-up over {name.upper()}", printed, times.speed_up(base, key),
-                "neither", 0.25 * printed.value, remark,
-            )
-        )  # fmt: skip
+        ours = times.speed_up(base, key)
+        remark = f"{name.upper()} does not get there with any step tried"
+        if ours is not None:
+            remark = f"{times.label(key)} takes so many times as long as {times.label(base)}"
+        quantity, tolerance = f"Speed-up over {name.upper()}", 0.25 * printed.value
+        rows.append(Comparison(quantity, printed, ours, "neither", tolerance, remark))
     return rows
-
-
-def times_section(times: Times, values: InpaintingSettings) -> Section:
-    """Table 1."""
-    text = (
-        "The optimum is that of our default, run to a certified relative gap of "
-        f"{values.reference.gap:g} or {values.reference.iterations} iterations. Iterations to the "
-        "error are counted first; then a run of exactly so many is timed, with the set-up (norms "
-        "of operators) and without any evaluation on the way, after a warm-up. Images are timed "
-        "one by one."
-    )
-    return Section("Time to an objective error", [text, times.table(values.race.error)])
-
-
-def curves_section(found: SideBySide, values: InpaintingSettings, parts: Parts) -> Section:
-    """Energy and PSNR against iterations, with the paper's steps and with others."""
-    ours = [found.runs[key] for key in ("default", "default-same-start")]
-    printed = [*printed_runs(found, values).values(), ours[0], found.runs["lbfgs"]]
-    other = [*searched_runs(found).values(), found.runs["nmapg"], *ours, found.runs["lbfgs"]]
-    columns = {"the paper's steps": printed, "the best of a search": other}
-    rows = [
-        [found.energy_panel(runs, f"Objective, {name}") for name, runs in columns.items()],
-        [found.error_panel(runs, f"Objective error, {name}") for name, runs in columns.items()],
-        [found.psnr_panel(runs, f"PSNR, {name}") for name, runs in columns.items()],
-        [found.gap_panel(runs, f"Certified gap, {name}") for name, runs in columns.items()],
-    ]
-    caption = (
-        "Energy and PSNR against iterations, first image, and the gap that each run certifies by "
-        "itself, which the paper does not have. Grey: smaller than the certified accuracy of the "
-        "optimum. Dotted: the iterations after which the paper shows pictures."
-    )
-    return Section(
-        "Against iterations",
-        [
-            Figure.of_curves("curves", caption, rows),
-            found.table(list(found.runs.values())),
-            unbounded_note(found, parts),
-        ],
-    )
-
-
-def pictures_section(found: SideBySide, data: Part, values: InpaintingSettings) -> Section:
-    """The paper's visual comparison, and the same with searched steps and ours."""
-    text = (
-        f"The paper shows pictures of its bilevel network; these are of `{values.bilevel}`."
-        if values.pictures
-        else "The paper shows pictures of its bilevel network; these are of the adversarial one, "
-        "as the quick version has no other."
-    )
-    tiles = found.tiles(data, list(printed_runs(found, values).items()))
-    others = [
-        *((f"{label} *", run) for label, run in searched_runs(found).items()),
-        ("Default", found.runs["default"]),
-    ]
-    return Section(
-        "Pictures",
-        [
-            text,
-            Figure.of_pictures(
-                "pictures", "With the paper's step sizes; PSNR in the corner.", tiles
-            ),
-            Figure.of_pictures(
-                "pictures-searched",
-                "With the best step sizes of a search (*), and our default.",
-                found.tiles(data, others),
-            ),
-        ],
-    )

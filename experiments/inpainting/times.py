@@ -9,6 +9,9 @@ from typing import Any
 from experiments.runner import Parts
 from experiments.tables import Table, number
 
+OURS = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
+"""Methods whose speed-up over the others is shown."""
+
 
 @dataclass(frozen=True, eq=False)
 class Times:
@@ -60,35 +63,27 @@ class Times:
         reached = {key: self.mean(key) for key in keys if self.all_reached(key)}
         return min(reached, key=lambda key: reached[key] or 0.0) if reached else None
 
-    def table(self, error: float) -> Table:
-        """Mean and deviation of seconds, iterations, speed-ups, and who got there."""
+    def label(self, key: str) -> str:
+        """The label of a method."""
+        return str(self.parts[key].values["label"])
+
+    def table(self) -> Table:
+        """Mean and deviation of seconds, iterations, speed-ups, and images that got there."""
         rows = []
         for key, part in self.parts.items():
-            reached = len(self.seconds(key))
             mean, deviation = self.mean(key), self.deviation(key)
-            spread = "" if deviation is None else f" ± {number(deviation)}"
             steps = statistics.mean(self.iterations(key)) if self.all_reached(key) else None
             rows.append(
                 (
-                    part.values["label"] + ("" if part.values["printed"] else " *"),
-                    f"{number(mean)}{spread}",
+                    self.label(key) + ("" if part.values["printed"] else " *"),
+                    number(mean) + ("" if deviation is None else f" ± {number(deviation)}"),
                     "-" if steps is None else f"{steps:.0f}",
-                    number(self.speed_up("proposed", key)),
-                    number(self.speed_up("searched", key)),
-                    number(self.speed_up("default", key)),
-                    f"{reached} of {len(part.values['seconds'])}",
+                    *(number(self.speed_up(ours, key)) for ours in OURS),
+                    f"{len(self.seconds(key))} of {len(part.values['seconds'])}",
                 )
             )
-        columns = ("Method", "Seconds", "Iterations", "Proposed is faster", "Proposed * is faster",
-                   "Default is faster",
-                   "Reached")  # fmt: skip
-        caption = (
-            "As Table 1 of the paper: time to a relative objective error of "
-            f"{error:g}, mean and standard deviation over the images. All start from "
-            "the data with 0 in missing pixels, but our default as a user calls it. Faster: by "
-            "this factor, mean over the images. * Not a step size of the paper."
-        )
-        return Table("times", columns, tuple(rows), caption)
+        faster = (f"{label} is faster" for label in OURS.values())
+        return Table("times", ("Method", "Seconds", "Iterations", *faster, "Reached"), tuple(rows))
 
     def as_plain(self) -> list[dict[str, Any]]:
         """For JSON."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from convexlift.images import atomic_path
 from experiments.figures import Figure, tile_file
 from experiments.paper import Comparison
 from experiments.runner.parts import Parts, finite
-from experiments.tables import Table
+from experiments.tables import Table, number, percent, small
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,64 @@ class Document:
         """Quantity, place in the paper, its number, ours, difference, verdict."""
         columns = ("Quantity", "In the paper", "Paper", "Ours", "Difference", "Verdict")
         return Table("comparison", columns, tuple(each.cells for each in self.comparisons))
+
+
+def templates(*folders: Path, autoescape: bool = False) -> Any:
+    """A Jinja environment for templates in the folders and in that of all experiments."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def code(text: str) -> Markup:
+        """Text in which what is between backticks is code."""
+        pieces = [
+            Markup("<code>{}</code>").format(piece) if i % 2 else escape(piece)
+            for i, piece in enumerate(text.split("`"))
+        ]
+        return Markup("").join(pieces)
+
+    def embedded(png: bytes) -> str:
+        return "data:image/png;base64," + base64.b64encode(png).decode()
+
+    found = Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parents[1]]), autoescape=autoescape,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    found.filters.update(
+        code=code, embedded=embedded, tile_file=tile_file, g=lambda value: f"{value:g}",
+        number=number, small=small, percent=percent,
+    )  # fmt: skip
+    return found
+
+
+def document(
+    folder: Path,
+    context: Mapping[str, Any],
+    *,
+    comparisons: Sequence[Comparison],
+    blocks: Sequence[Table | Figure],
+    results: Mapping[str, Any],
+) -> Document:
+    """The document of ``report.md`` in a folder, with the values of ``context``.
+
+    The text is Markdown: a title, a summary, and sections. ``![CAPTION](NAME)`` is the table or
+    the figure of that name among ``blocks``.
+    """
+    text = templates(folder).get_template("report.md").render(context)
+    named = {block.name: block for block in blocks}
+    title, *paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n", text.strip())]
+    sections: list[tuple[str, list[str | Table | Figure]]] = [("", [])]
+    for paragraph in paragraphs:
+        if paragraph.startswith("## "):
+            sections.append((paragraph.removeprefix("## "), []))
+        elif shown := re.fullmatch(r"!\[(.*)\]\(([\w-]+)\)", paragraph):
+            sections[-1][1].append(replace(named[shown[2]], caption=shown[1]))
+        elif paragraph:
+            sections[-1][1].append(paragraph)
+    (_, summary), *others = sections
+    return Document(
+        title.removeprefix("# "), [str(each) for each in summary], comparisons,
+        [Section(*each) for each in others], results,
+    )  # fmt: skip
 
 
 def results(document: Document, run: Mapping[str, Any], parts: Parts) -> Any:
@@ -109,28 +168,9 @@ def page(document: Document, drawings: Mapping[str, bytes], facts: Mapping[str, 
         drawings: PNG files of its figures, by name.
         facts: environment and options.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup, escape
-
-    def code(text: str) -> Markup:
-        """Text in which what is between backticks is code."""
-        pieces = [
-            Markup("<code>{}</code>").format(piece) if i % 2 else escape(piece)
-            for i, piece in enumerate(text.split("`"))
-        ]
-        return Markup("").join(pieces)
-
-    def embedded(png: bytes) -> str:
-        return "data:image/png;base64," + base64.b64encode(png).decode()
-
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    templates.filters.update(code=code, embedded=embedded, tile_file=tile_file)
-    return templates.get_template("report.html").render(
-        document=document, drawings=drawings, facts=facts
-    )
+    template = templates(autoescape=True).get_template("runner/report.html")
+    html: str = template.render(document=document, drawings=drawings, facts=facts)
+    return html
 
 
 def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
