@@ -61,6 +61,10 @@ from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
+from convexlift.solvers.method import Method as Method
+from convexlift.solvers.named_methods import METHODS as METHODS
+from convexlift.solvers.named_methods import NamedMethod as NamedMethod
+from convexlift.solvers.named_methods import describe_steps as describe_steps
 from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG
 from convexlift.solvers.solution import Progress as Progress
