@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from convexlift.files.pictures import read_picture, writable, write_picture
-from convexlift.files.png16 import has_deep_colours, read_deep_colours, with_deep_colours
+from convexlift.files.png_jpeg import has_deep_colours, read_deep_colours, with_deep_colours
 
 COLOUR_TYPES = {2: 4, 3: 2, 4: 6}  # by channels
 ADAM7 = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2),

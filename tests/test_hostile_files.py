@@ -19,10 +19,9 @@ from reconstruct_runs import noisy, run
 from scan_files import ct_slice, save
 
 import convexlift as cl
-from convexlift.files.bounded import BoundedReader
-from convexlift.files.limits import allowed_megapixels, require_plausible
+from convexlift.files.limits import BoundedReader, allowed_megapixels, require_plausible
+from convexlift.files.npy import read_npy
 from convexlift.files.pictures import read_picture
-from convexlift.files.planes import read_npy
 from convexlift.images import load_image, save_image
 from convexlift.scans.subprocess_reader import IsolatedError, run_isolated
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from convexlift import scans
-from convexlift.scans.slice_metadata import Places
+from convexlift.scans.stacks import SliceMetadata
 
 VOLUME = scans.Volume(
     torch.linspace(-1200, 2100, 3 * 5 * 7, dtype=torch.float32).reshape(3, 5, 7),
@@ -159,7 +159,7 @@ def test_pictures_that_are_not_written(tmp_path, change, message):
 def test_colours_are_refused(tmp_path):
     colour = np.zeros((4, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "a.png")
-    with pytest.raises(scans.ScanFileError, match=r"a\.png is a picture of mode RGB; slices are"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.png is not a grey picture with 8"):
         scans.read_stack(tmp_path / "a.png", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "a.tif", colour, photometric="rgb")
     with pytest.raises(scans.ScanFileError, match=r"a\.tif is RGB with 3 sample"):
@@ -235,7 +235,7 @@ def test_a_missing_codec_is_named(tmp_path):
 
 
 def test_damaged_descriptions(tmp_path):
-    record = json.loads(Places.of(VOLUME, range(3)).to_text())
+    record = json.loads(SliceMetadata.of(VOLUME, range(3)).to_text())
     for change in ({"spacing": None}, {"positions": [[0]]}, {"slope": "x"}, {"spacing": [1, -1]}):
         path = tmp_path / "a.tif"
         tifffile.imwrite(

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path as atomic_path
-from convexlift.files.planes import pillow, read_plane, to_float
+from convexlift.files.formats import pillow
+from convexlift.files.pictures import read_plane, to_float
 from convexlift.tensors import first_non_finite
 
 _GAUSSIAN = tuple(math.exp(-((k / 1.5) ** 2) / 2) for k in range(-5, 6))
@@ -87,8 +88,9 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
     if min(x.shape[-2:]) < len(_GAUSSIAN):
         return torch.full((len(x),), math.nan, dtype=torch.float64, device=x.device)
     # One image at a time, so that the maps take little memory however large the batch is.
-    pairs = zip(*torch.broadcast_tensors(x.double(), truth.double()), strict=True)
-    return torch.stack([_similarity_map(*pair).mean() for pair in pairs])
+    size = (max(len(x), len(truth)), *x.shape[1:])
+    pairs = zip(x.expand(size), truth.expand(size), strict=True)
+    return torch.stack([_similarity_map(a.double(), b.double()).mean() for a, b in pairs])
 
 
 def _similarity_map(x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
-"""The temporary names of ``atomic_path`` and ``scans.folders.atomic_folder``."""
+"""The temporary names of ``atomic_path`` and ``scans.formats.write_slices``."""
 
 
 @contextlib.contextmanager
