@@ -55,9 +55,10 @@ class FileFormat(ABC):
             cls._registered = {}
         elif "suffixes" in vars(cls):  # else a base of several formats
             for suffix in cls.suffixes:
-                other = cls._registered.setdefault(suffix, cls)
-                if other is not cls:
+                other = cls._registered.get(suffix, cls)
+                if other.__qualname__ != cls.__qualname__:  # equal if a notebook's cell runs again
                     raise TypeError(f"{cls.__name__}: {suffix!r} already means {other.__name__}")
+                cls._registered[suffix] = cls
 
     @classmethod
     def of(cls, path: Path) -> Self | None:
