@@ -35,20 +35,17 @@ CONTENT = {
 }
 
 
-@pytest.mark.parametrize("content", CONTENT)
-@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [(s, name) for s in PICTURES for name, picture in CONTENT.items() if not writable(picture, s)],
+)
 def test_pictures_are_read_as_they_were_written(tmp_path, suffix, content):
     picture, path = CONTENT[content], tmp_path / f"a{suffix}"
-    if writable(picture, suffix) is not None:
-        pytest.skip(writable(picture, suffix))
     write_picture(picture, path, suffix)
     again = read_picture(path)
     assert (again.channels, again.pages) == (picture.channels, picture.pages)
     assert (again.alpha is None) == (picture.alpha is None)
-    kinds = (
-        {picture.stored.dtype, np.dtype(np.uint8)} if suffix in LOSSY else {picture.stored.dtype}
-    )
-    assert again.stored.dtype in kinds
+    assert again.stored.dtype == (np.uint8 if suffix in LOSSY else picture.stored.dtype)
     white = again.full_range[1] / picture.full_range[1]
     tolerance = LOSSY.get(suffix, 0.0) * again.full_range[1]
     np.testing.assert_allclose(again.stored, white * picture.stored, rtol=0, atol=tolerance)
@@ -56,12 +53,13 @@ def test_pictures_are_read_as_they_were_written(tmp_path, suffix, content):
         np.testing.assert_array_equal(again.alpha, picture.alpha)
 
 
-@pytest.mark.parametrize("content", ["8 bits", "colours"])
-@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [(suffix, "8 bits") for suffix in PICTURES]
+    + [(suffix, "colours") for suffix in PICTURES if suffix != ".npy"],
+)
 def test_grey_planes_are_luma(tmp_path, suffix, content):
     picture, path = CONTENT[content], tmp_path / f"a{suffix}"
-    if suffix == ".npy" and content == "colours":
-        pytest.skip("arrays for training are grey")
     write_picture(picture, path, suffix)
     weights = (0.299, 0.587, 0.114) if content == "colours" else (1.0,)
     luma = np.tensordot(weights, picture.stored, 1)
@@ -115,7 +113,7 @@ class _Remembered(PictureFormat):
         raise NotImplementedError
 
 
-def test_an_ending_has_one_format(monkeypatch):
+def test_an_ending_has_one_format():
     class Family(FileFormat):
         pass
 
