@@ -234,15 +234,12 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError("the file ends in the middle of a chunk")
         (length,) = struct.unpack_from(">I", data, place)
         kind, content = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
-        if data[place + 8 + length : place + 12 + length] != _checksum(kind, content):
+        if data[place : place + 12 + length] != _chunk(kind, content):  # its checksum is wrong
             raise ValueError(f"its {kind.decode('latin1')} chunk is damaged")
         yield kind, content
         place += 12 + length
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + _checksum(kind, content)
-
-
-def _checksum(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", zlib.crc32(kind + content))
+    checksum = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + checksum

@@ -105,20 +105,9 @@ def _slices_in(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _SliceHeader:
-    """The place of a slice and the scale of its numbers.
+    """The place of a slice, as in ``Volume``, and the scale HU = slope * stored + intercept.
 
-    Attributes:
-        path: the file.
-        dataset: the header, without pixels.
-        series: its SeriesInstanceUID.
-        size: (H, W).
-        spacing: (dy, dx) in mm.
-        orientation: along rows and down columns.
-        position: the centre of the upper left pixel, in mm.
-        thickness: in mm, where it is known.
-        slope: HU = slope * stored + intercept.
-        intercept: see ``slope``.
-        padding: the first and the last stored number outside of the field of view.
+    Numbers from the first to the last of ``padding`` are outside of the field of view.
     """
 
     path: Path

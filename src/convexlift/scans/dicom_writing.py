@@ -107,19 +107,12 @@ class _Series:
             ImageOrientationPatient=self._decimals(*volume.orientation),
             ImagePositionPatient=self._decimals(*volume.positions[number]),
             SliceThickness=self._decimals(volume.thickness)[0] if volume.thickness else None,
-            SamplesPerPixel=1,
-            PhotometricInterpretation="MONOCHROME2",
-            Rows=pixels.shape[0],
-            Columns=pixels.shape[1],
-            BitsAllocated=16,
-            BitsStored=16,
-            HighBit=15,
-            PixelRepresentation=1,
-            RescaleIntercept=0,
-            RescaleSlope=self._decimals(self.slope)[0],
-            RescaleType="HU",
+            SamplesPerPixel=1, PhotometricInterpretation="MONOCHROME2",
+            Rows=pixels.shape[0], Columns=pixels.shape[1],
+            BitsAllocated=16, BitsStored=16, HighBit=15, PixelRepresentation=1,
+            RescaleIntercept=0, RescaleSlope=self._decimals(self.slope)[0], RescaleType="HU",
             PixelData=pixels.tobytes(),
-        )
+        )  # fmt: skip
         data["PixelData"].VR = "OW"
         return data
 
@@ -137,64 +130,45 @@ class _Series:
             names = (*MANDATORY, *COPIED, "StudyInstanceUID", "FrameOfReferenceUID")
             _copy(source, data, names)
             if "SOPClassUID" in source and "SOPInstanceUID" in source:
-                data.SourceImageSequence = [self._origin(source)]
+                origin = self._referenced(
+                    "121322", "Source image for image processing operation",
+                    ReferencedSOPClassUID=source.SOPClassUID,
+                    ReferencedSOPInstanceUID=source.SOPInstanceUID,
+                    SpatialLocationsPreserved="YES",
+                )  # fmt: skip
+                data.SourceImageSequence = [origin]
         data.SOPClassUID = meta.MediaStorageSOPClassUID = CT_IMAGE_STORAGE
         data.SOPInstanceUID = meta.MediaStorageSOPInstanceUID = self._uid()
         return _fill(
             data,
-            SeriesInstanceUID=self.series,
-            Modality="CT",
-            ImageType=["DERIVED", "SECONDARY", "AXIAL"],
-            SeriesNumber=None,
-            InstanceNumber=number + 1,
-            SeriesDescription=self.description,
-            DerivationDescription=self.description,
-            InstanceCreationDate=day,
-            ContentDate=day,
-            InstanceCreationTime=time,
-            ContentTime=time,
+            SeriesInstanceUID=self.series, SeriesNumber=None, InstanceNumber=number + 1,
+            Modality="CT", ImageType=["DERIVED", "SECONDARY", "AXIAL"],
+            SeriesDescription=self.description, DerivationDescription=self.description,
+            InstanceCreationDate=day, InstanceCreationTime=time, ContentDate=day, ContentTime=time,
             ContributingEquipmentSequence=self._equipment(source),
-            Manufacturer="convexlift",
-            SoftwareVersions=_version(),
-        )
-
-    def _origin(self, source: Any) -> Any:
-        return _fill(
-            self.pydicom.Dataset(),
-            ReferencedSOPClassUID=source.SOPClassUID,
-            ReferencedSOPInstanceUID=source.SOPInstanceUID,
-            SpatialLocationsPreserved="YES",
-            PurposeOfReferenceCodeSequence=[
-                self._code("121322", "Source image for image processing operation")
-            ],
-        )
+            Manufacturer="convexlift", SoftwareVersions=_version(),
+        )  # fmt: skip
 
     def _equipment(self, source: Any) -> list[Any]:
         """The scanner, where the source names it, and this software."""
-        software = _fill(
-            self.pydicom.Dataset(),
-            PurposeOfReferenceCodeSequence=[self._code("109102", "Processing Equipment")],
-            Manufacturer="convexlift",
-            SoftwareVersions=_version(),
+        software = self._referenced(
+            "109102", "Processing Equipment",
+            Manufacturer="convexlift", SoftwareVersions=_version(),
             ContributionDateTime=self.now.strftime("%Y%m%d%H%M%S"),
             ContributionDescription=self.description,
-        )
+        )  # fmt: skip
         # "Manufacturer" of the image is who made these pixels. The scanner's is here, where DICOM
         # does not let it be empty.
         if source is None or not source.get("Manufacturer"):
             return [software]
-        scanner = _copy(source, self.pydicom.Dataset(), EQUIPMENT)
-        purpose = self._code("109101", "Acquisition Equipment")
-        scanner.PurposeOfReferenceCodeSequence = [purpose]
-        return [scanner, software]
+        scanner = self._referenced("109101", "Acquisition Equipment")
+        return [_copy(source, scanner, EQUIPMENT), software]
 
-    def _code(self, value: str, meaning: str) -> Any:
-        return _fill(
-            self.pydicom.Dataset(),
-            CodeValue=value,
-            CodingSchemeDesignator="DCM",
-            CodeMeaning=meaning,
-        )
+    def _referenced(self, code: str, meaning: str, **elements: Any) -> Any:
+        """An item of a sequence, with the code that says what it is for."""
+        names = {"CodeValue": code, "CodingSchemeDesignator": "DCM", "CodeMeaning": meaning}
+        purpose = _fill(self.pydicom.Dataset(), **names)
+        return _fill(self.pydicom.Dataset(), PurposeOfReferenceCodeSequence=[purpose], **elements)
 
     def _decimals(self, *values: float) -> list[Any]:
         """Numbers of at most 16 characters, as DICOM has them."""

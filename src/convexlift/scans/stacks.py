@@ -39,16 +39,9 @@ _CENTIMETRES = 3  # a value of the TIFF tag ResolutionUnit
 
 @dataclass(frozen=True)
 class SliceMetadata:
-    """The JSON text in a file of slices: a volume without its values, and the scale of numbers.
+    """The JSON text in a file of slices: a ``Volume`` without its values, and their scale.
 
-    Attributes:
-        spacing: as in ``Volume``.
-        positions: as in ``Volume``.
-        orientation: as in ``Volume``.
-        thickness: as in ``Volume``.
-        slope: HU = slope * stored + intercept.
-        intercept: see ``slope``.
-        clipped: pixels whose CT numbers were outside of the window that was written.
+    HU = slope * stored + intercept; ``clipped`` pixels were outside of the window that was written.
     """
 
     spacing: tuple[float, float]
@@ -95,14 +88,7 @@ class SliceMetadata:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The content of one file.
-
-    Attributes:
-        path: of the file.
-        stored: its numbers, (slices, H, W).
-        metadata: that we wrote, or None.
-        spacing: (dy, dx) in mm, if the file says it otherwise.
-    """
+    """The numbers of one file, (slices, H, W), our metadata, or a spacing (dy, dx) in mm."""
 
     path: Path
     stored: NDArray[Any]
@@ -164,22 +150,15 @@ class TiffStack(StackFormat):
         load_extra("tifffile", "TIFF files")
         with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
             _require_whole(path, file)
-            first = file.pages.first
-            if first.samplesperpixel != 1 or first.photometric != 1:
-                raise ScanFileError(
-                    f"{path} is {first.photometric.name} with {first.samplesperpixel} sample(s) "
-                    "for each pixel; slices are grey, with 0 for black"
-                )
             # Pages of other sizes are further series, or "levels" of a supposed pyramid.
             shapes = [level.shape for series in file.series for level in series.levels]
-            if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
+            if len(shapes) != 1:
                 raise ScanFileError(
                     f"{path} has images of the shapes {shapes}; it must have one stack of slices "
                     "of one size"
                 )
             picture = decoded(file)
-            if picture.stored.dtype.kind not in "iuf":
-                raise ScanFileError(f"{path} holds {picture.stored.dtype}; slices are real numbers")
+            _require_grey(path, picture)
             metadata = SliceMetadata.from_text(picture.metadata.get("description"))
         if metadata is not None and len(metadata.positions) != len(picture.stored):
             raise ScanFileError(
@@ -207,11 +186,7 @@ class PngStack(StackFormat):
                 if Png().misnamed(file.read(8)):
                     raise ValueError("it is not a PNG file, despite its name; rename it")
             picture = Png().read(path, max_megapixels)
-            if picture.channels > 1 or picture.alpha is not None or picture.stored.dtype == bool:
-                raise ScanFileError(
-                    f"{path} is not a grey picture with 8 or 16 bits and no alpha channel, as "
-                    "slices are"
-                )
+            _require_grey(path, picture)
             text = picture.metadata.get("tEXt", {}).get("Description")
             return Slices(path, picture.stored, SliceMetadata.from_text(text))
 
@@ -297,6 +272,17 @@ def _placed(values: Tensor, stacks: list[Slices]) -> Volume:
             )
     positions = tuple(position for metadata in known for position in metadata.positions)
     return Volume(values, first.spacing, positions, first.orientation, first.thickness)
+
+
+def _require_grey(path: Path, picture: Picture) -> None:
+    odd = picture.channels > 1 or picture.alpha is not None or picture.inverted
+    if odd or picture.stored.dtype.kind not in "iuf":
+        inverted = ", where 0 is white" if picture.inverted else ""
+        alpha = " and alpha" if picture.alpha is not None else ""
+        raise ScanFileError(
+            f"{path} holds {picture.stored.dtype} with {picture.channels} channel(s){alpha}"
+            f"{inverted}; slices are grey, where 0 is black, with 8 bits or more"
+        )
 
 
 def _require_whole(path: Path, file: Any) -> None:
