@@ -23,7 +23,7 @@ from convexlift.files.limits import BoundedReader, allowed_megapixels, require_p
 from convexlift.files.npy import read_npy
 from convexlift.files.pictures import read_picture
 from convexlift.images import load_image, save_image
-from convexlift.scans.subprocess_reader import IsolatedError, run_isolated
+from convexlift.scans.isolated_hdf5 import IsolatedError, run_isolated
 
 CASES = Path(__file__).parents[2] / "shared" / "cases"
 """Further samples, where they are at hand."""

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and what killed processes left of them."""
+"""Files that are written completely or not at all, and the temporary files of killed processes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 
 
 def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
-    """What killed processes left of ``paths`` under temporary names.
+    """The temporary files and folders of ``paths`` that killed processes left behind.
 
-    A name says which file it would have become, and in which process. What a process that still
-    runs has written within the hour is left out.
+    A temporary name holds the final name and the number of the process. Files that a running
+    process has written within the last hour are left out.
     """
     names: dict[Path, set[str]] = {}
     for path in paths:
@@ -57,7 +57,7 @@ def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _in_use(part: Path, pid: int) -> bool:
-    """Whether another process may still be writing; numbers of ended processes come again."""
+    """Whether another process may still be writing; process numbers are used again."""
     if pid == os.getpid():
         return False
     try:

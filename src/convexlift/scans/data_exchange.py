@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import load_extra
 from convexlift.files.limits import allowed_megapixels
-from convexlift.scans import exchange_members
-from convexlift.scans.exchange_members import DETECTOR_PIXEL, FRAMES, GEOMETRY
+from convexlift.scans import isolated_hdf5
 from convexlift.scans.formats import (
     AngleUnit,
     ScanFileError,
     SinogramFormat,
     SinogramOptions,
     reading,
+)
+from convexlift.scans.isolated_hdf5 import (
+    DETECTOR_PIXEL,
+    FRAMES,
+    GEOMETRY,
+    read_members,
+    run_isolated,
 )
 from convexlift.scans.sinograms import (
     QUANTITIES,
@@ -37,7 +43,6 @@ from convexlift.scans.sinograms import (
     from_record,
     to_record,
 )
-from convexlift.scans.subprocess_reader import run_isolated
 
 _DEGREE = math.pi / 180
 _ANGLES = {
@@ -83,14 +88,14 @@ class DataExchange(SinogramFormat):
             }
             if self.isolated:
                 arrays, texts = run_isolated(
-                    Path(exchange_members.__file__),
+                    Path(isolated_hdf5.__file__),
                     "read_members",
                     arguments,
                     seconds=options.read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
                     extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
                 )
             else:
-                arrays, texts = exchange_members.read_members(**arguments)
+                arrays, texts = read_members(**arguments)
             angles = options.angles
             if angles is None:
                 angles = _angles(path, arrays, texts, options.angle_unit)
