@@ -254,7 +254,7 @@ def test_a_file_among_slices_that_is_none(tmp_path):
     ("name", "syntax", "packages"),
     [
         ("MR_small_jpeg_ls_lossless.dcm", JPEGLSLossless, "pyjpegls"),
-        ("693_J2KI.dcm", JPEG2000, "pylibjpeg pylibjpeg-openjpeg"),
+        ("693_J2KI.dcm", JPEG2000, "pylibjpeg-openjpeg"),
     ],
 )
 def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages):
@@ -265,7 +265,7 @@ def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages)
     data = pydicom.dcmread(bundled(name))
     data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
     path = save(data, tmp_path / "a.dcm")
-    message = rf"a\.dcm is compressed as JPEG.* needs a codec, pip install {packages}:"
+    message = rf"a\.dcm is compressed as JPEG.* needs a codec .*requires .*{packages}>="
     with pytest.raises(scans.ScanFileError, match=message):
         scans.read_volume(path)
 
@@ -280,7 +280,7 @@ def test_twelve_bits_of_jpeg_need_more_than_pillow(tmp_path):
     data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
     del data.NumberOfFrames
     path = save(data, tmp_path / "a.dcm")
-    message = r"a\.dcm is compressed as JPEG Extended.*pip install pylibjpeg pylibjpeg-libjpeg"
+    message = r"a\.dcm is compressed as JPEG Extended.*requires pylibjpeg.*pylibjpeg-libjpeg"
     with pytest.raises(scans.ScanFileError, match=message):
         scans.read_volume(path)
 

@@ -1,4 +1,4 @@
-"""File formats that register themselves, and pictures as they hold them.
+"""File formats that register themselves, pictures as they hold them, and NPY files.
 
 A picture file becomes all its planes, as values
 
@@ -11,6 +11,7 @@ resolution and description are kept where the format has a place for them.
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convexlift.files.limits import require_plausible
 
 Range = tuple[float, float]
 
@@ -71,12 +74,6 @@ class FileFormat(ABC):
         """The endings of all formats of the family."""
         return tuple(cls._registered)
 
-    @classmethod
-    def known_names(cls) -> str:
-        """The names of all formats of the family, as in "PNG, JPEG or TIFF"."""
-        *names, last = dict.fromkeys(kind.name for kind in cls._registered.values())
-        return f"{', '.join(names)} or {last}" if names else last
-
     def misnamed(self, start: bytes) -> bool:
         """Whether a file that starts with these bytes has another format, despite its name."""
         return bool(self.marks) and not start.startswith(self.marks)
@@ -116,19 +113,12 @@ class Picture:
     @property
     def orientation(self) -> int:
         """How the stored grid is turned to be displayed: 1 to 8, as in EXIF and TIFF."""
-        turned = self.orientation_tag()
+        turned = self.metadata.get("orientation")
+        if turned is None and "exif" in self.metadata:
+            exif = pillow().Exif()
+            exif.load(self.metadata["exif"])
+            turned = exif.get(ORIENTATION)
         return turned if turned in _TURNS else 1
-
-    def orientation_tag(self) -> int | None:
-        """The orientation from TIFF or EXIF, which may be any number; None if there is none."""
-        if "orientation" in self.metadata:
-            return int(self.metadata["orientation"])
-        if "exif" not in self.metadata:
-            return None
-        exif = pillow().Exif()
-        exif.load(self.metadata["exif"])
-        turned = exif.get(ORIENTATION)
-        return None if turned is None else int(turned)
 
     def values(self, numbers: Range) -> NDArray[np.float32]:
         """(stored - low) / (high - low); NaN stays NaN."""
@@ -202,6 +192,69 @@ class PictureFormat(FileFormat):
             return np.subtract(white, plane) if picture.inverted else plane
         luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
         return np.asarray(np.rint(255 * luma), dtype=np.uint8)
+
+
+class Npy(PictureFormat):
+    """Arrays (H, W), colours (H, W, 3 or 4), or stacks of planes (..., H, W)."""
+
+    name = "NPY"
+    suffixes = (".npy",)
+    marks = (b"\x93NUMPY",)
+    holds_nan = True
+
+    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+        """The array as planes."""
+        array = read_npy(path, max_megapixels)
+        if array.ndim < 2 or array.size == 0:
+            raise ValueError(f"it has the shape {array.shape}; write (H, W), or more of them")
+        array = array.astype(array.dtype.newbyteorder("="))
+        if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
+            return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
+        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
+
+    def write(self, picture: Picture, path: Path) -> None:
+        """An array in the layout it was read in."""
+        with path.open("wb") as file:
+            np.save(file, picture.as_array(), allow_pickle=False)
+
+    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+        """The array itself, which is one plane or none."""
+        return read_npy(path, max_megapixels)
+
+
+def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
+    """The array of an NPY file."""
+    with path.open("rb") as file:
+        shape, dtype = _header(file)
+        if dtype.hasobject:
+            raise ValueError(
+                "the array holds Python objects, which are not loaded; write numbers of one type, "
+                "such as np.save(path, np.asarray(image, dtype=np.float32))"
+            )
+        needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+        if needed > held:
+            raise ValueError(
+                f"its header declares {dtype} of shape {shape}, {needed} bytes, and {held} follow; "
+                "copy it again"
+            )
+        if math.prod(shape):
+            require_plausible(path, shape, dtype.itemsize, max_megapixels)
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array that follows in the file."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(
+            f"its format has the version {version}; save numbers of one type with np.save"
+        )
+    return shape, dtype
 
 
 def require_one_page(count: int) -> None:

@@ -44,8 +44,7 @@ def write_picture(picture: Picture, path: Path, suffix: str) -> None:
     """Write to exactly this path, in the format of the ending ``suffix``."""
     kind = PictureFormat.of(Path(f"picture{suffix}"))
     if kind is None:
-        names = PictureFormat.known_names()
-        raise ValueError(f"pictures are written as {names}, not as {suffix!r}")
+        raise ValueError(f"{path} is not written: {writable(picture, suffix)}")
     kind.write(picture, path)
 
 

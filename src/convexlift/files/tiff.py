@@ -77,8 +77,8 @@ class Tiff(PictureFormat):
             options["compression"] = "zlib"
         if "icc_profile" in kept:
             options["iccprofile"] = kept["icc_profile"]
-        if (turned := picture.orientation_tag()) is not None:
-            options["extratags"] = [(ORIENTATION, "H", 1, turned, True)]
+        if picture.orientation != 1:
+            options["extratags"] = [(ORIENTATION, "H", 1, picture.orientation, True)]
         tifffile_module(path).imwrite(path, picture.as_array(), metadata=None, **options)
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
@@ -142,7 +142,8 @@ def _metadata(page: Any) -> dict[str, Any]:
         return page.tags[name].value if name in page.tags else None
 
     resolution = (value("XResolution"), value("YResolution"))
-    if all(_is_ratio(each) for each in resolution):
+    ratios = all(isinstance(each, tuple) and len(each) == 2 for each in resolution)
+    if ratios and all(isinstance(n, int) and n > 0 for each in resolution for n in each):
         kept["resolution"] = resolution
         if value("ResolutionUnit") in (1, 2, 3):
             kept["resolutionunit"] = int(value("ResolutionUnit"))
@@ -154,15 +155,6 @@ def _metadata(page: Any) -> dict[str, Any]:
     if isinstance(value("InterColorProfile"), bytes):
         kept["icc_profile"] = value("InterColorProfile")
     return kept
-
-
-def _is_ratio(value: Any) -> bool:
-    """Whether it is a pair of numbers > 0, as resolutions are."""
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(each, int) and each > 0 for each in value)
-    )
 
 
 def tifffile_module(path: Path) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.npy import read_npy
+from convexlift.files.formats import read_npy
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator

@@ -35,18 +35,7 @@ GAP = 0.1
 """Distances of slices may differ from their median by this part of it: scanners round them."""
 
 _META_GROUP = 2
-_SYNTAX = "1.2.840.10008.1.2."
-_DEFLATED = _SYNTAX + "1.99"
-_JPEG, _JPEG_LS = "pylibjpeg pylibjpeg-libjpeg", "pyjpegls"
-_JPEG_2000 = "pylibjpeg pylibjpeg-openjpeg"
-PACKAGES = {
-    **dict.fromkeys((_SYNTAX + end for end in ("4.50", "4.51", "4.57", "4.70")), _JPEG),
-    **dict.fromkeys((_SYNTAX + end for end in ("4.80", "4.81")), _JPEG_LS),
-    **dict.fromkeys(
-        (_SYNTAX + end for end in ("4.90", "4.91", "4.201", "4.202", "4.203")), _JPEG_2000
-    ),
-}
-"""The packages that decode each compressed transfer syntax, for pip."""
+_DEFLATED = "1.2.840.10008.1.2.1.99"
 
 
 def read_dicom(
@@ -309,19 +298,14 @@ def _advice(syntax: Any) -> str:
     """The state of a file whose pixels cannot be decoded, and what to do about it."""
     if not syntax.is_compressed:
         return "cannot be decoded, it may be cut short or damaged; copy it again"
-    package = PACKAGES.get(str(syntax))
     try:
         decoder = load_extra("pydicom.pixels", "DICOM files").get_decoder(syntax)
     except NotImplementedError:
         return f"is compressed as {syntax.name}, which nothing here decodes; decompress it first"
-    if package is None or not decoder.missing_dependencies:
-        return f"is compressed as {syntax.name} and cannot be decoded, it may be damaged"
-    if decoder.is_available:
-        return (
-            f"is compressed as {syntax.name} and {', '.join(decoder.available_plugins)} cannot "
-            f"decode it: it is damaged, or needs pip install {package}"
-        )
-    return f"is compressed as {syntax.name} and needs a codec, pip install {package}"
+    state = "cannot be decoded, it may be damaged" if decoder.is_available else "needs a codec"
+    codecs = "; ".join(decoder.missing_dependencies)
+    missing = f" (not installed, and able to decode it: {codecs})" if codecs else ""
+    return f"is compressed as {syntax.name} and {state}{missing}"
 
 
 # Datasets ----------------------------------------------------------------------------------------
