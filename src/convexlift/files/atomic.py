@@ -11,31 +11,40 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
-"""The temporary names of ``atomic_path`` and ``scans.formats.write_slices``."""
+"""The temporary names of ``atomic_path``."""
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that becomes it when the block ends well.
+def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A temporary file or folder beside ``path`` that becomes it when the block ends well.
 
-    No half-written file ever has the final name.
+    No partial file ever has the final name, and no interrupted series looks like a shorter one. A
+    folder may replace an empty folder only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if folder:
+            part.mkdir()
         yield part
+        if folder and path.exists():
+            path.rmdir()  # not every system lets a folder replace one
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        _remove(part)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
     """Remove the temporary files and folders of ``paths`` that killed processes left behind."""
     for found in leftovers(paths):
-        if found.is_dir() and not found.is_symlink():
-            shutil.rmtree(found, ignore_errors=True)
-        else:
-            found.unlink(missing_ok=True)
+        _remove(found)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def leftovers(paths: Iterable[Path]) -> Iterator[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,31 +113,13 @@ def write_slices(
         with atomic_path(place) as part:
             save(part, 0)
         return (place,)
+    # Slices that are already in a folder would be mixed with the new ones.
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ScanFileError(f"{place}: already there; write to a new or an empty folder")
+    remove_leftovers([place])
     digits = max(4, len(str(count)))
     names = [f"{number:0{digits}d}{suffix}" for number in range(1, count + 1)]
-    with _atomic_folder(place) as part:
+    with atomic_path(place, folder=True) as part:
         for k, name in enumerate(names):
             save(part / name, k)
     return tuple(place / name for name in names)
-
-
-@contextmanager
-def _atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside ``path`` that becomes it when the block ends well.
-
-    Slices of an interrupted run would look like a shorter series; and slices that are already in a
-    folder would be mixed with the new ones, so it must be new or empty.
-    """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ScanFileError(f"{path}: already there; write to a new or an empty folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers([path])
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.mkdir()
-        yield part
-        if path.exists():
-            path.rmdir()  # empty; not every system lets a folder replace one
-        part.rename(path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
