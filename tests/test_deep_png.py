@@ -105,7 +105,7 @@ def test_every_filter_is_read(channels, kind, interlaced):
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_what_is_written_has_all_bits_and_the_metadata(channels):
+def test_written_files_have_all_bits_and_the_metadata(channels):
     pixels = samples(channels)
     mode = {2: "LA", 3: "RGB", 4: "RGBA"}[channels]
     shallow = io.BytesIO()

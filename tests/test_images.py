@@ -39,7 +39,7 @@ def test_nan_is_never_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_left_half_written(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
 
