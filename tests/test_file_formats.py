@@ -89,10 +89,11 @@ def test_sizes_are_checked_and_damaged_pictures_are_named(tmp_path, suffix):
 def test_the_default_grey_plane_is_a_view_of_the_picture(tmp_path):
     stored = np.arange(12, dtype=np.uint8).reshape(1, 3, 4)
     for picture, expected in (
-        (Picture(stored), stored[0]),
-        (Picture(stored, inverted=True), 255 - stored[0]),
+        (Picture(stored), stored),
+        (Picture(stored, inverted=True), 255 - stored),
+        (Picture(stored > 5, inverted=True), stored <= 5),
         (Picture(np.repeat(stored, 3, 0), stored, channels=3), stored[0]),
-        (Picture(stored / np.float32(16), inverted=True), 1 - stored[0] / np.float32(16)),
+        (Picture(stored / np.float32(16), inverted=True), 1 - stored / np.float32(16)),
     ):
         kind = _Remembered(picture)
         np.testing.assert_array_equal(kind.read_plane(tmp_path, None), expected)

@@ -186,12 +186,14 @@ class PictureFormat(FileFormat):
         """One grey plane, for training: luma of colours with 8 bits, without alpha."""
         picture = self.read(path, max_megapixels)
         require_one_page(picture.pages)
-        if picture.channels != 3:
-            plane: NDArray[Any] = picture.stored[0]
-            white = plane.dtype.type(picture.full_range[1])
-            return np.subtract(white, plane) if picture.inverted else plane
-        luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
-        return np.asarray(np.rint(255 * luma), dtype=np.uint8)
+        if picture.channels == 3:
+            luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
+            return np.asarray(np.rint(255 * luma), dtype=np.uint8)
+        stored = picture.stored
+        if not picture.inverted:
+            return stored
+        white = stored.dtype.type(picture.full_range[1])
+        return np.invert(stored) if stored.dtype.kind in "bu" else np.subtract(white, stored)
 
 
 class Npy(PictureFormat):
@@ -225,7 +227,7 @@ class Npy(PictureFormat):
 def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
     """The array of an NPY file."""
     with path.open("rb") as file:
-        shape, dtype = _header(file)
+        shape, dtype = _npy_header(file)
         if dtype.hasobject:
             raise ValueError(
                 "the array holds Python objects, which are not loaded; write numbers of one type, "
@@ -243,7 +245,7 @@ def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of the array that follows in the file."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
