@@ -82,7 +82,7 @@ def test_folders_are_concatenated(folder, tmp_path):
 
 
 def test_folders_that_cannot_be_used(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"missing does not exist; give a folder .*\.png, \.tif"):
+    with pytest.raises(ValueError, match=r"missing does not exist; give a folder .*\.png, \.jpg"):
         ImageSet.from_folder(tmp_path / "missing")
     with pytest.raises(ValueError, match=r"b\.png is no folder"):
         ImageSet.from_folder(folder / "b.png")
