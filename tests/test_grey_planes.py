@@ -163,6 +163,8 @@ def test_without_tifffile_the_error_says_what_to_install(tmp_path, monkeypatch):
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 4)))
     tifffile.imwrite(tmp_path / "b.tif", np.zeros((3, 4), np.uint16))
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(ImportError, match=r'a\.tif needs tifffile: pip install "convexlift\[cli'):
+    with pytest.raises(
+        ImportError, match=r'a\.tif: TIFF files need tifffile: pip install "convexlift\[cli'
+    ):
         load_image(tmp_path / "a.tif")
     assert load_image(tmp_path / "b.tif").shape == (1, 1, 3, 4)

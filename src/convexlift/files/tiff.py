@@ -20,6 +20,7 @@ from convexlift.files.formats import (
     Picture,
     PictureFormat,
     from_channels_last,
+    load_extra,
     pillow,
     require_one_page,
 )
@@ -79,7 +80,7 @@ class Tiff(PictureFormat):
             options["iccprofile"] = kept["icc_profile"]
         if picture.orientation != 1:
             options["extratags"] = [(ORIENTATION, "H", 1, picture.orientation, True)]
-        tifffile_module(path).imwrite(path, picture.as_array(), metadata=None, **options)
+        _tifffile(path).imwrite(path, picture.as_array(), metadata=None, **options)
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
         """Pillow reads 8 and 16 bits, colours and float32; tifffile reads all other numbers."""
@@ -89,12 +90,10 @@ class Tiff(PictureFormat):
                 if not hasattr(picture, "tag_v2"):
                     raise ValueError(f"it is a {picture.format} file, despite its name; rename it")
                 require_one_page(picture.n_frames)
-                tags = picture.tag_v2
+                tags, mode = picture.tag_v2, picture.mode
                 inverted = tags.get(_PHOTOMETRIC) == _MINISWHITE
-                if picture.mode.startswith("I;16") and tags.get(_BITS) == (16,):
-                    pixels = grey_pixels(picture)
-                    return 65535 - pixels if inverted else pixels
-                if not picture.mode.startswith("I") and not (picture.mode == "F" and inverted):
+                deep = mode.startswith("I;16") and tags.get(_BITS) == (16,)
+                if ((deep or mode == "F") and not inverted) or mode[0] not in "IF":
                     return grey_pixels(picture)
         except module.UnidentifiedImageError:
             with path.open("rb") as file:
@@ -157,23 +156,17 @@ def _metadata(page: Any) -> dict[str, Any]:
     return kept
 
 
-def tifffile_module(path: Path) -> Any:
-    """The module ``tifffile``, or an error that says how to install it."""
-    try:
-        import tifffile
-    except ImportError:
-        raise ImportError(
-            f'{path} needs tifffile: pip install "convexlift[cli]", or save it as PNG or NPY'
-        ) from None
+def _tifffile(path: Path) -> Any:
+    module = load_extra("tifffile", f"{path}: TIFF files", "cli")
     # Its remarks on odd tags would appear on the terminal; our errors say what matters.
     logging.getLogger("tifffile").addHandler(_SILENCE)
-    return tifffile
+    return module
 
 
 @contextlib.contextmanager
 def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
     """A ``tifffile.TiffFile`` whose pages are not too large to be read."""
-    tifffile = tifffile_module(path)
+    tifffile = _tifffile(path)
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already works with its size.
         _require_page(path, file.pages.first, max_megapixels)
