@@ -189,11 +189,11 @@ class PictureFormat(FileFormat):
         if picture.channels == 3:
             luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
             return np.asarray(np.rint(255 * luma), dtype=np.uint8)
-        stored = picture.stored
         if not picture.inverted:
-            return stored
-        white = stored.dtype.type(picture.full_range[1])
-        return np.invert(stored) if stored.dtype.kind in "bu" else np.subtract(white, stored)
+            return picture.stored
+        if picture.stored.dtype.kind in "bu":
+            return np.asarray(~picture.stored)  # white - stored
+        return np.asarray(picture.stored.dtype.type(picture.full_range[1]) - picture.stored)
 
 
 class Npy(PictureFormat):
