@@ -45,13 +45,15 @@ from convexlift.scans.sinograms import (
 )
 
 _ANGLES = {
-    **dict.fromkeys(["deg", "degs", "degree", "degrees", "°"], math.pi / 180),
+    **dict.fromkeys(["deg", "degs", "degree", "degrees", "\N{DEGREE SIGN}"], math.pi / 180),
     **dict.fromkeys(["rad", "rads", "radian", "radians"], 1.0),
 }
 _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
-    **dict.fromkeys(["", *["m", "meter", "metre", "meters", "metres"]], 1e3),
+    **dict.fromkeys(["", "m", "meter", "metre", "meters", "metres"], 1e3),
     **dict.fromkeys(["mm", "millimeter", "millimetre"], 1.0),
-    **dict.fromkeys(["um", "µm", "μm", "micron", "microns"], 1e-3),
+    **dict.fromkeys(
+        ["um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "microns"], 1e-3
+    ),
     "nm": 1e-6,
 }
 

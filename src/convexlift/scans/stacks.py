@@ -87,7 +87,7 @@ class SliceMetadata:
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class StackFile:
     """The numbers of one file, (slices, H, W), our metadata, or a spacing (dy, dx) in mm."""
 
     path: Path
@@ -131,7 +131,7 @@ class StackFormat(VolumeFormat):
     """A format whose files hold one slice or more, and in which a folder of files is a volume."""
 
     @abstractmethod
-    def read_slices(self, path: Path, max_megapixels: float | None) -> Slices:
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """The slices of one file."""
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
@@ -145,7 +145,7 @@ class TiffStack(StackFormat):
     name = "TIFF"
     suffixes = Tiff.suffixes
 
-    def read_slices(self, path: Path, max_megapixels: float | None) -> Slices:
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """All pages; the spacing is taken from pixels per centimetre."""
         load_extra("tifffile", "TIFF files")
         with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
@@ -165,7 +165,7 @@ class TiffStack(StackFormat):
                 f"{path} holds {len(picture.stored)} of {len(metadata.positions)} slices; "
                 "copy it again"
             )
-        return Slices(path, picture.stored, metadata, _spacing(picture.metadata))
+        return StackFile(path, picture.stored, metadata, _spacing(picture.metadata))
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
         """See ``write_tiff``."""
@@ -178,7 +178,7 @@ class PngStack(StackFormat):
     name = "PNG"
     suffixes = Png.suffixes
 
-    def read_slices(self, path: Path, max_megapixels: float | None) -> Slices:
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """The slice; resolutions in PNG files are rounded and mostly those of a screen."""
         load_extra("PIL.Image", "PNG files")
         with reading(path, "PNG"):
@@ -188,7 +188,7 @@ class PngStack(StackFormat):
             picture = Png().read(path, max_megapixels)
             _require_grey(path, picture)
             text = picture.metadata.get("tEXt", {}).get("Description")
-            return Slices(path, picture.stored, SliceMetadata.from_text(text))
+            return StackFile(path, picture.stored, SliceMetadata.from_text(text))
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
         """One slice with 16 bits; see ``write_png``."""
@@ -254,14 +254,14 @@ def _stack_files(place: Path) -> list[Path]:
     return files
 
 
-def _read_slices(path: Path, max_megapixels: float | None) -> Slices:
+def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
     kind = VolumeFormat.of(path)
     if not isinstance(kind, StackFormat):
         raise ScanFileError(f"{path} is no stack of slices: its name does not end in .tif or .png")
     return kind.read_slices(path, max_megapixels)
 
 
-def _placed(values: Tensor, stacks: list[Slices]) -> Volume:
+def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
     known = [stack.metadata for stack in stacks if stack.metadata is not None]
     first = known[0]
     for stack, metadata in zip(stacks, known, strict=True):
