@@ -119,7 +119,7 @@ def test_bad_names_and_full_folders_are_refused(tmp_path):
     volume = scans.Volume.stacked(torch.zeros(2, 3, 4), (1, 1))
     with pytest.raises(scans.ScanFileError, match=r"a\.dcm takes one slice, not 2; write to a fol"):
         scans.write_volume(volume, tmp_path / "a.dcm")
-    with pytest.raises(scans.ScanFileError, match=r"a\.nii is no name for a volume"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.nii does not name a volume"):
         scans.write_volume(volume, tmp_path / "a.nii")
     with pytest.raises(ValueError, match="1 to 64 characters"):
         scans.write_volume(volume, tmp_path / "a", description="x" * 65)

@@ -330,10 +330,10 @@ def test_geometries_are_checked(geometry, change, message):
 
 
 def test_names_of_other_files_are_refused(tmp_path):
-    with pytest.raises(scans.ScanFileError, match=r"a\.mat is no name for a sinogram; let it end"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.mat does not name a sinogram; let it end"):
         scans.write_sinogram(counts(), tmp_path / "a.mat")
     (tmp_path / "a.mat").touch()
-    with pytest.raises(scans.ScanFileError, match=r"a\.mat is no sinogram"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.mat is not a sinogram"):
         scans.read_sinogram(tmp_path / "a.mat")
     path = scans.write_sinogram(counts(), tmp_path / "a.npy")
     with pytest.raises(ValueError, match=r"the angles of .*a\.npy are in a\.json"):

@@ -183,7 +183,7 @@ def test_slices_of_several_sizes_or_formats_are_refused(tmp_path):
     with pytest.raises(scans.ScanFileError, match=r"0\.tif has images of the shapes .*one stack"):
         scans.read_stack(tmp_path / "0.tif", spacing=(1, 1))
     (tmp_path / "a.bmp").touch()
-    with pytest.raises(scans.ScanFileError, match=r"a\.bmp is no stack"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.bmp is not a stack"):
         scans.read_stack(tmp_path / "a.bmp")
 
 

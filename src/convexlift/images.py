@@ -77,8 +77,8 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
     The mean over all pixels of (2 m n + c1) (2 cov + c2) / ((m^2 + n^2 + c1) (var x + var y + c2)),
     with means m and n, variances and covariances weighted by a Gaussian of 11 x 11 pixels and
-    standard deviation 1.5. Images are reflected at their edges; those smaller than the window have
-    NaN.
+    standard deviation 1.5. Images are reflected at their edges. The result is NaN for images
+    smaller than the window.
 
     Args:
         x: images, (B, C, H, W), with values in [0, 1].

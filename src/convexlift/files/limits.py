@@ -75,7 +75,7 @@ def require_plausible(
     if declared > limit:
         raise ValueError(
             f"its header declares {declared:.4g} megapixels, and the limit for its "
-            f"{length} bytes is {limit:.4g}; if that is no mistake, allow it with "
+            f"{length} bytes is {limit:.4g}; if that is correct, allow it with "
             f"--max-megapixels {math.ceil(declared)} (max_megapixels= in Python)"
         )
 

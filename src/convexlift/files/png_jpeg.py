@@ -172,8 +172,8 @@ def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
             return module.open(content, formats=("PNG", "JPEG", "TIFF"))
         except module.DecompressionBombError:
             raise ValueError(
-                f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is no "
-                "mistake, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
+                f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is "
+                "correct, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
             ) from None
         finally:
             module.MAX_IMAGE_PIXELS = before

@@ -125,7 +125,7 @@ def decoded(file: Any) -> Picture:
     colour, extra = page.photometric in (_RGB, _YCBCR), tuple(map(int, page.extrasamples))
     if colour and len(extra) > 1:
         raise ValueError(f"it has {len(extra)} samples beside RGB; save it with one at most")
-    # A sample beside RGB is no colour, whatever else it may be: it is kept as alpha is.
+    # A sample beside RGB is not a colour: it is kept in the same way as alpha.
     alpha = bool(extra) and (colour or extra[-1] in _ALPHA)
     if alpha:
         rest["metadata"]["extrasamples"] = (extra[-1],)

@@ -356,6 +356,6 @@ def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> N
         rest = inflater.unconsumed_tail
         if size > most:
             raise ScanFileError(
-                f"{path} inflates to more than {most / 1e6:.4g} MB; if that is no mistake, allow "
+                f"{path} inflates to more than {most / 1e6:.4g} MB; if that is correct, allow "
                 "it with --max-megapixels 1000 (max_megapixels= in Python)"
             )

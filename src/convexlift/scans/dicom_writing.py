@@ -1,4 +1,4 @@
-"""Volumes as derived DICOM images, which say what they were made from."""
+"""Volumes as derived DICOM images, which name their source images."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_dicom(
     Args:
         volume: in HU.
         path: the file or folder.
-        description: what was done, for DerivationDescription and SeriesDescription.
+        description: of the processing, for DerivationDescription and SeriesDescription.
 
     Returns:
         The files, in the order of the slices.
@@ -84,7 +84,7 @@ def finest_slope(values: Tensor) -> float:
 
 
 class _Series:
-    """A new series: what its slices share, and the dataset of each."""
+    """A new series: elements that its slices share, and the dataset of each slice."""
 
     def __init__(self, pydicom: Any, volume: Volume, description: str) -> None:
         self.pydicom = pydicom
@@ -165,7 +165,7 @@ class _Series:
         return [_copy(source, scanner, EQUIPMENT), software]
 
     def _referenced(self, code: str, meaning: str, **elements: Any) -> Any:
-        """An item of a sequence, with the code that says what it is for."""
+        """An item of a sequence, with the code of its purpose."""
         names = {"CodeValue": code, "CodingSchemeDesignator": "DCM", "CodeMeaning": meaning}
         purpose = _fill(self.pydicom.Dataset(), **names)
         return _fill(self.pydicom.Dataset(), PurposeOfReferenceCodeSequence=[purpose], **elements)

@@ -72,7 +72,7 @@ def write_volume(
     if kind is None:
         endings = ", ".join(filter(None, VolumeFormat.known_suffixes()))
         raise ScanFileError(
-            f"{place} is no name for a volume; let it end in one of {endings}, or write to a folder"
+            f"{place} does not name a volume; let it end in one of {endings}, or write to a folder"
         )
     return kind.write(volume, place, description)
 
@@ -91,7 +91,7 @@ def read_sinogram(
     Args:
         path: the file.
         rows: of the detector, for example ``slice(500, 510)``; files may be larger than memory.
-        angles: in radians, in place of those in an HDF5 file.
+        angles: in radians, in place of the angles in an HDF5 file.
         angle_unit: of the angles in an HDF5 file that does not say it.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
         read_seconds: for an HDF5 file, which is read in a process of its own: a damaged one can
@@ -111,7 +111,7 @@ def read_sinogram(
     kind = SinogramFormat.of(place)
     if kind is None:
         endings = ", ".join(SinogramFormat.known_suffixes())
-        raise ScanFileError(f"{place} is no sinogram: its name ends in none of {endings}")
+        raise ScanFileError(f"{place} is not a sinogram: its name ends in none of {endings}")
     return kind.read(place, options)
 
 
@@ -120,6 +120,6 @@ def write_sinogram(sinogram: Sinogram, path: PathLike) -> Path:
     place = Path(path)
     kind = SinogramFormat.of(place)
     if kind is None:
-        raise ScanFileError(f"{place} is no name for a sinogram; let it end in .h5 or .npy")
+        raise ScanFileError(f"{place} does not name a sinogram; let it end in .h5 or .npy")
     kind.write(sinogram, place)
     return place

@@ -63,7 +63,7 @@ class SinogramFormat(FileFormat):
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
         """Write the sinogram whole, or not at all."""
-        raise ScanFileError(f"{path} is no name for a sinogram; let it end in .h5 or .npy")
+        raise ScanFileError(f"{path} does not name a sinogram; let it end in .h5 or .npy")
 
 
 def existing(path: PathLike) -> Path:

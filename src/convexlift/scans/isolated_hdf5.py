@@ -48,7 +48,7 @@ def run_isolated(
         function: the reader in it.
         arguments: values of JSON.
         seconds: after which the child is ended.
-        extra_bytes: memory the child may use beyond what it starts with.
+        extra_bytes: memory the child may use in addition to its memory at the start.
 
     Raises:
         IsolatedError: with the reader's own message, or the limit that was reached.
@@ -59,7 +59,7 @@ def run_isolated(
             "module": str(module), "function": function, "arguments": dict(arguments),
             "folder": name, "seconds": seconds, "bytes": extra_bytes,
         }  # fmt: skip
-        # The child finds what the parent finds; one thread starts faster.
+        # The child imports from the same places as the parent; one thread starts faster.
         python_path = os.pathsep.join(filter(None, sys.path))
         environment = {"PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"}
         try:

@@ -75,7 +75,7 @@ class NpySinogram(_ArrayFormat):
     suffixes = (".npy",)
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
-        """The arrays first and the JSON file last: without it, there is no sinogram."""
+        """The arrays first and the JSON file last: without it, there is not a sinogram."""
         arrays = {}
         for name in _ARRAYS:
             if (tensor := getattr(sinogram, name)) is None:

@@ -96,7 +96,7 @@ class StackFile:
     spacing: tuple[float, float] | None = None
 
     def hounsfield(self, slope: float | None, intercept: float | None) -> NDArray[np.float32]:
-        """Slope * stored + intercept, which default to those of the file, or to 1 and 0."""
+        """Slope * stored + intercept; by default the file's own, or 1 and 0."""
         if slope is None and intercept is None:
             if self.metadata is not None:
                 slope, intercept = self.metadata.slope, self.metadata.intercept
@@ -179,7 +179,7 @@ class PngStack(StackFormat):
     suffixes = Png.suffixes
 
     def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
-        """The slice; resolutions in PNG files are rounded and mostly those of a screen."""
+        """The slice, without a spacing: resolutions in PNG files are rounded, or of a screen."""
         load_extra("PIL.Image", "PNG files")
         with reading(path, "PNG"):
             with path.open("rb") as file:
@@ -257,7 +257,9 @@ def _stack_files(place: Path) -> list[Path]:
 def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
     kind = VolumeFormat.of(path)
     if not isinstance(kind, StackFormat):
-        raise ScanFileError(f"{path} is no stack of slices: its name does not end in .tif or .png")
+        raise ScanFileError(
+            f"{path} is not a stack of slices: its name does not end in .tif or .png"
+        )
     return kind.read_slices(path, max_megapixels)
 
 
@@ -297,7 +299,7 @@ def _require_whole(path: Path, file: Any) -> None:
 
 
 def _spacing(metadata: dict[str, Any]) -> tuple[float, float] | None:
-    """(dy, dx) in mm from pixels per centimetre; 72 per inch is what programs write by default."""
+    """(dy, dx) in mm from pixels per centimetre; programs write 72 per inch by default."""
     if metadata.get("resolutionunit") != _CENTIMETRES:
         return None
     (x, of_x), (y, of_y) = metadata["resolution"]
@@ -309,7 +311,7 @@ def write_tiff(volume: Volume, path: PathLike) -> Path:
     load_extra("tifffile", "TIFF files")
     place = Path(path)
     if place.suffix.lower() not in Tiff.suffixes:
-        raise ScanFileError(f"{place} is no name of a TIFF file; let it end in .tif")
+        raise ScanFileError(f"{place} does not name a TIFF file; let it end in .tif")
     values = volume.values.detach().cpu().float().numpy()
     dy, dx = volume.spacing
     metadata = {
