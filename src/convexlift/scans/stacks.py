@@ -257,9 +257,7 @@ def _stack_files(place: Path) -> list[Path]:
 def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
     kind = VolumeFormat.of(path)
     if not isinstance(kind, StackFormat):
-        raise ScanFileError(
-            f"{path} is not a stack of slices: its name does not end in .tif or .png"
-        )
+        raise ScanFileError(f"{path} is not a stack of slices; let its name end in .tif or .png")
     return kind.read_slices(path, max_megapixels)
 
 
