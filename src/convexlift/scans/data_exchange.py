@@ -25,6 +25,13 @@ from convexlift.scans.formats import (
     SinogramOptions,
     reading,
 )
+from convexlift.scans.isolated_hdf5 import (
+    DETECTOR_PIXEL,
+    FRAMES,
+    GEOMETRY,
+    read_members,
+    run_isolated,
+)
 from convexlift.scans.sinograms import (
     QUANTITIES,
     ParallelGeometry,
@@ -79,7 +86,7 @@ class DataExchange(SinogramFormat):
                 "megapixels": megapixels,
             }
             if self.isolated:
-                arrays, texts = isolated_hdf5.run_isolated(
+                arrays, texts = run_isolated(
                     Path(isolated_hdf5.__file__),
                     "read_members",
                     arguments,
@@ -87,14 +94,12 @@ class DataExchange(SinogramFormat):
                     extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
                 )
             else:
-                arrays, texts = isolated_hdf5.read_members(**arguments)
+                arrays, texts = read_members(**arguments)
             angles = options.angles
             if angles is None:
                 angles = _angles(path, arrays, texts, options.angle_unit)
             return Sinogram(
-                **{
-                    name: as_tensor(arrays[name]) for name in isolated_hdf5.FRAMES if name in arrays
-                },
+                **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
                 geometry=_geometry(path, arrays, texts, angles),
                 quantity=_quantity(texts["description"]),
             )
@@ -106,7 +111,7 @@ class DataExchange(SinogramFormat):
         with atomic_path(path) as part, h5py.File(part, "w") as file:
             file["implements"] = "exchange:measurement"
             exchange = file.create_group("exchange")
-            for name, member in isolated_hdf5.FRAMES.items():
+            for name, member in FRAMES.items():
                 tensor = getattr(sinogram, name)
                 if tensor is not None:
                     frames = as_array(tensor).swapaxes(0, 1)
@@ -118,10 +123,10 @@ class DataExchange(SinogramFormat):
             exchange["theta"].attrs["units"] = "deg"
             record = to_record(geometry)
             del record["angles"]
-            exchange.attrs[isolated_hdf5.GEOMETRY] = json.dumps(record)
+            exchange.attrs[GEOMETRY] = json.dumps(record)
             if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
                 # Rays are parallel: bins on the detector are as wide in the object.
-                pixel = file.create_dataset(isolated_hdf5.DETECTOR_PIXEL, data=geometry.bin_width)
+                pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
                 pixel.attrs["units"] = "mm"
 
 
@@ -157,12 +162,12 @@ def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...
     unit = texts["pixel_unit"].strip().lower()
     if unit not in _LENGTHS:
         raise ScanFileError(
-            f"{path} has {isolated_hdf5.DETECTOR_PIXEL} in {unit[:40]!r}; m, mm, um or nm are known"
+            f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; m, mm, um or nm are known"
         )
     width = float(arrays["pixel"][0]) * _LENGTHS[unit]
     if not 0 < width < 100:
         raise ScanFileError(
-            f"{path} has {isolated_hdf5.DETECTOR_PIXEL} of {width:g} mm, so its unit is missing or wrong; "
+            f"{path} has {DETECTOR_PIXEL} of {width:g} mm, so its unit is missing or wrong; "
             "set the attribute 'units' of that dataset"
         )
     return ParallelGeometry(angles=angles, bin_width=width)
