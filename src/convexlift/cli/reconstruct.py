@@ -73,8 +73,7 @@ from convexlift.reconstruction.input_files import (
 from convexlift.reconstruction.masks import MaskChoice, parse_colour
 from convexlift.reconstruction.output_paths import check_targets
 from convexlift.reconstruction.tomography import Scans, facts
-from convexlift.scans.attenuation import WATER
-from convexlift.scans.windows import WINDOWS
+from convexlift.scans.hounsfield import WATER, WINDOWS
 from convexlift.solvers.stopping import StopWhen
 
 PHOTO, CT = "photo-any-size", "ct-abdomen-chest"

@@ -17,7 +17,7 @@ from convexlift.reconstruction.input_files import InputError, RangeChoice
 from convexlift.reconstruction.masks import MaskChoice
 from convexlift.reconstruction.noise import Kind
 from convexlift.reconstruction.photographs import Photographs, PictureTask
-from convexlift.scans.windows import WINDOWS, Window
+from convexlift.scans.hounsfield import WINDOWS, Window
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.stopping import StopWhen
 

@@ -1,4 +1,4 @@
-"""Picture files, written by other libraries, read back exactly; and every way they can be wrong."""
+"""Grey planes of picture files that other libraries wrote, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_integers_are_divided_by_the_largest(tmp_path, suffix, write, array):
 
 
 @pytest.mark.parametrize("array", [ALL_8_BITS, ALL_16_BITS], ids=["8 bits", "16 bits"])
-def test_tiff_may_count_from_white(tmp_path, array):
+def test_tiff_where_0_is_white(tmp_path, array):
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="miniswhite")
     negative = load_image(tmp_path / "a.tif")
     tifffile.imwrite(tmp_path / "a.tif", array)
@@ -114,7 +114,7 @@ def test_files_that_end_too_early(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "jpg", "npy", "bmp"])
-def test_files_that_are_missing_or_no_pictures(tmp_path, suffix):
+def test_missing_files_and_other_files_are_refused(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     with pytest.raises(ValueError, match=rf"a\.{suffix} cannot be read .*No such file"):
         load_image(path)
@@ -150,7 +150,7 @@ def test_numbers_that_are_not_finite(tmp_path, bad):
             load_image(tmp_path / "a.tif")
 
 
-def test_arrays_of_other_things(tmp_path):
+def test_arrays_of_complex_numbers_and_objects_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 2), dtype=complex))
     with pytest.raises(ValueError, match=r"a\.npy holds complex128; write uint8"):
         load_image(tmp_path / "a.npy")
@@ -163,6 +163,8 @@ def test_without_tifffile_the_error_says_what_to_install(tmp_path, monkeypatch):
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 4)))
     tifffile.imwrite(tmp_path / "b.tif", np.zeros((3, 4), np.uint16))
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(ImportError, match=r'a\.tif needs tifffile: pip install "convexlift\[cli'):
+    with pytest.raises(
+        ImportError, match=r'a\.tif: TIFF files need tifffile: pip install "convexlift\[cli'
+    ):
         load_image(tmp_path / "a.tif")
     assert load_image(tmp_path / "b.tif").shape == (1, 1, 3, 4)

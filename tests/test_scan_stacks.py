@@ -1,4 +1,4 @@
-"""PNG and TIFF stacks: other libraries read what is written, and what they write is read."""
+"""PNG and TIFF stacks, exchanged with other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from convexlift import scans
-from convexlift.scans.slice_metadata import Places
+from convexlift.scans.stacks import SliceMetadata
 
 VOLUME = scans.Volume(
     torch.linspace(-1200, 2100, 3 * 5 * 7, dtype=torch.float32).reshape(3, 5, 7),
@@ -38,7 +38,7 @@ def test_tiff_keeps_every_digit(tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["a.tif"]
 
 
-def test_others_read_our_tiff(tmp_path):
+def test_other_libraries_read_our_tiff(tmp_path):
     (file,) = scans.write_volume(VOLUME, tmp_path / "a.tiff")
     assert np.array_equal(tifffile.imread(file), VOLUME.values.numpy())
     with Image.open(file) as picture:
@@ -54,7 +54,7 @@ def test_others_read_our_tiff(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"byteorder": ">"}])
-def test_tiff_of_others_in_hounsfield_units(tmp_path, dtype, options):
+def test_signed_and_float_tiff_is_in_hounsfield_units(tmp_path, dtype, options):
     stored = np.arange(-30, 30).reshape(3, 4, 5).astype(dtype)
     path = tmp_path / "a.tif"
     tifffile.imwrite(
@@ -81,7 +81,7 @@ def test_unsigned_numbers_need_a_scale(tmp_path):
         scans.read_stack(path, spacing=(1, 2), slope=0)
 
 
-def test_inches_are_not_believed(tmp_path):
+def test_resolutions_per_inch_are_ignored(tmp_path):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.zeros((4, 5), np.float32), resolution=(72, 72), resolutionunit="INCH")
     with pytest.raises(scans.ScanFileError, match="does not say how large"):
@@ -89,7 +89,7 @@ def test_inches_are_not_believed(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["tif", "png"])
-def test_folders_are_counted_as_people_do(tmp_path, suffix):
+def test_files_of_a_folder_are_in_natural_order(tmp_path, suffix):
     for k in (1, 2, 10):
         pixels = np.full((2, 3), k, dtype=np.uint16)
         path = tmp_path / f"slice{k}.{suffix}"
@@ -99,14 +99,14 @@ def test_folders_are_counted_as_people_do(tmp_path, suffix):
     assert volume.values[:, 0, 0].tolist() == [1, 2, 10]
 
 
-def test_all_sixteen_bits_of_png(tmp_path):
+def test_16_bit_png_is_read_exactly(tmp_path):
     stored = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     Image.fromarray(stored).save(tmp_path / "a.png")
     volume = scans.read_stack(tmp_path / "a.png", spacing=(1, 1), intercept=-1024)
     assert np.array_equal(volume.values[0].numpy(), stored.astype(np.float32) - 1024)
 
 
-def test_sixteen_bits_are_read_back_to_half_a_step(tmp_path):
+def test_16_bit_png_is_read_back_to_half_a_step(tmp_path):
     files = scans.write_png(VOLUME, tmp_path / "stack", bits=16)
     assert [file.name for file in files] == ["0001.png", "0002.png", "0003.png"]
     again = scans.read_volume(tmp_path / "stack")
@@ -150,7 +150,7 @@ def test_clipped_pictures_are_not_read_as_hounsfield_units(tmp_path):
         ({"image": torch.full((2, 2), torch.nan)}, r"refusing to write pictures: nan at"),
     ],
 )
-def test_pictures_that_are_not_written(tmp_path, change, message):
+def test_bad_arguments_of_write_png_are_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         scans.write_png(**{"image": torch.zeros(2, 2), "path": tmp_path / "a.png", **change})
     assert not list(tmp_path.iterdir())
@@ -159,17 +159,17 @@ def test_pictures_that_are_not_written(tmp_path, change, message):
 def test_colours_are_refused(tmp_path):
     colour = np.zeros((4, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "a.png")
-    with pytest.raises(scans.ScanFileError, match=r"a\.png is a picture of mode RGB; slices are"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.png holds uint8 with 3 channel.*slices are"):
         scans.read_stack(tmp_path / "a.png", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "a.tif", colour, photometric="rgb")
-    with pytest.raises(scans.ScanFileError, match=r"a\.tif is RGB with 3 sample"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.tif holds uint8 with 3 channel"):
         scans.read_stack(tmp_path / "a.tif", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "b.tif", colour[..., 0], photometric="miniswhite")
-    with pytest.raises(scans.ScanFileError, match=r"b\.tif is MINISWHITE"):
+    with pytest.raises(scans.ScanFileError, match=r"b\.tif holds uint8 with 1 .* 0 is white"):
         scans.read_stack(tmp_path / "b.tif", spacing=(1, 1), intercept=0)
 
 
-def test_one_size_and_one_kind(tmp_path):
+def test_slices_of_several_sizes_or_formats_are_refused(tmp_path):
     for k, size in enumerate([(4, 5), (4, 6)]):
         tifffile.imwrite(tmp_path / f"{k}.tif", np.zeros(size, np.float32))
     with pytest.raises(scans.ScanFileError, match=r"1\.tif has slices of \(4, 6\) pixels"):
@@ -183,7 +183,7 @@ def test_one_size_and_one_kind(tmp_path):
     with pytest.raises(scans.ScanFileError, match=r"0\.tif has images of the shapes .*one stack"):
         scans.read_stack(tmp_path / "0.tif", spacing=(1, 1))
     (tmp_path / "a.bmp").touch()
-    with pytest.raises(scans.ScanFileError, match=r"a\.bmp is no stack"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.bmp is not a stack"):
         scans.read_stack(tmp_path / "a.bmp")
 
 
@@ -234,8 +234,8 @@ def test_a_missing_codec_is_named(tmp_path):
         scans.read_stack(path, spacing=(1, 1))
 
 
-def test_damaged_descriptions(tmp_path):
-    record = json.loads(Places.of(VOLUME, range(3)).to_text())
+def test_damaged_metadata_is_refused(tmp_path):
+    record = json.loads(SliceMetadata.of(VOLUME, range(3)).to_text())
     for change in ({"spacing": None}, {"positions": [[0]]}, {"slope": "x"}, {"spacing": [1, -1]}):
         path = tmp_path / "a.tif"
         tifffile.imwrite(
@@ -251,7 +251,7 @@ def test_damaged_descriptions(tmp_path):
         scans.read_volume(tmp_path / "a.png")
 
 
-def test_the_resolution_inside_png_files(tmp_path):
+def test_png_files_have_a_resolution(tmp_path):
     one = replace(VOLUME, values=VOLUME.values[:1], positions=VOLUME.positions[:1])
     (file,) = scans.write_png(one, tmp_path / "a.png")
     data = file.read_bytes()
@@ -261,7 +261,7 @@ def test_the_resolution_inside_png_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.png", "stack"])
-def test_nothing_is_half_written(tmp_path, monkeypatch, name):
+def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch, name):
     def full_disk(part, *arguments, **options):
         part = part if name == "a.tif" else arguments[0]
         part.write_bytes(b"half")
@@ -277,7 +277,7 @@ def test_nothing_is_half_written(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize(("module", "name"), [("tifffile", "a.tif"), ("PIL.Image", "a.png")])
-def test_packages_are_asked_for_by_name(tmp_path, monkeypatch, module, name):
+def test_errors_say_which_package_to_install(tmp_path, monkeypatch, module, name):
     one = replace(VOLUME, values=VOLUME.values[:1], positions=VOLUME.positions[:1])
     (file,) = scans.write_volume(one, tmp_path / name)
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""Pixels guessed from their neighbours, and the images that solvers start from."""
+"""Guesses of pixels from their neighbours, and the images that solvers start from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_start_is_the_guess_with_the_lowest_objective_image_by_image():
     assert (stated.objective(start) <= stated.objective(median_of_neighbours(y))).all()
 
 
-def test_data_that_allow_nothing_else_start_from_zero():
+def test_the_start_is_zero_if_there_is_no_better_guess():
     y = torch.full((1, 1, 8, 8), torch.inf)
     with pytest.raises(ValueError, match="inf"):
         problem(cl.SquaredL2(y))
