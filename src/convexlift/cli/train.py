@@ -1,27 +1,14 @@
-"""``convexlift train adversarial`` and ``convexlift train bilevel``: recipes from options."""
+"""``convexlift train adversarial`` and ``convexlift train bilevel``: their options."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from convexlift.cli.app import Debug, Device, JsonFile, UserError, app
-from convexlift.cli.training_job import AnyRecipe, Job, one_process_tells, run_job
-from convexlift.images import load_image
-from convexlift.tasks import Inpainting, Task
-from convexlift.training.hypergradients import (
-    Hypergradient,
-    Implicit,
-    JacobianFree,
-    Unrolled,
-    ValueFunction,
-)
-from convexlift.training.presets import PRESETS
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe
+from convexlift.cli.app import Debug, Device, JsonFile, app
 
 train_app = typer.Typer(
     help="Train a regularizer on your own images.",
@@ -30,8 +17,15 @@ train_app = typer.Typer(
 )
 app.add_typer(train_app, name="train")
 
-ADVERSARIAL = [name for name, each in PRESETS.items() if isinstance(each, AdversarialRecipe)]
-BILEVEL = [name for name, each in PRESETS.items() if isinstance(each, BilevelRecipe)]
+# The names in `training.presets`, whose import takes seconds.
+ADVERSARIAL = (
+    "paper-salt-and-pepper", "paper-inpainting", "paper-ct", "paper-ct-deep", "faces-denoising",
+    "faces-inpainting-adversarial",
+)  # fmt: skip
+BILEVEL = (
+    "paper-bilevel", "faces-inpainting-bilevel", "photo-any-size-first", "photo-any-size-second",
+    "photo-any-size", "ct-abdomen-chest-first", "ct-abdomen-chest", "ct-abdomen-chest-deep",
+)  # fmt: skip
 
 
 class Differentiation(StrEnum):
@@ -42,13 +36,6 @@ class Differentiation(StrEnum):
     jacobian_free = "jacobian-free"
     unrolled = "unrolled"
 
-
-HYPERGRADIENTS: dict[Differentiation, Hypergradient] = {
-    Differentiation.implicit: Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
-    Differentiation.value_function: ValueFunction(),
-    Differentiation.jacobian_free: JacobianFree(),
-    Differentiation.unrolled: Unrolled(steps=20),
-}
 
 Folders = Annotated[
     list[Path], typer.Argument(metavar="FOLDER", help="Folders with clean pictures.")
@@ -88,34 +75,6 @@ MaxMegapixels = Annotated[
 Place = Annotated[Device, typer.Option(help="Where to compute.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What the command line changes in a recipe; None leaves it as it is."""
-
-    steps: int | None
-    batch_size: int | None
-    learning_rate: float | None
-    crop: int | None
-    images: int | None
-    held_out: int | None
-    validate_every: int | None
-    seed: int | None
-    mask: Path | None
-
-    def apply(self, recipe: AnyRecipe) -> AnyRecipe:
-        """The recipe with the changes."""
-        options = replace(recipe.options, **self._given("steps", "learning_rate", "validate_every"))
-        changed = replace(
-            recipe,
-            options=options,
-            **self._given("batch_size", "crop", "images", "held_out", "seed"),
-        )
-        return changed if self.mask is None else _with_mask(changed, self.mask)
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
 @train_app.command()
 def adversarial(
     folders: Folders,
@@ -144,26 +103,20 @@ def adversarial(
 ) -> None:
     """R small on clean images and large on damaged ones.
 
-    What is not given is as in the recipe of --preset.
+    Options that are not given are as in the recipe of --preset.
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
-    changes = Changes(
-        steps=steps, batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
-        held_out=held_out, validate_every=validate_every, seed=seed, mask=mask,
-    )  # fmt: skip
+    from convexlift.cli.training_job import Job, run_job
+
     job = Job(
-        folders=folders, output=output, damaged=damaged, start=start, resume=resume,
-        device=device, json_file=json_file, max_megapixels=max_megapixels,
+        kind="adversarial", preset=preset, folders=folders, output=output, steps=steps,
+        batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
+        held_out=held_out, validate_every=validate_every, penalty=penalty, damaged=damaged,
+        seed=seed, start=start, mask=mask, resume=resume, max_megapixels=max_megapixels,
+        device=device, json_file=json_file,
     )  # fmt: skip
-    with one_process_tells(debug):
-        recipe = changes.apply(_preset(preset, ADVERSARIAL, "adversarial", "bilevel"))
-        assert isinstance(recipe, AdversarialRecipe)
-        if penalty is not None:
-            recipe = replace(recipe, penalty=penalty)
-        if damaged is not None:
-            recipe = replace(recipe, task=None, flips=False)
-        run_job(recipe, job)
+    run_job(job, debug)
 
 
 @train_app.command()
@@ -192,44 +145,17 @@ def bilevel(
 ) -> None:
     """R whose reconstructions are near the clean images.
 
-    What is not given is as in the recipe of --preset.
+    Options that are not given are as in the recipe of --preset.
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
-    changes = Changes(
-        steps=steps, batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
-        held_out=held_out, validate_every=validate_every, seed=seed, mask=mask,
-    )  # fmt: skip
+    from convexlift.cli.training_job import Job, run_job
+
     job = Job(
-        folders=folders, output=output, damaged=None, start=start, resume=resume,
-        device=device, json_file=json_file, max_megapixels=max_megapixels,
+        kind="bilevel", preset=preset, folders=folders, output=output, steps=steps,
+        batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
+        held_out=held_out, validate_every=validate_every, hypergradient=hypergradient,
+        seed=seed, start=start, mask=mask, resume=resume, max_megapixels=max_megapixels,
+        device=device, json_file=json_file,
     )  # fmt: skip
-    with one_process_tells(debug):
-        recipe = changes.apply(_preset(preset, BILEVEL, "bilevel", "adversarial"))
-        assert isinstance(recipe, BilevelRecipe)
-        if hypergradient is not None:
-            recipe = replace(recipe, hypergradient=HYPERGRADIENTS[hypergradient])
-        run_job(recipe, job)
-
-
-def _preset(name: str, known: list[str], kind: str, other: str) -> AnyRecipe:
-    if name in known:
-        return PRESETS[name]
-    if name in PRESETS:
-        raise UserError(f"{name} is a preset of `convexlift train {other}`. Use that command.")
-    raise UserError(f"There is no {kind} preset {name!r}. Choose one of {', '.join(known)}.")
-
-
-def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
-    """One mask for all images in place of random ones."""
-    mask = (load_image(path)[0, 0] >= 0.5).float()
-
-    def fixed(task: Task | None) -> Task | None:
-        return replace(task, mask=mask) if isinstance(task, Inpainting) else task
-
-    tasks = [recipe.task] if isinstance(recipe, AdversarialRecipe) else [t for t, _ in recipe.tasks]
-    if not any(isinstance(task, Inpainting) for task in tasks):
-        raise UserError("--mask is for inpainting, which this preset does not do. Leave it out.")
-    if isinstance(recipe, AdversarialRecipe):
-        return replace(recipe, task=fixed(recipe.task))
-    return replace(recipe, tasks=tuple((fixed(task) or task, w) for task, w in recipe.tasks))
+    run_job(job, debug)

@@ -1,4 +1,4 @@
-"""What ``convexlift train`` does once it has its recipe: read, train, write, show."""
+"""``convexlift train`` once its options are read: recipe, images, training, model, summary."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 import convexlift
 from convexlift.cli.app import (
@@ -31,16 +28,27 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
+from convexlift.cli.terminal import progress, table
 from convexlift.files.limits import require_limit
+from convexlift.images import load_image
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.tasks import Inpainting, Task
 from convexlift.training import distributed
 from convexlift.training.cards import training_card
 from convexlift.training.data import ImageSet
 from convexlift.training.disk_errors import FULL, WriteError
+from convexlift.training.hypergradients import (
+    Hypergradient,
+    Implicit,
+    JacobianFree,
+    Unrolled,
+    ValueFunction,
+)
 from convexlift.training.initialization import absorb_weight_
 from convexlift.training.loop import CHECKPOINT, Callback, Report
+from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import (
     AdversarialRecipe,
     BilevelRecipe,
@@ -51,25 +59,88 @@ from convexlift.training.recipes import (
 
 AnyRecipe = AdversarialRecipe | BilevelRecipe
 CONTINUE = "Go on with the same command and --resume"
+HYPERGRADIENTS: dict[str, Hypergradient] = {
+    "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
+    "value-function": ValueFunction(),
+    "jacobian-free": JacobianFree(),
+    "unrolled": Unrolled(steps=20),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Where a training reads and writes."""
+    """The options of ``convexlift train``; None leaves the preset's recipe as it is."""
 
+    kind: Literal["adversarial", "bilevel"]
+    preset: str
     folders: list[Path]
     output: Path
-    damaged: Path | None
+    steps: int | None
+    batch_size: int | None
+    learning_rate: float | None
+    crop: int | None
+    images: int | None
+    held_out: int | None
+    validate_every: int | None
+    seed: int | None
     start: str | None
+    mask: Path | None
     resume: bool
+    max_megapixels: float | None
     device: Device
     json_file: Path | None
-    max_megapixels: float | None = None
+    penalty: float | None = None
+    damaged: Path | None = None
+    hypergradient: str | None = None
+
+    def recipe(self) -> AnyRecipe:
+        """The preset's recipe with the changes that the options ask for."""
+        recipe = self._preset()
+        options = replace(recipe.options, **self._given("steps", "learning_rate", "validate_every"))
+        changes = self._given("batch_size", "crop", "images", "held_out", "seed", "penalty")
+        if self.hypergradient is not None:
+            changes["hypergradient"] = HYPERGRADIENTS[self.hypergradient]
+        if self.damaged is not None:
+            changes.update(task=None, flips=False)
+        if self.mask is not None:
+            recipe = _with_mask(recipe, self.mask)
+        return replace(recipe, options=options, **changes)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def _preset(self) -> AnyRecipe:
+        wanted = AdversarialRecipe if self.kind == "adversarial" else BilevelRecipe
+        recipe = PRESETS.get(self.preset)
+        if isinstance(recipe, wanted):
+            return recipe
+        if recipe is not None:
+            other = "bilevel" if self.kind == "adversarial" else "adversarial"
+            raise UserError(
+                f"{self.preset} is a preset of `convexlift train {other}`. Use that command."
+            )
+        known = ", ".join(name for name, each in PRESETS.items() if isinstance(each, wanted))
+        raise UserError(f"There is no {self.kind} preset {self.preset!r}. Choose one of {known}.")
+
+
+def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
+    """One mask for all images in place of random ones."""
+    mask = (load_image(path)[0, 0] >= 0.5).float()
+
+    def fixed(task: Task | None) -> Task | None:
+        return replace(task, mask=mask) if isinstance(task, Inpainting) else task
+
+    tasks = [recipe.task] if isinstance(recipe, AdversarialRecipe) else [t for t, _ in recipe.tasks]
+    if not any(isinstance(task, Inpainting) for task in tasks):
+        raise UserError("--mask is for inpainting, which this preset does not do. Leave it out.")
+    if isinstance(recipe, AdversarialRecipe):
+        return replace(recipe, task=fixed(recipe.task))
+    return replace(recipe, tasks=tuple((fixed(task) or task, w) for task, w in recipe.tasks))
 
 
 @contextlib.contextmanager
-def one_process_tells(debug: bool) -> Iterator[None]:
-    """What the library refuses is for the user to mend; one process of several says it."""
+def _errors(debug: bool) -> Iterator[None]:
+    """Errors of the library as advice to the user, printed by one process of several."""
     quiet = os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
@@ -89,8 +160,13 @@ def _full_disk(error: OSError) -> str:
     return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
-def run_job(recipe: AnyRecipe, job: Job) -> None:
-    """Train, write the model and show what came of it."""
+def run_job(job: Job, debug: bool) -> None:
+    """Train, write the model and show how good it is."""
+    with _errors(debug):
+        _run(job.recipe(), job)
+
+
+def _run(recipe: AnyRecipe, job: Job) -> None:
     require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
@@ -175,14 +251,7 @@ def _follow(
 @contextlib.contextmanager
 def _progress(steps: int, screen: Console) -> Iterator[Callback]:
     """A bar on a terminal; in a pipe, a line for each validation."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("Training", total=steps)
+    with progress(screen, total=steps, count=True) as update:
         validated = ""
 
         def show(report: Report) -> None:
@@ -193,10 +262,9 @@ def _progress(steps: int, screen: Console) -> Iterator[Callback]:
                 if not screen.is_terminal:
                     screen.print(
                         f"step {report.step} of {steps}: {loss}{validated}, "
-                        f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}",
-                        highlight=False,
+                        f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}"
                     )
-            bar.update(task, completed=report.step, description=f"{loss}{validated}")
+            update(completed=report.step, description=f"{loss}{validated}")
 
         yield show
 
@@ -249,19 +317,19 @@ def _validations(outcome: Outcome) -> list[dict[str, float]]:
 def _show(card: ModelCard, outcome: Outcome, model: Path, screen: Console) -> None:
     rows, trained = _validations(outcome), outcome.trained
     if rows and trained.score is not None:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("Validation", "PSNR", "SSIM", "Weight"):
-            table.add_column(name, justify="left" if name == "Validation" else "right")
-        best = {**trained.score, "step": trained.step}
-        for label, row in (("at the start", rows[0]), (f"best (step {best['step']})", best)):
-            table.add_row(label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
-        screen.print(table)
+        shown = {"at the start": rows[0], f"best (step {trained.step})": trained.score}
+        cells = [
+            (label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
+            for label, row in shown.items()
+        ]
+        header = ("Validation", "PSNR", "SSIM", "Weight")
+        screen.print(table(header, cells, left=["Validation"]))
     text = (
         f"{trained.seconds:.0f} s. Model: {model}\n"
         f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"
         f"  # weight {card.weight:.4g} for {card.task}"
     )
-    screen.print(text, highlight=False, markup=False, soft_wrap=True)
+    screen.print(text, markup=False, soft_wrap=True)
 
 
 def _command(processes: int) -> str:

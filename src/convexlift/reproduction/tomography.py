@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from convexlift.benchmark.cases import Case
+from convexlift.models.files import card
 from convexlift.models.files import names as shipped_names
-from convexlift.models.store import card, load
+from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.operators.tomography.filtered_backprojection import Filter
