@@ -56,6 +56,7 @@ from convexlift.solvers.pdhg import PDHG as PDHG
 from convexlift.solvers.solution import Progress as Progress
 from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
+from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
 from convexlift.solvers.step_sizes import AdaptiveSteps as AdaptiveSteps
 from convexlift.solvers.step_sizes import PaperSteps as PaperSteps

@@ -9,16 +9,17 @@ machines without Triton, take the plain path for everything.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.saddle import SaddlePointProblem
-from convexlift.solvers.cuda_graphs import Replayed
 from convexlift.solvers.fused_kernels import (
     ROWS,
     Buffers,
@@ -27,13 +28,57 @@ from convexlift.solvers.fused_kernels import (
     kernels,
 )
 from convexlift.solvers.fused_layers import RestOfProblem
+from convexlift.solvers.iterations import (
+    Displacement,
+    DoesNotApply,
+    Iterations,
+    RestartState,
+    total_length,
+)
 from convexlift.solvers.restart_rules import Array
+from convexlift.solvers.step_sizes import Coupling, quotients
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
 """Iterations in a graph."""
 KEPT = 2**29
 """So many bytes of machines that nobody uses are kept, for problems of the same kind."""
+
+
+class Replayed:
+    """Launches on fixed buffers, captured as a CUDA graph after the first call."""
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self._launch = launch
+        self._called = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Launch, capture or replay."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif not self._called or not torch.cuda.is_available():
+            self._launch()  # kernels are compiled by their first launch, which cannot be captured
+            self._called = True
+        else:
+            self._graph = _captured(self._launch)
+            self._graph.replay()
+
+
+def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
 
 
 class Machine:
@@ -115,42 +160,40 @@ class IdleMachines:
 IDLE = IdleMachines()
 
 
-class FusedIterations:
-    """Iterations of one problem; it owns the iterate meanwhile.
+class FusedIterations(Iterations):
+    """Iterations of one problem; the buffers hold its iterate meanwhile."""
 
-    Attributes:
-        holds: the state whose iterate is in the buffers, if any.
-    """
+    name = "fused"
+    advantage = "a convolutional first layer on a GPU: two kernels, replayed as a graph"
+    block = 10
+    on_host = True
 
-    def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer, pixels: Pixels) -> None:
-        self._layer, self._pixels = layer, pixels
-        self._rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
+    def __init__(
+        self, saddle: SaddlePointProblem, coupling: Coupling, *, interpreted: bool = False
+    ) -> None:
+        """``interpreted``: run the kernels on the CPU in Triton's interpreter, for tests."""
+        if not interpreted and not any(tensor.is_cuda for tensor in saddle.tensors()):
+            raise DoesNotApply("not on a GPU")
+        if kernels() is None:
+            raise DoesNotApply("Triton is not installed")
+        layer = FirstLayer.of(saddle) if coupling.scalar else None
+        if layer is None:
+            raise DoesNotApply("no convolution of one channel that the kernels know")
+        pixels = Pixels.of(saddle, layer)
+        if pixels is None:
+            raise DoesNotApply("a data term that the kernels do not know")
+        rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
+        if rest is not None and not rest.stays_on_the_device:
+            raise DoesNotApply("projections that ask the host when to stop")
+        self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
         self._machine: Machine | None = None
-        self.holds: object = None
+        self._holds: RestartState | None = None  # the state whose iterate is in the buffers
 
-    @staticmethod
-    def of(saddle: SaddlePointProblem, *, interpreted: bool = False) -> FusedIterations | None:
-        """Where the kernels apply; else None.
-
-        Args:
-            saddle: the lifted problem.
-            interpreted: run on the CPU, by Triton's interpreter, to see that results are right.
-        """
-        on_gpu = any(tensor.is_cuda for tensor in saddle.tensors())
-        if not (on_gpu or interpreted) or kernels() is None:
-            return None
-        layer = FirstLayer.of(saddle)
-        pixels = None if layer is None else Pixels.of(saddle, layer)
-        if layer is None or pixels is None:
-            return None
-        fused = FusedIterations(saddle, layer, pixels)
-        return fused if fused._rest is None or fused._rest.stays_on_the_device else None
-
-    def begin(self, state: Any) -> None:
-        """Take over the iterate w of a state, and its anchor; the state stays as it is."""
-        if state is self.holds:
+    def load(self, state: RestartState) -> None:
+        """Copy w and the anchor into the buffers, unless they are there."""
+        if state is self._holds:
             return
-        self.holds = None
+        self._holds = None
         self._device = state.w_u["x"].device
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)
@@ -181,10 +224,10 @@ class FusedIterations:
         weakref.finalize(self, IDLE.put, kind, machine).atexit = False
         return machine
 
-    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array) -> None:
-        """As many iterations as ``mix``, (3, count, B), has coefficients for."""
-        assert self._machine is not None, "begin comes first"
-        self.holds = None
+    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
+        """A row of the table for each iteration; the last one is always observed."""
+        assert self._machine is not None, "load comes first"
+        self._holds = None
         layer, (a, b, e) = self._layer, torch.from_numpy(mix)
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
         others = [] if self._rest is None else self._rest.steps(tau, sigma)
@@ -192,32 +235,28 @@ class FusedIterations:
         with current(self._device):
             self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
 
-    def moved(self) -> tuple[Blocks, Blocks]:
-        """Squared norms of T(w) - w in the last iteration, (B,), on the host."""
+    def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
+        """Sums over tiles, in one transfer."""
         parts = self._held.moved
         sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
-        named = dict(zip(parts, sums, strict=True))
-        u = Blocks({name: named.pop(name) for name in self._held.u})
-        return u, Blocks(named)
+        squares = Blocks(dict(zip(parts, sums, strict=True)))
+        return total_length(quotients(squares, Blocks({**tau, **sigma})), Blocks({}))
 
-    def ways(
-        self, origin_u: Blocks, origin_v: Blocks
-    ) -> tuple[tuple[Blocks, Blocks], tuple[Blocks, Blocks]]:
-        """How far T(w) is from the origin and from the anchor: norms (B,), on the host."""
+    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
+        """Norms computed on the device, in one transfer."""
         b = self._held
         ways = (
-            b.u.distances(origin_u), b.v.distances(origin_v),
+            b.u.distances(state.origin_u), b.v.distances(state.origin_v),
             b.u.distances(b.anchor_u), b.v.distances(b.anchor_v),
         )  # fmt: skip
-        norms = [norm for way in ways for norm in way.values()]
-        hosted = iter(torch.stack(norms).cpu())
+        hosted = iter(torch.stack([norm for way in ways for norm in way.values()]).cpu())
         far_u, far_v, near_u, near_v = (
             Blocks({name: next(hosted) for name in way}) for way in ways
         )
-        return (far_u, far_v), (near_u, near_v)
+        return (self.coupling.reach(far_u), far_v), (self.coupling.reach(near_u), near_v)
 
     def move_anchor(self, images: Tensor) -> None:
-        """The anchors of ``images`` (B,) move to T(w)."""
+        """In the buffers, and a copy for the states to come."""
         b = self._held
         for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
             for name, part in anchor.items():
@@ -228,17 +267,18 @@ class FusedIterations:
                     part.copy_(torch.where(here, new[name], part))
         self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
 
-    def result(self) -> dict[str, Any]:
-        """T(w), w and the anchor after the last iteration, by their names in a state."""
+    def store(self, state: RestartState) -> RestartState:
+        """Copies: the buffers will be overwritten."""
         b = self._held
-        return {
-            "u": _clone(b.u), "v": _clone(b.v), "w_u": _clone(b.w_u), "w_v": _clone(b.w_v),
-            "anchor_u": self._anchor_u, "anchor_v": self._anchor_v,
-        }  # fmt: skip
+        self._holds = replace(
+            state, u=_clone(b.u), v=_clone(b.v), w_u=_clone(b.w_u), w_v=_clone(b.w_v),
+            anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+        )  # fmt: skip
+        return self._holds
 
     @property
     def _held(self) -> Buffers:
-        assert self._machine is not None, "begin comes first"
+        assert self._machine is not None, "load comes first"
         return self._machine.buffers
 
 

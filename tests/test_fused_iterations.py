@@ -13,8 +13,11 @@ import convexlift as cl
 from convexlift.functionals.anchored import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
-from convexlift.solvers import fused
+from convexlift.solvers import fused_iterations
+from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.iterations import DoesNotApply, PlainIterations
 from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.step_sizes import Coupling
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -55,12 +58,17 @@ def baseline(smooth: bool = True) -> cl.VariationalProblem:
 
 
 def solvers(problem):
-    """The plain one, and that with kernels."""
+    """With plain iterations, and with kernels."""
     plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
-    plain.sweep = plain.fused = fast.sweep = None
-    fast.fused = fused.FusedIterations.of(fast.saddle, interpreted=not ON_GPU)
-    assert fast.fused is not None
+    plain.iterations = PlainIterations(plain.saddle, plain.coupling)
+    fast.iterations = in_kernels(problem)
     return plain, fast
+
+
+def in_kernels(problem):
+    """Kernels for a problem, interpreted where there is no GPU; raises ``DoesNotApply``."""
+    saddle = lift(problem)
+    return FusedIterations(saddle, Coupling(saddle), interpreted=not ON_GPU)
 
 
 def compare(problem, blocks, double=None):
@@ -69,7 +77,7 @@ def compare(problem, blocks, double=None):
     with torch.no_grad():
         plain, fast = solvers(problem)
         exact = RestartedPDHG(double, lift(double))
-        exact.sweep = None
+        exact.iterations = PlainIterations(exact.saddle, exact.coupling)
         start = problem.initial_image()
         expected = plain.advance(plain.start(start), sum(blocks))
         reference = exact.advance(exact.start(start.double()), sum(blocks))
@@ -130,7 +138,7 @@ def test_the_old_state_stays_as_it_is():
 
 def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
     """And the first problem stays as it is: its network, its mask, its data."""
-    monkeypatch.setattr(fused, "IDLE", fused.IdleMachines())
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
 
     def made(shift):
         problem = one_layer("zero", 0.01, "L2", size=(8, 8))
@@ -144,13 +152,13 @@ def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
 
     first, second = made(0.0), made(0.5)
     compare(first, [1])
-    (machine,) = fused.IDLE._machines.values()
+    (machine,) = fused_iterations.IDLE._machines.values()
     before = [tensor.clone() for tensor in first.tensors()]
     with torch.no_grad():
         _, fast = solvers(second)
         fast.advance(fast.start(second.initial_image()), 1)
-        assert fast.fused._machine is machine
-        assert not fused.IDLE._machines
+        assert fast.iterations._machine is machine
+        assert not fused_iterations.IDLE._machines
     for tensor, old in zip(first.tensors(), before, strict=True):
         torch.testing.assert_close(tensor, old, rtol=0, atol=0)
     del fast
@@ -158,13 +166,13 @@ def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
 
 
 def test_machines_go_with_their_solver_and_idle_ones_are_few(monkeypatch):
-    monkeypatch.setattr(fused, "IDLE", fused.IdleMachines())
-    monkeypatch.setattr(fused, "KEPT", 0)
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
+    monkeypatch.setattr(fused_iterations, "KEPT", 0)
     problem = one_layer("zero", 0.01, "L2", size=(8, 8))
     with torch.no_grad():
         _, fast = solvers(problem)
         fast.advance(fast.start(problem.initial_image()), 1)
-    machine = weakref.ref(fast.fused._machine)
+    machine = weakref.ref(fast.iterations._machine)
     gc.disable()  # nothing must wait for it: it counts objects, not the memory of a GPU
     try:
         del fast
@@ -178,31 +186,35 @@ def test_layers_that_ask_the_host_are_not_captured(h):
     network = baseline().regularizer
     network.layers[1].activation = h
     problem = replace(baseline(), regularizer=network)
-    assert fused.FusedIterations.of(lift(problem), interpreted=True) is None
+    with pytest.raises(DoesNotApply, match="ask the host"):
+        in_kernels(problem)
 
 
 def test_where_kernels_do_not_apply():
-    def of(problem):
-        return fused.FusedIterations.of(lift(problem), interpreted=True)
-
     usual = one_layer("zero", 0.01, "L2")
-    assert of(usual) is not None
-    assert of(usual.to(dtype=torch.float64)) is None
+    in_kernels(usual)
     behind_a_blur = cl.VariationalProblem(
         fidelity=usual.fidelity,
         regularizer=usual.regularizer,
         weight=1.0,
         operator=cl.Blur.gaussian(1.0).to(device=DEVICE, dtype=torch.float32),
     )
-    assert of(behind_a_blur) is None
     total_variation = cl.VariationalProblem(
         fidelity=usual.fidelity,
         regularizer=cl.TotalVariation().to(DEVICE, torch.float32),
         weight=1.0,
     )
-    assert of(total_variation) is None
+    for problem, reason in (
+        (usual.to(dtype=torch.float64), "convolution"),
+        (behind_a_blur, "data term"),
+        (total_variation, "convolution"),
+    ):
+        with pytest.raises(DoesNotApply, match=reason):
+            in_kernels(problem)
     if not ON_GPU:
-        assert fused.FusedIterations.of(lift(usual)) is None
+        saddle = lift(usual)
+        with pytest.raises(DoesNotApply, match="not on a GPU"):
+            FusedIterations(saddle, Coupling(saddle))
 
 
 def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
@@ -212,14 +224,15 @@ def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
         raise OutOfResources(300_000, 65_536, "shared memory")
 
     problem = one_layer("zero", 0.01, "L2")
-    monkeypatch.setattr(fused.Machine, "run", too_much)
+    monkeypatch.setattr(fused_iterations.Machine, "run", too_much)
     with torch.no_grad():
         plain, fast = solvers(problem)
         start = problem.initial_image()
         with pytest.warns(UserWarning, match="plain path is taken: out of resource"):
             state = fast.advance(fast.start(start), 3)
         torch.testing.assert_close(state.x, plain.advance(plain.start(start), 3).x)
-    assert fast.fused is None
+    assert isinstance(fast.iterations, PlainIterations)
+    assert "do not run here" in str(fast.choices)
 
 
 def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
@@ -227,7 +240,7 @@ def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
         raise RuntimeError("Failed to find C compiler")
 
     problem = one_layer("zero", 0.01, "L2")
-    monkeypatch.setattr(fused.FirstLayer, "__call__", launched)
+    monkeypatch.setattr(fused_iterations.FirstLayer, "__call__", launched)
     with torch.no_grad():
         _, fast = solvers(problem)
         with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):
@@ -239,7 +252,7 @@ def test_other_errors_are_not_hidden(monkeypatch):
         raise RuntimeError("a mistake of ours")
 
     problem = one_layer("zero", 0.01, "L2")
-    monkeypatch.setattr(fused.Machine, "run", broken)
+    monkeypatch.setattr(fused_iterations.Machine, "run", broken)
     with torch.no_grad():
         _, fast = solvers(problem)
         with pytest.raises(RuntimeError, match="a mistake of ours"):
