@@ -83,7 +83,7 @@ def imported(program: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [["--version"], ["--help"], ["models"], ["models", "photo-any-size"],
-     *([name, "--help"] for name in ("demo", "models", "train", "verify")),
+     *([name, "--help"] for name in ("demo", "models", "serve", "train", "verify")),
      ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],
     ids=" ".join,
 )  # fmt: skip
