@@ -29,7 +29,7 @@ from convexlift.files.planes import read_plane
 from convexlift.files.png16 import with_deep_colours
 from convexlift.reconstruction.input_files import read_contents
 from convexlift.scans.data_exchange import read_exchange
-from convexlift.training.checkpoint import (
+from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
     restore_optimiser,

@@ -131,7 +131,7 @@ def test_a_critic_learns_to_tell_noise():
 def test_the_partner_of_an_image_is_the_one_before_it():
     """Unpaired lines join k and k - 1 of the whole batch."""
     damaged = torch.arange(4.0).reshape(4, 1, 1, 1)
-    partner = cl.training.adversarial._previous(damaged, batch_of(pictures(4)))
+    partner = cl.training.objectives._previous(damaged, batch_of(pictures(4)))
     assert partner.flatten().tolist() == [3.0, 0.0, 1.0, 2.0]
 
 

@@ -35,10 +35,8 @@ from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Inpainting, Task
-from convexlift.training import distributed
-from convexlift.training.cards import training_card
+from convexlift.training import processes
 from convexlift.training.data import ImageSet
-from convexlift.training.disk_errors import FULL, WriteError
 from convexlift.training.hypergradients import (
     Hypergradient,
     Implicit,
@@ -54,8 +52,10 @@ from convexlift.training.recipes import (
     BilevelRecipe,
     Outcome,
     follow,
+    training_card,
     validated_task,
 )
+from convexlift.training.run_files import FULL, WriteError
 
 AnyRecipe = AdversarialRecipe | BilevelRecipe
 CONTINUE = "Go on with the same command and --resume"
@@ -177,7 +177,7 @@ def _run(recipe: AnyRecipe, job: Job) -> None:
     if job.damaged is not None:
         damaged = ImageSet.from_folder(job.damaged, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
-    with distributed.process_group(device) as place:
+    with processes.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)
         if place.first:
             check_folder(job.output)

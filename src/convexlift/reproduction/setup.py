@@ -14,7 +14,7 @@ from convexlift.reproduction.curves import Start, batches
 from convexlift.reproduction.data import Images
 from convexlift.reproduction.parts import Part
 from convexlift.reproduction.study import Study
-from convexlift.training.settings import plain_settings
+from convexlift.training.run_files import plain_settings
 
 
 @dataclass(frozen=True, eq=False)

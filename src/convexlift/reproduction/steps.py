@@ -11,7 +11,7 @@ from typing import Any
 
 import convexlift
 from convexlift.reproduction.parts import Part, PartStore
-from convexlift.training.settings import plain_settings
+from convexlift.training.run_files import plain_settings
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 A step is a pure function of the weights, the optimiser's state and the step's number: batch,
 noise and masks are drawn from (seed, step, position). Hence a run that is killed and resumed, or
-split over several processes, takes the same steps as an unbroken one.
+split over several processes, takes the same steps as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.training import distributed
-from convexlift.training.checkpoint import (
+from convexlift.training import processes
+from convexlift.training.data import Batch, BatchSampler
+from convexlift.training.initialization import subtract_means_
+from convexlift.training.objectives import Loss, Objective
+from convexlift.training.run_files import (
     Checkpoint,
+    RunLog,
+    by_place,
     check_identity,
     load_checkpoint,
+    plain_settings,
     restore_optimiser,
     restoring,
     save_checkpoint,
 )
-from convexlift.training.data import Batch, BatchSampler
-from convexlift.training.initialization import subtract_means_
-from convexlift.training.logs import RunLog
-from convexlift.training.objectives import Loss, Objective
-from convexlift.training.settings import by_place, plain_settings
-from convexlift.training.signals import stop_signals
 from convexlift.training.validation import Score, Validation
 
 CHECKPOINT = "checkpoint.pt"
 VALIDATED = ("psnr", "ssim", "weight")
-"""What a validation adds to the row of its step."""
+"""Columns that a validation adds to the row of its step."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a callback sees after each step; ``score`` only after a validation."""
+    """The state after a step, for callbacks; ``score`` only after a validation."""
 
     step: int
     steps: int
@@ -121,9 +121,9 @@ class Trained:
         score: of that validation, or None.
         step: at which it was.
         rows: the log.
-        interrupted: whether it ended before its last step by Ctrl-C or SIGTERM; the checkpoint
-            holds the state to go on from.
-        seconds: of training, those before the checkpoint it was resumed from included.
+        interrupted: whether Ctrl-C or SIGTERM ended it before its last step; it can be resumed
+            from the checkpoint.
+        seconds: of training, including those before it was resumed.
     """
 
     network: InputConvexNetwork
@@ -157,8 +157,8 @@ def train(
         network: trained where it is (device and precision).
         objective: the loss.
         batches: of clean images.
-        options: see there.
-        validation: measures PSNR and SSIM from time to time; the best weights are kept.
+        options: of the optimiser and the schedule.
+        validation: measures PSNR and SSIM now and then; the best weights are kept.
         folder: for log and checkpoint; None writes nothing.
         resume: go on from the checkpoint in the folder, if there is one.
         callback: called after each step with a ``Report``.
@@ -166,7 +166,7 @@ def train(
     run = _Run(network, objective, batches, options, validation, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
-    with stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
+    with processes.stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
         if run.step == 0 and validation is not None and options.validate_start:
             run.validate(log, {"step": 0.0}, callback)
         while run.step < options.steps and not run.patience_is_over():
@@ -178,7 +178,7 @@ def train(
                 log.add(row)
                 run.tell(row, None, callback)
             signals.check()
-            stopping = distributed.any_process(signals.wanted, run.device)
+            stopping = processes.any_process(signals.wanted, run.device)
             ending = stopping or run.step == options.steps or run.patience_is_over()
             if ending or run.step % options.checkpoint_every == 0:
                 run.save(log)
@@ -209,8 +209,8 @@ class _Run:
         self.options, self.validation, self.folder = options, validation, folder
         self.device = next(network.parameters()).device
         objective.to(self.device)
-        self.place = distributed.place()
-        # A bad batch, or images that do not fit the network, fail before any work.
+        self.place = processes.place()
+        # Images that do not fit the network or one another raise before any work.
         first = batches.batch(0, self.place.rank, self.place.world)
         network.bind(tuple(first.clean.shape[1:]))
         self.files = folder if self.place.first else None
@@ -239,7 +239,7 @@ class _Run:
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         numbers = {"loss": self.module.last.value, **self.module.last.metrics}
-        length, *values = distributed.means([norm, *numbers.values()])
+        length, *values = processes.means([norm, *numbers.values()])
         if not math.isfinite(length):
             raise FloatingPointError(
                 f"the gradient is {length} at step {self.step + 1}; "
@@ -279,7 +279,7 @@ class _Run:
             self.best["misses"] += 1
 
     def patience_is_over(self) -> bool:
-        """Whether too many validations brought nothing better."""
+        """Whether too many validations brought no improvement."""
         patience = self.options.patience
         return patience is not None and self.best is not None and self.best["misses"] >= patience
 
@@ -289,19 +289,19 @@ class _Run:
             callback(Report(self.step, self.options.steps, row, score))
 
     def save(self, log: RunLog) -> None:
-        """Write the checkpoint, in the process that writes."""
+        """Write the checkpoint, in the first process."""
         if self.files is not None:
             checkpoint = Checkpoint(
-                self.step,
-                self.network.state_dict(),
-                self.objective.state_dict(),
-                self.optimiser.state_dict(),
-                self.best,
-                log.rows,
-                self.identity,
-                self.weight,
-                torch.get_rng_state(),
-                self.seconds(),
+                step=self.step,
+                network=self.network.state_dict(),
+                objective=self.objective.state_dict(),
+                optimiser=self.optimiser.state_dict(),
+                best=self.best,
+                rows=log.rows,
+                identity=self.identity,
+                weight=self.weight,
+                generator=torch.get_rng_state(),
+                seconds=self.seconds(),
             )
             save_checkpoint(self.files / CHECKPOINT, checkpoint)
 
@@ -319,23 +319,23 @@ class _Run:
         self.started = time.perf_counter() - checkpoint.seconds
 
     def seconds(self) -> float:
-        """Since the start, without the time between a stop and going on."""
+        """Time spent training, without the time between an interruption and its resumption."""
         return time.perf_counter() - self.started
 
     def result(self, log: RunLog, *, interrupted: bool) -> Trained:
         """The best weights, in the network."""
-        if self.best is None:
-            return Trained(self.network, None, self.step, log.rows, interrupted, self.seconds())
-        self.network.load_state_dict(self.best["network"])
-        self.objective.load_state_dict(self.best["objective"], strict=False)
-        score = {name: self.best[name] for name in VALIDATED}
-        return Trained(
-            self.network, score, self.best["step"], log.rows, interrupted, self.seconds()
-        )
+        score, step = None, self.step
+        if self.best is not None:
+            self.network.load_state_dict(self.best["network"])
+            self.objective.load_state_dict(self.best["objective"], strict=False)
+            score, step = {name: self.best[name] for name in VALIDATED}, self.best["step"]
+        return Trained(self.network, score, step, log.rows, interrupted, self.seconds())
 
 
 class _LossModule(nn.Module):
-    """Network and objective as one module, which is what DistributedDataParallel wraps."""
+    """Network and objective as one module, for DistributedDataParallel."""
+
+    last: Loss
 
     def __init__(
         self, network: InputConvexNetwork, objective: Objective, mixed_precision: bool
@@ -343,7 +343,6 @@ class _LossModule(nn.Module):
         super().__init__()
         self.network, self.objective = network, objective
         self.mixed_precision = mixed_precision
-        self.last: Loss
 
     def forward(self, batch: Batch) -> Tensor:
         """The surrogate; the rest of the loss is kept in ``last``."""
@@ -356,7 +355,7 @@ class _LossModule(nn.Module):
 
 
 def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
-    """One group, which is a few kernels however many tensors; or one each, with its own rate."""
+    """Adam with one group of parameters, which is fastest, or one for each rate."""
     parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
     members = [[p] for p in parameters] if options.relative else [parameters]
     groups = []
@@ -383,7 +382,7 @@ def _identity(
     options: TrainingOptions,
     validation: Validation | None,
 ) -> dict[str, str]:
-    """What must be the same when a run goes on, by name."""
+    """The settings by name that must be the same when a run is resumed."""
     shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
     parts = {
         "options": options,

@@ -1,4 +1,4 @@
-"""Recipes: everything that makes a training, as typed records, and the function that follows one.
+"""Recipes: a training as a typed record, ``follow``, which carries it out, and its model card.
 
 The recipes of the paper and our own are literals in ``presets``; the command line changes single
 fields of them.
@@ -6,6 +6,9 @@ fields of them.
 
 from __future__ import annotations
 
+import math
+import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,22 +16,23 @@ from typing import Literal
 
 import torch
 
+from convexlift.models.cards import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.convolution import Boundary
 from convexlift.solvers.method import Method
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
-from convexlift.training.adversarial import Adversarial
-from convexlift.training.bilevel import LOWER_LEVEL, Bilevel
 from convexlift.training.data import BatchSampler, ImageSet
 from convexlift.training.hypergradients import Hypergradient
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 from convexlift.training.loop import Callback, Trained, TrainingOptions, train
-from convexlift.training.objectives import Objective
+from convexlift.training.objectives import LOWER_LEVEL, Adversarial, Bilevel, Objective
+from convexlift.training.run_files import plain_settings
 from convexlift.training.validation import Validation
 
 VALIDATION = StopWhen(gap=1e-3, max_iterations=300)
+UNKNOWN_LICENSE = "unknown; it is for you to decide, as far as the training images allow"
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,65 @@ def validated_task(recipe: AdversarialRecipe | BilevelRecipe) -> Task | None:
     return recipe.validation_task or first
 
 
+def training_card(
+    recipe: AdversarialRecipe | BilevelRecipe,
+    outcome: Outcome,
+    images: ImageSet,
+    *,
+    name: str,
+    source: Sequence[str] = (),
+    command: str = "",
+    version: str = "",
+    processes: int = 1,
+) -> ModelCard:
+    """What is known after a training.
+
+    Args:
+        recipe: that was followed.
+        outcome: of it.
+        images: it was given.
+        name: of the model.
+        source: where the images come from.
+        command: that started it.
+        version: of the code.
+        processes: that took part.
+    """
+    trained = outcome.trained
+    adversarial = isinstance(recipe, AdversarialRecipe)
+    kind = "adversarial" if adversarial else "bilevel"
+    task = next(iter(outcome.weights), "given damaged images")
+    results = {}
+    if trained.score is not None:
+        scores = {key: trained.score[key] for key in ("psnr", "ssim")}
+        results["validation"] = {k: v for k, v in scores.items() if math.isfinite(v)}
+    device = next(trained.network.parameters()).device
+    where = f" from {', '.join(source)}" if source else ""
+    return ModelCard(
+        name=name,
+        summary=f"A regularizer from {kind} training on {len(images)} images.",
+        task=task,
+        weight=outcome.weights.get(task, 1.0),
+        weights=outcome.weights,
+        weight_choice=_weight_choice(recipe, outcome),
+        data=f"{len(images)} images{where}; SHA-256 {images.fingerprint()}",
+        license=UNKNOWN_LICENSE,
+        recipe=plain_settings(recipe),
+        command=command,
+        commit=version,
+        seed=recipe.seed,
+        training_time=trained.seconds,
+        machine=machine(device, processes),
+        results=results,
+    )
+
+
+def machine(device: torch.device, processes: int = 1) -> str:
+    """The system, the processor or GPU, and PyTorch's version, in words."""
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    several = f", {processes} processes" if processes > 1 else ""
+    return f"{processor}{several}; {platform.platform()}; PyTorch {torch.__version__}"
+
+
 def _split(
     images: ImageSet, recipe: Recipe, *, validated: bool
 ) -> tuple[ImageSet, ImageSet | None]:
@@ -296,3 +359,23 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
 
 def _text(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
+
+
+def _weight_choice(recipe: AdversarialRecipe | BilevelRecipe, outcome: Outcome) -> str:
+    if isinstance(recipe, BilevelRecipe):
+        return "learned with the network, up to that of the first task, which is fixed"
+    if outcome.validation is None:
+        return "not chosen: there was no task to validate; search one for your data"
+    if not recipe.search:
+        return "that of the recipe"
+    return f"the best for PSNR on {len(outcome.validation.images)} held-out images"
+
+
+def _processor() -> str:
+    """The name of the CPU, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,9 +1,14 @@
-"""Several processes that train one network (torchrun), or a single one that need not know."""
+"""Processes that train one network together (torchrun), and the signals that stop them.
+
+All functions work in a single process too, where they do nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +26,12 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and talks."""
+        """Whether this process writes the files and the messages."""
         return self.rank == 0
 
 
 def place() -> Place:
-    """Where this process stands; (0, 1) outside a process group."""
+    """The place of this process; (0, 1) outside a process group."""
     if dist.is_available() and dist.is_initialized():
         return Place(dist.get_rank(), dist.get_world_size())
     return Place()
@@ -34,7 +39,7 @@ def place() -> Place:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[Place]:
-    """Join the group that torchrun announced in the environment, if it did; leave it after."""
+    """Join the group that torchrun announces in the environment, if any, and leave it after."""
     announced = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not announced or dist.is_initialized():
         yield place()
@@ -76,3 +81,43 @@ def any_process(flag: bool, device: torch.device) -> bool:
     value = torch.tensor(int(flag), device=device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return bool(value)
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM so far: the first finishes the step and ends the run.
+
+    Attributes:
+        wanted: whether the run is to end after the present step.
+        abandoned: whether a second Ctrl-C came, which ends it at once. A solver that is running
+            then returns an image that is no solution, so that its step must not count.
+    """
+
+    wanted = False
+    abandoned = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if the present step was interrupted."""
+        if self.abandoned:
+            raise KeyboardInterrupt
+
+    def note(self, kind: int, _: object) -> None:
+        """The handler of both signals."""
+        if self.wanted and kind == signal.SIGINT:
+            self.abandoned = True
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignals]:
+    """Watch for both signals, in the main thread only: others cannot."""
+    seen = StopSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {kind: signal.signal(kind, seen.note) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, signal.SIG_DFL if handler is None else handler)

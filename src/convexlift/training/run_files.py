@@ -1,26 +1,131 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Files of a run: the log, and the checkpoint from which it can be resumed.
 
 Samples and noise are functions of (seed, step), so the step is the state of all randomness that
 the loop itself uses; PyTorch's global generator is saved too, for objectives that draw from it.
+A checkpoint also holds the settings of its run as plain values, to refuse others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import errno
+import hashlib
 import io
+import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
-from convexlift.training.disk_errors import writing
+from convexlift.training.data import ImageSet
 
 FORMAT = 1
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or a user's share of it, that is full."""
+
+
+class WriteError(OSError):
+    """A file could not be written; the message says which one, why, and what to do."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        reason = cause.strerror or " ".join(str(cause).split())
+        advice = "make room there" if cause.errno in FULL else "check the disk and its permissions"
+        super().__init__(f"{path} cannot be written ({reason}); {advice}")
+        self.errno = cause.errno
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into ``WriteError``."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(path, error) from error
+
+
+class RunLog:
+    """Rows of numbers by step, written at once to a CSV file and, if installed, TensorBoard.
+
+    The columns are fixed by the caller; values that a row does not have stay empty. A resumed
+    run first rewrites the rows up to its checkpoint, so that none appears twice.
+
+    Args:
+        folder: gets ``log.csv``, and TensorBoard's event files; None writes nothing.
+        columns: of the table.
+        rows: those of the run so far.
+    """
+
+    def __init__(
+        self, folder: Path | None, columns: Sequence[str], rows: Sequence[Mapping[str, float]]
+    ) -> None:
+        self.columns = tuple(columns)
+        self.rows: list[dict[str, float]] = [dict(row) for row in rows]
+        self._path = None if folder is None else folder / "log.csv"
+        self._board: Any = None
+        if folder is None or self._path is None:
+            return
+        with writing(self._path):
+            self._board = _tensorboard(folder, self.rows)
+            remove_leftovers([self._path])
+            with atomic_path(self._path) as part, part.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(self._text(row) for row in self.rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._board is None:
+            return
+        try:
+            self._board.close()
+        except OSError:
+            if error is None:  # otherwise the first error of the disk is being raised already
+                raise
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Append a row, at once."""
+        self.rows.append(dict(row))
+        if self._path is None:
+            return
+        with writing(self._path):
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(self._text(row))
+            if self._board is not None:
+                for name, value in row.items():
+                    if name != "step":
+                        self._board.add_scalar(name, value, int(row["step"]))
+
+    def _text(self, row: Mapping[str, float]) -> dict[str, str]:
+        return {name: f"{row[name]:.9g}" for name in self.columns if name in row}
+
+
+def _tensorboard(folder: Path, rows: Sequence[Mapping[str, float]]) -> Any:
+    """A writer of event files, or None where TensorBoard is not installed.
+
+    Later steps than those in ``rows``, which an earlier run wrote, are removed.
+    """
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        return None
+    next_step = int(rows[-1]["step"]) + 1 if rows else 0
+    return SummaryWriter(str(folder), purge_step=next_step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +191,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(**content)
 
 
-@contextmanager
+@contextlib.contextmanager
 def restoring(path: Path) -> Iterator[None]:
     """Name the file in errors about a state that does not fit the run it is restored to."""
     try:
@@ -179,3 +284,39 @@ def check_identity(path: Path, saved: Mapping[str, str], now: Mapping[str, str])
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def plain_settings(value: Any) -> Any:
+    """Settings as JSON values.
+
+    Records become mappings with their class under "kind"; tensors and sets of images become a
+    fingerprint, which is equal for equal ones only. Of other objects only the class is kept.
+    """
+    if isinstance(value, ImageSet):
+        return {"images": len(value), "sha256": value.fingerprint()}
+    if isinstance(value, Tensor):
+        numbers = value.detach().cpu().contiguous().numpy()
+        return {"shape": list(value.shape), "sha256": hashlib.sha256(numbers.data).hexdigest()}
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {each.name: plain_settings(getattr(value, each.name)) for each in fields(value)}
+        return {"kind": type(value).__name__, **named}
+    if isinstance(value, Mapping):
+        return {str(key): plain_settings(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain_settings(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return type(value).__name__
+
+
+def by_place(value: Any, place: str) -> dict[str, str]:
+    """Plain settings without their nesting: ``{"options.steps": "20", ...}``."""
+    if isinstance(value, Mapping):
+        items = [(f"{place}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{place}[{i}]", item) for i, item in enumerate(value)]
+    else:
+        return {place: str(value)}
+    return {name: text for at, item in items for name, text in by_place(item, at).items()}
