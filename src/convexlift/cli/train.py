@@ -72,7 +72,7 @@ MaxMegapixels = Annotated[
     float | None,
     typer.Option(help="Largest picture to read; unless given, 500, and less for short files."),
 ]
-Place = Annotated[Device, typer.Option(help="Where to compute.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute.")]
 
 
 @train_app.command()
@@ -97,7 +97,7 @@ def adversarial(
     mask: MaskFile = None,
     resume: Resume = False,
     max_megapixels: MaxMegapixels = None,
-    device: Place = Device.auto,
+    device: DeviceOption = Device.auto,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
@@ -107,9 +107,9 @@ def adversarial(
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
-    from convexlift.cli.training_job import Job, run_job
+    from convexlift.cli.training_job import TrainingJob, run_job
 
-    job = Job(
+    job = TrainingJob(
         kind="adversarial", preset=preset, folders=folders, output=output, steps=steps,
         batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
         held_out=held_out, validate_every=validate_every, penalty=penalty, damaged=damaged,
@@ -139,7 +139,7 @@ def bilevel(
     mask: MaskFile = None,
     resume: Resume = False,
     max_megapixels: MaxMegapixels = None,
-    device: Place = Device.auto,
+    device: DeviceOption = Device.auto,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
@@ -149,9 +149,9 @@ def bilevel(
     Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
-    from convexlift.cli.training_job import Job, run_job
+    from convexlift.cli.training_job import TrainingJob, run_job
 
-    job = Job(
+    job = TrainingJob(
         kind="bilevel", preset=preset, folders=folders, output=output, steps=steps,
         batch_size=batch_size, learning_rate=learning_rate, crop=crop, images=images,
         held_out=held_out, validate_every=validate_every, hypergradient=hypergradient,

@@ -45,19 +45,19 @@ from convexlift.training.hypergradients import (
     ValueFunction,
 )
 from convexlift.training.initialization import absorb_weight_
-from convexlift.training.loop import CHECKPOINT, Callback, Report
+from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport
 from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import (
     AdversarialRecipe,
+    AnyRecipe,
     BilevelRecipe,
-    Outcome,
+    RecipeResult,
     follow,
     training_card,
     validated_task,
 )
 from convexlift.training.run_files import FULL, WriteError
 
-AnyRecipe = AdversarialRecipe | BilevelRecipe
 CONTINUE = "Go on with the same command and --resume"
 HYPERGRADIENTS: dict[str, Hypergradient] = {
     "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
@@ -68,7 +68,7 @@ HYPERGRADIENTS: dict[str, Hypergradient] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """The options of ``convexlift train``; None leaves the preset's recipe as it is."""
 
     kind: Literal["adversarial", "bilevel"]
@@ -160,13 +160,13 @@ def _full_disk(error: OSError) -> str:
     return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
-def run_job(job: Job, debug: bool) -> None:
+def run_job(job: TrainingJob, debug: bool) -> None:
     """Train, write the model and show how good it is."""
     with _errors(debug):
         _run(job.recipe(), job)
 
 
-def _run(recipe: AnyRecipe, job: Job) -> None:
+def _run(recipe: AnyRecipe, job: TrainingJob) -> None:
     require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
@@ -185,9 +185,9 @@ def _run(recipe: AnyRecipe, job: Job) -> None:
             screen.print(
                 f"There is no checkpoint in {job.output} yet; starting from the beginning."
             )
-        outcome = _follow(recipe, job, images, damaged, network, device, screen)
+        result = _follow(recipe, job, images, damaged, network, device, screen)
         if place.first:
-            _finish(recipe, job, images, outcome, place.world, screen)
+            _finish(recipe, job, images, result, place.world, screen)
 
 
 def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
@@ -200,7 +200,7 @@ def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
     return network
 
 
-def _check_output(job: Job) -> None:
+def _check_output(job: TrainingJob) -> None:
     if not job.resume and (job.output / CHECKPOINT).exists():
         raise UserError(
             f"{job.output} holds the checkpoint of an earlier training. "
@@ -222,16 +222,16 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 
 def _follow(
     recipe: AnyRecipe,
-    job: Job,
+    job: TrainingJob,
     images: ImageSet,
     damaged: ImageSet | None,
     network: InputConvexNetwork | None,
     device: torch.device,
     screen: Console,
-) -> Outcome:
+) -> RecipeResult:
     try:
         with _progress(recipe.options.steps, screen) as callback:
-            outcome = follow(
+            result = follow(
                 recipe, images, network=network, damaged=damaged, device=device,
                 folder=job.output, resume=job.resume, callback=callback,
             )  # fmt: skip
@@ -239,22 +239,22 @@ def _follow(
         if (job.output / CHECKPOINT).exists():
             raise Interrupted(f"Interrupted. {CONTINUE} from the last checkpoint.") from None
         raise Interrupted("Interrupted before the first checkpoint; start again.") from None
-    if outcome.trained.interrupted:
-        step = int(outcome.trained.rows[-1]["step"])
+    if result.trained.interrupted:
+        step = int(result.trained.rows[-1]["step"])
         raise Interrupted(
             f"Interrupted after step {step} of {recipe.options.steps}; {job.output / CHECKPOINT} "
             f"holds its state. {CONTINUE}."
         )
-    return outcome
+    return result
 
 
 @contextlib.contextmanager
-def _progress(steps: int, screen: Console) -> Iterator[Callback]:
+def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
     """A bar on a terminal; in a pipe, a line for each validation."""
     with progress(screen, total=steps, count=True) as update:
         validated = ""
 
-        def show(report: Report) -> None:
+        def show(report: StepReport) -> None:
             nonlocal validated
             loss = f"loss {report.row['loss']:.4g}" if "loss" in report.row else "start"
             if report.score is not None:
@@ -271,16 +271,16 @@ def _progress(steps: int, screen: Console) -> Iterator[Callback]:
 
 def _finish(
     recipe: AnyRecipe,
-    job: Job,
+    job: TrainingJob,
     images: ImageSet,
-    outcome: Outcome,
+    result: RecipeResult,
     processes: int,
     screen: Console,
 ) -> None:
     sources = [*job.folders] if job.damaged is None else [*job.folders, job.damaged]
     card = training_card(
         recipe,
-        outcome,
+        result,
         images,
         name=job.output.resolve().name,
         source=[str(folder) for folder in sources],
@@ -288,14 +288,14 @@ def _finish(
         version=f"convexlift {convexlift.__version__}",
         processes=processes,
     )
-    model = save(outcome.trained.network, job.output / "model", card)
-    write_json(job.json_file, as_json(card, outcome, model))
-    _show(card, outcome, model, screen)
+    model = save(result.trained.network, job.output / "model", card)
+    write_json(job.json_file, as_json(card, result, model))
+    _show(card, result, model, screen)
 
 
-def as_json(card: ModelCard, outcome: Outcome, model: Path) -> dict[str, Any]:
+def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any]:
     """The result, for other programs."""
-    trained = outcome.trained
+    trained = result.trained
     return {
         "version": convexlift.__version__,
         "model": str(model),
@@ -304,18 +304,18 @@ def as_json(card: ModelCard, outcome: Outcome, model: Path) -> dict[str, Any]:
         "seconds": trained.seconds,
         "validations": [
             {name: value if math.isfinite(value) else None for name, value in row.items()}
-            for row in _validations(outcome)
+            for row in _validations(result)
         ],
         "card": card.to_json(),
     }
 
 
-def _validations(outcome: Outcome) -> list[dict[str, float]]:
-    return [row for row in outcome.trained.rows if "psnr" in row]
+def _validations(result: RecipeResult) -> list[dict[str, float]]:
+    return [row for row in result.trained.rows if "psnr" in row]
 
 
-def _show(card: ModelCard, outcome: Outcome, model: Path, screen: Console) -> None:
-    rows, trained = _validations(outcome), outcome.trained
+def _show(card: ModelCard, result: RecipeResult, model: Path, screen: Console) -> None:
+    rows, trained = _validations(result), result.trained
     if rows and trained.score is not None:
         shown = {"at the start": rows[0], f"best (step {trained.step})": trained.score}
         cells = [

@@ -17,8 +17,8 @@ from convexlift.reproduction.study import Study
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
 from convexlift.training.data import ImageSet
-from convexlift.training.loop import Report
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, Outcome, follow
+from convexlift.training.loop import StepReport
+from convexlift.training.recipes import AnyRecipe, RecipeResult, follow
 from convexlift.training.validation import Score, Validation
 
 WEIGHTS = "weights."
@@ -45,7 +45,7 @@ class Training:
     """
 
     name: str
-    recipe: AdversarialRecipe | BilevelRecipe
+    recipe: AnyRecipe
     images: ImageSet
     validation: ImageSet | None
     study: Study
@@ -82,10 +82,10 @@ class Training:
         network.check_convexity()
         return network.to(self.study.device)
 
-    def follow(self, work: Work) -> Outcome:
+    def follow(self, work: Work) -> RecipeResult:
         """Train."""
 
-        def tell(report: Report) -> None:
+        def tell(report: StepReport) -> None:
             work.tell(report.step / report.steps)
 
         outcome = follow(
@@ -110,7 +110,7 @@ class Training:
         )  # fmt: skip
 
 
-def training_values(outcome: Outcome, recipe: AdversarialRecipe | BilevelRecipe) -> dict[str, Any]:
+def training_values(outcome: RecipeResult, recipe: AnyRecipe) -> dict[str, Any]:
     """How a training went: weight of the regularizer, seconds, PSNR on the validation images."""
     score = outcome.trained.score or {}
     return {

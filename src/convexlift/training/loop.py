@@ -25,6 +25,7 @@ from convexlift.training.initialization import subtract_means_
 from convexlift.training.objectives import Loss, Objective
 from convexlift.training.run_files import (
     Checkpoint,
+    Row,
     RunLog,
     by_place,
     check_identity,
@@ -103,12 +104,12 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class StepReport:
     """The state after a step, for callbacks; ``score`` only after a validation."""
 
     step: int
     steps: int
-    row: dict[str, float]
+    row: Row
     score: Score | None
 
 
@@ -129,12 +130,12 @@ class Trained:
     network: InputConvexNetwork
     score: dict[str, float] | None
     step: int
-    rows: list[dict[str, float]]
+    rows: list[Row]
     interrupted: bool
     seconds: float
 
 
-Callback = Callable[[Report], object]
+StepCallback = Callable[[StepReport], object]
 
 
 def train(
@@ -146,7 +147,7 @@ def train(
     validation: Validation | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    callback: Callback | None = None,
+    callback: StepCallback | None = None,
 ) -> Trained:
     """Minimise the objective over the weights of the network, in place.
 
@@ -161,9 +162,9 @@ def train(
         validation: measures PSNR and SSIM now and then; the best weights are kept.
         folder: for log and checkpoint; None writes nothing.
         resume: go on from the checkpoint in the folder, if there is one.
-        callback: called after each step with a ``Report``.
+        callback: called after each step with a ``StepReport``.
     """
-    run = _Run(network, objective, batches, options, validation, folder)
+    run = _TrainingRun(network, objective, batches, options, validation, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
     with processes.stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
@@ -188,7 +189,7 @@ def train(
     return run.result(log, interrupted=not done)
 
 
-class _Run:
+class _TrainingRun:
     """The state of a training between two steps."""
 
     def __init__(
@@ -209,29 +210,29 @@ class _Run:
         self.options, self.validation, self.folder = options, validation, folder
         self.device = next(network.parameters()).device
         objective.to(self.device)
-        self.place = processes.place()
+        self.process = processes.this_process()
         # Images that do not fit the network or one another raise before any work.
-        first = batches.batch(0, self.place.rank, self.place.world)
+        first = batches.batch(0, self.process.rank, self.process.world)
         network.bind(tuple(first.clean.shape[1:]))
-        self.files = folder if self.place.first else None
+        self.files = folder if self.process.first else None
         self.module = _LossModule(network, objective, options.mixed_precision)
         self.parallel: nn.Module = self.module
-        if self.place.world > 1:
+        if self.process.world > 1:
             self.parallel = DistributedDataParallel(self.module)
         self.optimiser = _adam(self.module, options)
         self.step, self.started = 0, time.perf_counter()
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[Row] = []
         self.best: dict[str, Any] | None = None
         self.weight: float | None = None  # of the last validation
         self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
         self.identity = _identity(network, objective, batches, options, validation)
 
-    def advance(self) -> dict[str, float]:
+    def advance(self) -> Row:
         """One step of the optimiser; returns the row for the log."""
         rate = self.options.rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base_lr"] * rate
-        batch = self.batches.batch(self.step, self.place.rank, self.place.world)
+        batch = self.batches.batch(self.step, self.process.rank, self.process.world)
         batch = replace(batch, clean=batch.clean.to(next(self.network.parameters())))
         self.optimiser.zero_grad(set_to_none=True)
         surrogate = self.parallel(batch)
@@ -258,7 +259,7 @@ class _Run:
             **dict(zip(numbers, values, strict=True)),
         }
 
-    def validate(self, log: RunLog, row: dict[str, float], callback: Callback | None) -> None:
+    def validate(self, log: RunLog, row: Row, callback: StepCallback | None) -> None:
         """Reconstruct the held-out images, and keep the weights if they are the best so far."""
         assert self.validation is not None
         score = self.validation(self.network, self.weight)
@@ -283,10 +284,10 @@ class _Run:
         patience = self.options.patience
         return patience is not None and self.best is not None and self.best["misses"] >= patience
 
-    def tell(self, row: dict[str, float], score: Score | None, callback: Callback | None) -> None:
-        """Report to the callback, if there is one."""
+    def tell(self, row: Row, score: Score | None, callback: StepCallback | None) -> None:
+        """StepReport to the callback, if there is one."""
         if callback is not None:
-            callback(Report(self.step, self.options.steps, row, score))
+            callback(StepReport(self.step, self.options.steps, row, score))
 
     def save(self, log: RunLog) -> None:
         """Write the checkpoint, in the first process."""

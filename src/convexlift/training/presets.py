@@ -12,7 +12,7 @@ from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.training.hypergradients import Implicit, JacobianFree
 from convexlift.training.loop import TrainingOptions
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, NetworkSettings
+from convexlift.training.recipes import AdversarialRecipe, AnyRecipe, BilevelRecipe, NetworkSettings
 
 PAPER_SALT_AND_PEPPER = AdversarialRecipe(  # section 5.1
     network=NetworkSettings("baseline"),
@@ -214,7 +214,7 @@ CT_ABDOMEN_CHEST_DEEP = replace(
     options=replace(CT_ABDOMEN_CHEST.options, steps=150, validate_every=50),
 )
 
-PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
+PRESETS: dict[str, AnyRecipe] = {
     "paper-salt-and-pepper": PAPER_SALT_AND_PEPPER,
     "paper-inpainting": PAPER_INPAINTING,
     "paper-ct": PAPER_CT,

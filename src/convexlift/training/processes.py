@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Place:
+class Process:
     """This process among all: rank counts from 0."""
 
     rank: int = 0
@@ -30,32 +30,32 @@ class Place:
         return self.rank == 0
 
 
-def place() -> Place:
+def this_process() -> Process:
     """The place of this process; (0, 1) outside a process group."""
     if dist.is_available() and dist.is_initialized():
-        return Place(dist.get_rank(), dist.get_world_size())
-    return Place()
+        return Process(dist.get_rank(), dist.get_world_size())
+    return Process()
 
 
 @contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[Place]:
+def process_group(device: torch.device) -> Iterator[Process]:
     """Join the group that torchrun announces in the environment, if any, and leave it after."""
     announced = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not announced or dist.is_initialized():
-        yield place()
+        yield this_process()
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # "cuda" now means this one
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield place()
+        yield this_process()
     finally:
         dist.destroy_process_group()
 
 
 def gather(values: Tensor) -> Tensor:
     """The tensors of all processes, one after the other along the first dimension."""
-    here = place()
+    here = this_process()
     if here.world == 1:
         return values
     parts = [torch.empty_like(values) for _ in range(here.world)]
@@ -67,7 +67,7 @@ def means(values: Sequence[Tensor]) -> list[float]:
     """The means over processes of a few numbers each, fetched from the device all at once."""
     device = values[0].device
     total = torch.stack([value.detach().to(device, torch.float64) for value in values])
-    if (world := place().world) > 1:
+    if (world := this_process().world) > 1:
         dist.all_reduce(total)
         total /= world
     means: list[float] = total.tolist()
@@ -76,7 +76,7 @@ def means(values: Sequence[Tensor]) -> list[float]:
 
 def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in some process."""
-    if place().world == 1:
+    if this_process().world == 1:
         return flag
     value = torch.tensor(int(flag), device=device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)

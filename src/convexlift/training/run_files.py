@@ -27,6 +27,8 @@ from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.training.data import ImageSet
 
 FORMAT = 1
+Row = dict[str, float]
+"""Numbers of a step, by their column in the log."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or a user's share of it, that is full."""
 
@@ -68,7 +70,7 @@ class RunLog:
         self, folder: Path | None, columns: Sequence[str], rows: Sequence[Mapping[str, float]]
     ) -> None:
         self.columns = tuple(columns)
-        self.rows: list[dict[str, float]] = [dict(row) for row in rows]
+        self.rows: list[Row] = [dict(row) for row in rows]
         self._path = None if folder is None else folder / "log.csv"
         self._board: Any = None
         if folder is None or self._path is None:
@@ -150,7 +152,7 @@ class Checkpoint:
     objective: dict[str, Any]
     optimiser: dict[str, Any]
     best: dict[str, Any] | None
-    rows: list[dict[str, float]]
+    rows: list[Row]
     identity: dict[str, str]
     weight: float | None
     generator: Tensor
