@@ -45,7 +45,7 @@ def demo(
     """
     from convexlift.cli.terminal import progress, table
     from convexlift.demo import NEXT, QUICK, DemoOptions, run_demo
-    from convexlift.report import COLUMNS, as_json, regularizer_note, rows, write_report
+    from convexlift.demo_report import COLUMNS, as_json, regularizer_note, rows, write_report
 
     screen = console()
     with one_sentence_errors(debug):
