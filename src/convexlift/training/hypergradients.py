@@ -36,7 +36,7 @@ from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Solution
-from convexlift.solvers.solve import solve
+from convexlift.solvers.solve import solve_roughly
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tensors import Blocks, expand_per_image, full_precision, sum_per_image
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
@@ -260,8 +260,8 @@ class ValueFunction(Hypergradient):
         stop = StopWhen(gap=self.gap, max_iterations=self.max_iterations)
         second = pull_towards(problem, truth, self.b)
         if not bool((solution.gap <= self.gap).all()):
-            solution = solve(problem, method=self.method, stop=stop, start=solution.state)
-        pulled = solve(second, method=self.method, stop=stop, start=solution.state)
+            solution = solve_roughly(problem, method=self.method, stop=stop, start=solution.state)
+        pulled = solve_roughly(second, method=self.method, stop=stop, start=solution.state)
         with full_precision():  # a difference of nearby values
             return (
                 lagrangian(problem, pulled.x, pulled.duals, weight)

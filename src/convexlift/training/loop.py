@@ -203,8 +203,8 @@ class _TrainingRun:
     ) -> None:
         if options.mixed_precision and not objective.mixed_precision_allowed:
             raise ValueError(
-                f"{type(objective).__name__} needs full precision, since its reconstructions are "
-                "certified; write mixed_precision=False"
+                f"{type(objective).__name__} needs full precision for its reconstructions; "
+                "write mixed_precision=False"
             )
         self.network, self.objective, self.batches = network, objective, batches
         self.options, self.validation, self.folder = options, validation, folder

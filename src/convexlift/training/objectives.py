@@ -31,7 +31,7 @@ from convexlift.networks.derivatives import gradient
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
-from convexlift.solvers.solve import solve
+from convexlift.solvers.solve import solve_roughly
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
@@ -223,7 +223,7 @@ class Bilevel(Objective):
         weight = self._log_weights()[turn].exp()
         problem = measurement.problem(network, float(weight.detach()))
         start = self._start(turn, batch, problem)
-        solution = solve(problem, method=self.method, stop=self.stop, start=start)
+        solution = solve_roughly(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
         strategy = self.hypergradient or suitable_hypergradient(network)
         surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
