@@ -1,4 +1,4 @@
-"""The paper's trainings and those of the shipped regularizers, as records.
+"""Recipes of the paper's trainings and of the shipped regularizers.
 
 An epoch of the paper's 1000 faces in batches of 8 is 125 steps. Sections are the paper's.
 """
@@ -215,19 +215,8 @@ CT_ABDOMEN_CHEST_DEEP = replace(
 )
 
 PRESETS: dict[str, AnyRecipe] = {
-    "paper-salt-and-pepper": PAPER_SALT_AND_PEPPER,
-    "paper-inpainting": PAPER_INPAINTING,
-    "paper-ct": PAPER_CT,
-    "paper-ct-deep": PAPER_CT_DEEP,
-    "paper-bilevel": PAPER_BILEVEL,
-    "faces-denoising": FACES_DENOISING,
-    "faces-inpainting-adversarial": FACES_INPAINTING_ADVERSARIAL,
-    "faces-inpainting-bilevel": FACES_INPAINTING_BILEVEL,
-    "photo-any-size-first": PHOTO_ANY_SIZE_FIRST,
-    "photo-any-size-second": PHOTO_ANY_SIZE_SECOND,
-    "photo-any-size": PHOTO_ANY_SIZE,
-    "ct-abdomen-chest-first": CT_ABDOMEN_CHEST_FIRST,
-    "ct-abdomen-chest": CT_ABDOMEN_CHEST,
-    "ct-abdomen-chest-deep": CT_ABDOMEN_CHEST_DEEP,
+    name.lower().replace("_", "-"): value
+    for name, value in list(globals().items())
+    if isinstance(value, AnyRecipe)
 }
-"""By name, as the command line knows them."""
+"""By the names that the command line has for them: ``paper-ct`` is PAPER_CT."""
