@@ -8,16 +8,15 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
 
 import convexlift
 from convexlift.cli.app import (
-    Device,
     Failed,
     Interrupted,
     UserError,
@@ -29,6 +28,7 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.cli.terminal import progress, table
+from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
 from convexlift.files.limits import require_limit
 from convexlift.images import load_image
 from convexlift.models.cards import ModelCard
@@ -67,60 +67,40 @@ HYPERGRADIENTS: dict[str, Hypergradient] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    """The options of ``convexlift train``; None leaves the preset's recipe as it is."""
+def changed_recipe(job: TrainOptions) -> AnyRecipe:
+    """The recipe of the preset, with the changes that the options ask for."""
+    recipe = _preset(job)
+    options = replace(recipe.options, **_given(job, "steps", "learning_rate", "validate_every"))
+    changes = _given(job, "batch_size", "crop", "images", "held_out", "seed", "penalty")
+    if isinstance(job, BilevelOptions) and job.hypergradient is not None:
+        changes["hypergradient"] = HYPERGRADIENTS[job.hypergradient]
+    if _damaged(job) is not None:
+        changes.update(task=None, flips=False)
+    if job.mask is not None:
+        recipe = _with_mask(recipe, job.mask)
+    return replace(recipe, options=options, **changes)
 
-    kind: Literal["adversarial", "bilevel"]
-    preset: str
-    folders: list[Path]
-    output: Path
-    steps: int | None
-    batch_size: int | None
-    learning_rate: float | None
-    crop: int | None
-    images: int | None
-    held_out: int | None
-    validate_every: int | None
-    seed: int | None
-    start: str | None
-    mask: Path | None
-    resume: bool
-    max_megapixels: float | None
-    device: Device
-    json_file: Path | None
-    penalty: float | None = None
-    damaged: Path | None = None
-    hypergradient: str | None = None
 
-    def recipe(self) -> AnyRecipe:
-        """The preset's recipe with the changes that the options ask for."""
-        recipe = self._preset()
-        options = replace(recipe.options, **self._given("steps", "learning_rate", "validate_every"))
-        changes = self._given("batch_size", "crop", "images", "held_out", "seed", "penalty")
-        if self.hypergradient is not None:
-            changes["hypergradient"] = HYPERGRADIENTS[self.hypergradient]
-        if self.damaged is not None:
-            changes.update(task=None, flips=False)
-        if self.mask is not None:
-            recipe = _with_mask(recipe, self.mask)
-        return replace(recipe, options=options, **changes)
+def _preset(job: TrainOptions) -> AnyRecipe:
+    kind, other = "adversarial", "bilevel"
+    if isinstance(job, BilevelOptions):
+        kind, other = other, kind
+    if job.preset in job.presets:
+        return PRESETS[job.preset]
+    if job.preset in PRESETS:
+        raise UserError(
+            f"{job.preset} is a preset of `convexlift train {other}`. Use that command."
+        )
+    known = ", ".join(job.presets)
+    raise UserError(f"There is no {kind} preset {job.preset!r}. Choose one of {known}.")
 
-    def _given(self, *names: str) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def _preset(self) -> AnyRecipe:
-        wanted = AdversarialRecipe if self.kind == "adversarial" else BilevelRecipe
-        recipe = PRESETS.get(self.preset)
-        if isinstance(recipe, wanted):
-            return recipe
-        if recipe is not None:
-            other = "bilevel" if self.kind == "adversarial" else "adversarial"
-            raise UserError(
-                f"{self.preset} is a preset of `convexlift train {other}`. Use that command."
-            )
-        known = ", ".join(name for name, each in PRESETS.items() if isinstance(each, wanted))
-        raise UserError(f"There is no {self.kind} preset {self.preset!r}. Choose one of {known}.")
+def _given(job: TrainOptions, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(job, name, None)) is not None}
+
+
+def _damaged(job: TrainOptions) -> Path | None:
+    return job.damaged if isinstance(job, AdversarialOptions) else None
 
 
 def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
@@ -160,13 +140,13 @@ def _full_disk(error: OSError) -> str:
     return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
-def run_job(job: TrainingJob, debug: bool) -> None:
+def run_job(job: TrainOptions) -> None:
     """Train, write the model and show how good it is."""
-    with _errors(debug):
-        _run(job.recipe(), job)
+    with _errors(job.debug):
+        _run(changed_recipe(job), job)
 
 
-def _run(recipe: AnyRecipe, job: TrainingJob) -> None:
+def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
@@ -174,8 +154,8 @@ def _run(recipe: AnyRecipe, job: TrainingJob) -> None:
     images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels)
     _check_held_out(recipe, len(images))
     damaged = None
-    if job.damaged is not None:
-        damaged = ImageSet.from_folder(job.damaged, max_megapixels=job.max_megapixels)
+    if (folder := _damaged(job)) is not None:
+        damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
     with processes.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)
@@ -200,7 +180,7 @@ def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
     return network
 
 
-def _check_output(job: TrainingJob) -> None:
+def _check_output(job: TrainOptions) -> None:
     if not job.resume and (job.output / CHECKPOINT).exists():
         raise UserError(
             f"{job.output} holds the checkpoint of an earlier training. "
@@ -222,7 +202,7 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 
 def _follow(
     recipe: AnyRecipe,
-    job: TrainingJob,
+    job: TrainOptions,
     images: ImageSet,
     damaged: ImageSet | None,
     network: InputConvexNetwork | None,
@@ -271,13 +251,13 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
 
 def _finish(
     recipe: AnyRecipe,
-    job: TrainingJob,
+    job: TrainOptions,
     images: ImageSet,
     result: RecipeResult,
     processes: int,
     screen: Console,
 ) -> None:
-    sources = [*job.folders] if job.damaged is None else [*job.folders, job.damaged]
+    sources = [*job.folders, *filter(None, [_damaged(job)])]
     card = training_card(
         recipe,
         result,

@@ -222,10 +222,11 @@ class Ledger:
         """The numbers of the checks, which guarantee nothing."""
         assert self.witness is not None
         objective = torch.where(self._prefer_local(), self.local_objective, self.objective)
-        numbers = [number.to(x.device) for number in (objective, *self._numbers())]
+        lower, gap = (number.to(x.device) for number in self._numbers())
         duals = feasible_duals(self.problem.network, self.problem.weight, x, self.witness)
         none = (Guarantee.NONE,) * len(x)
-        whole = Claim(x, *numbers, none, 0.0, duals, theta=x.new_zeros(len(x)), data_dual=None)
+        unused = x.new_zeros(len(x))
+        whole = Claim(x, objective.to(x.device), lower, gap, none, 0.0, duals, unused, None)
         return [whole.part(slice(i, i + 1)) for i in images]
 
     @cached_property
