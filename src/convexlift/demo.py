@@ -14,23 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, KullbackLeibler, SquaredL2
-from convexlift.images import (
-    gaussian_noise,
-    load_example,
-    poisson_counts,
-    psnr,
-    random_mask,
-    salt_and_pepper,
-)
+from convexlift.functionals.fidelity import KullbackLeibler
+from convexlift.images import load_example, poisson_counts, psnr
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.imaging import Blur, Mask
+from convexlift.operators.imaging import Blur
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.solution import Progress, Solution, Status
 from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"
 REGULARIZER = "photo-any-size"
@@ -134,28 +128,21 @@ def make_tasks(
     edge = (x.shape[-1] - size) // 2
     x = x[..., edge : edge + size, edge : edge + size]
 
-    noisy = salt_and_pepper(x, 0.25, generator)
-    mask = random_mask(x, 0.3, generator)
-    partial = mask * gaussian_noise(x, 0.03, generator)
+    noisy = SaltAndPepper(0.25).measure(x, [generator])
+    partial = Inpainting(missing=0.3, noise=0.03, fill="zero").measure(x, [generator])
     exposure, background = 200.0, 2.0
     camera = exposure * Blur.gaussian(1.2).to(device=device, dtype=x.dtype)
     counts = poisson_counts(camera(x) + background, generator)
+    picture = (counts - background) / exposure
+    blurred = Measurement(KullbackLeibler(counts, background), camera, (0.0, 1.0), picture)
 
     weights = network.card.weights
-
-    def problem(**parts: object) -> VariationalProblem:
-        return VariationalProblem(regularizer=network, box=(0, 1), **parts)  # type: ignore[arg-type]
-
-    l1 = problem(fidelity=L1(noisy), weight=weights["salt-and-pepper"])
-    squared = problem(
-        fidelity=SquaredL2(partial), operator=Mask(mask), weight=weights["inpainting"]
+    tasks = (
+        ("denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, weights["salt-and-pepper"]),
+        ("inpainting", "30 % missing, 3 % noise (squared L2)", partial, weights["inpainting"]),
+        ("deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, DEBLURRING_WEIGHT),
     )
-    kl = problem(
-        fidelity=KullbackLeibler(counts, background), operator=camera, weight=DEBLURRING_WEIGHT
-    )
-    picture = (counts - background) / exposure
-    return (
-        DemoTask("denoising", "Salt & pepper, 25 % of the pixels (L1)", x, noisy, l1),
-        DemoTask("inpainting", "30 % missing, 3 % noise (squared L2)", x, partial, squared),
-        DemoTask("deblurring", "Blur and Poisson noise (Kullback-Leibler)", x, picture, kl),
+    return tuple(
+        DemoTask(name, title, x, data.picture, data.problem(network, weight))
+        for name, title, data, weight in tasks
     )
