@@ -126,15 +126,22 @@ def _stored_tensors(network: InputConvexNetwork, half: bool) -> dict[str, Tensor
     tensors = {}
     for name, value in network.state_dict().items():
         tensor = value.detach().cpu().contiguous()
-        if (place := first_non_finite(tensor)) is not None:
-            raise ValueError(f"refusing to save: {name} is {float(tensor[place])} at {place}")
-        tensors[name] = tensor.half() if half and tensor.is_floating_point() else tensor.clone()
-        if (place := first_non_finite(tensors[name])) is not None:
-            raise ValueError(
-                f"{name} is {float(tensor[place]):g} at {place}, too large for half precision "
-                f"(at most {torch.finfo(torch.half).max:g}); save with half=False"
-            )
+        dtype = torch.half if half and tensor.is_floating_point() else tensor.dtype
+        tensors[name] = _converted(name, tensor, dtype, "save with half=False").clone()
     return tensors
+
+
+def _converted(name: str, tensor: Tensor, dtype: torch.dtype, advice: str) -> Tensor:
+    """The tensor in a precision; ValueError if it is not finite, or too large for it."""
+    if (place := first_non_finite(tensor)) is not None:
+        raise ValueError(f"{name} is {float(tensor[place])} at {place}; weights must be finite")
+    converted = tensor.to(dtype)
+    if (place := first_non_finite(converted)) is not None:
+        raise ValueError(
+            f"{name} is {float(tensor[place]):g} at {place}, too large for "
+            f"{Layout.of(converted).dtype} (at most {torch.finfo(dtype).max:g}); {advice}"
+        )
+    return converted
 
 
 def _refuse_shared(network: InputConvexNetwork) -> None:
@@ -206,15 +213,9 @@ def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
     """Put the values into the network, which checks that it is convex."""
+    wanted = network.state_dict()
     for name, tensor in tensors.items():
-        if (place := first_non_finite(tensor)) is not None:
-            raise ValueError(f"{name} is {float(tensor[place])} at {place}")
-        converted = tensor.to(network.state_dict()[name].dtype)
-        if (place := first_non_finite(converted)) is not None:
-            raise ValueError(
-                f"{name} is {float(tensor[place]):g} at {place}, too large for "
-                f"{Layout.of(converted).dtype}; load it with dtype=torch.float64"
-            )
+        _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
     network.load_state_dict(dict(tensors))
 
 

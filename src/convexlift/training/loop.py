@@ -27,10 +27,9 @@ from convexlift.training.run_files import (
     Checkpoint,
     Row,
     RunLog,
-    by_place,
     check_identity,
+    identity,
     load_checkpoint,
-    plain_settings,
     restore_optimiser,
     restoring,
     save_checkpoint,
@@ -79,15 +78,14 @@ class TrainingOptions:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "validate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"steps": 1, "validate_every": 1, "checkpoint_every": 1, "warm_up": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas lie between 0 and 1, got {self.betas}")
-        if self.warm_up < 0:
-            raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
         if self.schedule not in ("constant", "cosine"):
@@ -164,33 +162,34 @@ def train(
         resume: go on from the checkpoint in the folder, if there is one.
         callback: called after each step with a ``StepReport``.
     """
-    run = _TrainingRun(network, objective, batches, options, validation, folder)
+    run = _TrainingRun(network, objective, batches, options, validation, folder, callback)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
-    with processes.stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
+    with processes.stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as run.log:
         if run.step == 0 and validation is not None and options.validate_start:
-            run.validate(log, {"step": 0.0}, callback)
+            run.validate({"step": 0.0})
         while run.step < options.steps and not run.patience_is_over():
             row = run.advance()
             due = run.step % options.validate_every == 0 or run.step == options.steps
             if validation is not None and due:
-                run.validate(log, row, callback)
+                run.validate(row)
             else:
-                log.add(row)
-                run.tell(row, None, callback)
+                run.record(row)
             signals.check()
             stopping = processes.any_process(signals.wanted, run.device)
             ending = stopping or run.step == options.steps or run.patience_is_over()
             if ending or run.step % options.checkpoint_every == 0:
-                run.save(log)
+                run.save()
             if stopping:
                 break
     done = run.step >= options.steps or run.patience_is_over()
-    return run.result(log, interrupted=not done)
+    return run.result(interrupted=not done)
 
 
 class _TrainingRun:
     """The state of a training between two steps."""
+
+    log: RunLog
 
     def __init__(
         self,
@@ -200,6 +199,7 @@ class _TrainingRun:
         options: TrainingOptions,
         validation: Validation | None,
         folder: Path | None,
+        callback: StepCallback | None,
     ) -> None:
         if options.mixed_precision and not objective.mixed_precision_allowed:
             raise ValueError(
@@ -207,7 +207,7 @@ class _TrainingRun:
                 "write mixed_precision=False"
             )
         self.network, self.objective, self.batches = network, objective, batches
-        self.options, self.validation, self.folder = options, validation, folder
+        self.options, self.validation, self.callback = options, validation, callback
         self.device = next(network.parameters()).device
         objective.to(self.device)
         self.process = processes.this_process()
@@ -225,7 +225,14 @@ class _TrainingRun:
         self.best: dict[str, Any] | None = None
         self.weight: float | None = None  # of the last validation
         self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
-        self.identity = _identity(network, objective, batches, options, validation)
+        shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
+        self.identity = identity(
+            options=options,
+            objective=objective.settings(),
+            batches=batches,
+            validation=validation,
+            network={**shapes, "image_size": network.image_size},
+        )
 
     def advance(self) -> Row:
         """One step of the optimiser; returns the row for the log."""
@@ -259,15 +266,14 @@ class _TrainingRun:
             **dict(zip(numbers, values, strict=True)),
         }
 
-    def validate(self, log: RunLog, row: Row, callback: StepCallback | None) -> None:
+    def validate(self, row: Row) -> None:
         """Reconstruct the held-out images, and keep the weights if they are the best so far."""
         assert self.validation is not None
         score = self.validation(self.network, self.weight)
         self.weight = score.weight
         decibel, similarity = float(score.psnr.mean()), float(score.ssim.mean())
         row = {**row, "psnr": decibel, "ssim": similarity, "weight": score.weight}
-        log.add(row)
-        self.tell(row, score, callback)
+        self.record(row, score)
         if self.best is None or decibel > self.best["psnr"]:
             self.best = {
                 **{name: row[name] for name in VALIDATED},
@@ -284,12 +290,13 @@ class _TrainingRun:
         patience = self.options.patience
         return patience is not None and self.best is not None and self.best["misses"] >= patience
 
-    def tell(self, row: Row, score: Score | None, callback: StepCallback | None) -> None:
-        """StepReport to the callback, if there is one."""
-        if callback is not None:
-            callback(StepReport(self.step, self.options.steps, row, score))
+    def record(self, row: Row, score: Score | None = None) -> None:
+        """Add a row to the log, and call the callback."""
+        self.log.add(row)
+        if self.callback is not None:
+            self.callback(StepReport(self.step, self.options.steps, row, score))
 
-    def save(self, log: RunLog) -> None:
+    def save(self) -> None:
         """Write the checkpoint, in the first process."""
         if self.files is not None:
             checkpoint = Checkpoint(
@@ -298,7 +305,7 @@ class _TrainingRun:
                 objective=self.objective.state_dict(),
                 optimiser=self.optimiser.state_dict(),
                 best=self.best,
-                rows=log.rows,
+                rows=self.log.rows,
                 identity=self.identity,
                 weight=self.weight,
                 generator=torch.get_rng_state(),
@@ -323,14 +330,14 @@ class _TrainingRun:
         """Time spent training, without the time between an interruption and its resumption."""
         return time.perf_counter() - self.started
 
-    def result(self, log: RunLog, *, interrupted: bool) -> Trained:
+    def result(self, *, interrupted: bool) -> Trained:
         """The best weights, in the network."""
         score, step = None, self.step
         if self.best is not None:
             self.network.load_state_dict(self.best["network"])
             self.objective.load_state_dict(self.best["objective"], strict=False)
             score, step = {name: self.best[name] for name in VALIDATED}, self.best["step"]
-        return Trained(self.network, score, step, log.rows, interrupted, self.seconds())
+        return Trained(self.network, score, step, self.log.rows, interrupted, self.seconds())
 
 
 class _LossModule(nn.Module):
@@ -374,26 +381,3 @@ def _size(parameter: Tensor) -> float:
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
-
-
-def _identity(
-    network: InputConvexNetwork,
-    objective: Objective,
-    batches: BatchSampler,
-    options: TrainingOptions,
-    validation: Validation | None,
-) -> dict[str, str]:
-    """The settings by name that must be the same when a run is resumed."""
-    shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
-    parts = {
-        "options": options,
-        "objective": objective.settings(),
-        "batches": batches,
-        "validation": validation,
-        "network": {**shapes, "image_size": network.image_size},
-    }
-    return {
-        at: text
-        for name, part in parts.items()
-        for at, text in by_place(plain_settings(part), name).items()
-    }

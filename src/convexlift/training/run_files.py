@@ -141,7 +141,7 @@ class Checkpoint:
         optimiser: its state dict.
         best: the state dict with the best validation, or None before the first.
         rows: the log so far.
-        identity: what must be the same when the run goes on (options, data), by name.
+        identity: settings that must be the same when the run is resumed, by name.
         weight: the regularization weight of the last validation.
         generator: the state of PyTorch's global generator.
         seconds: of training so far.
@@ -225,7 +225,7 @@ def _require_stored(path: Path) -> None:
         entries = archive.infolist()
     held = sum(entry.file_size for entry in entries)
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError("its parts are compressed, which those of checkpoints are not")
+        raise ValueError("its parts are compressed; convexlift writes them uncompressed")
     if held > path.stat().st_size:
         raise ValueError("it declares more bytes than it has")
 
@@ -239,7 +239,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether it is a state dict: tensors, or what modules keep beside them, by name."""
+    """Whether it is a state dict: tensors and other state by name."""
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
@@ -274,7 +274,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check_identity(path: Path, saved: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise unless the run is resumed with what it was started with."""
+    """Raise unless the run is resumed with the settings it was started with."""
     for name in {**now, **saved}:
         before, here = saved.get(name, "nothing"), now.get(name, "nothing")
         if before != here:
@@ -313,12 +313,17 @@ def plain_settings(value: Any) -> Any:
     return type(value).__name__
 
 
-def by_place(value: Any, place: str) -> dict[str, str]:
-    """Plain settings without their nesting: ``{"options.steps": "20", ...}``."""
-    if isinstance(value, Mapping):
-        items = [(f"{place}.{key}", item) for key, item in value.items()]
-    elif isinstance(value, list):
-        items = [(f"{place}[{i}]", item) for i, item in enumerate(value)]
-    else:
-        return {place: str(value)}
-    return {name: text for at, item in items for name, text in by_place(item, at).items()}
+def identity(**parts: Any) -> dict[str, str]:
+    """Settings that must be the same when a run is resumed: ``{"options.steps": "20", ...}``."""
+
+    def flat(value: Any, place: str) -> dict[str, str]:
+        if isinstance(value, Mapping):
+            items = [(f"{place}.{key}", item) for key, item in value.items()]
+        elif isinstance(value, list):
+            items = [(f"{place}[{i}]", item) for i, item in enumerate(value)]
+        else:
+            return {place: str(value)}
+        return {name: text for at, item in items for name, text in flat(item, at).items()}
+
+    settings = plain_settings(parts)
+    return {at: text for name in settings for at, text in flat(settings[name], name).items()}
