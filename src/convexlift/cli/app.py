@@ -86,15 +86,15 @@ class Device(StrEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend: one sentence and a hint."""
+    """A mistake that the user can correct: one sentence and a hint."""
 
 
 class Failed(Exception):
-    """What was done could not be said or written in full: one sentence and a hint."""
+    """Results could not be written or reported in full: one sentence and a hint."""
 
 
 class Interrupted(Exception):
-    """The user ended it: what there is now, and how to go on."""
+    """Interrupted by the user: the results so far, and how to continue."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -123,7 +123,7 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
     try:
         yield
     except typer.Exit:
-        raise  # a status that was decided on
+        raise  # with a status of the command's own
     except BaseException as error:
         if debug and not isinstance(error, Interrupted | Failed):
             raise
@@ -178,7 +178,7 @@ def check_json_file(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, content: Any) -> None:
-    """Write the file of ``--json``, if there is one; never half of it."""
+    """Write the file of ``--json``, if there is one, atomically."""
     if path is not None:
         with atomic_path(path) as part:
             part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -184,7 +184,7 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Clean images, and where in the run they are: all that their noise may depend on."""
+    """Clean images, and their place in the run, on which their noise may depend."""
 
     clean: Tensor  # (B, 1, H, W), float32
     indices: Tensor  # (B,), which image of the set

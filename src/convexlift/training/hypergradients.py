@@ -50,17 +50,18 @@ def lagrangian(
 ) -> Tensor:
     """J(x, theta) for each image, with the gradient in theta of  min_x J(., theta).
 
-    With z_i the layers at x, held fixed as x and the dual variables p_i are, it is that of
+    It is the gradient of
 
-        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>.
+        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>,
 
-    For smooth networks, p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i
-    the solution decides which of the slopes counts, and autograd cannot know it.
+    in which x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
+    p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution decides
+    which of the slopes counts, and autograd cannot know it.
 
     Args:
         problem: whose ``regularizer`` holds theta.
         x: its solution.
-        duals: of it, ``solution.duals``.
+        duals: ``solution.duals``.
         weight: in place of the problem's.
     """
     gamma = problem.weight if weight is None else weight
@@ -109,7 +110,7 @@ class Hypergradient(ABC):
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """One number for each image whose gradient in theta stands for that of l(x(theta)).
+        """One number for each image, whose gradient in theta approximates that of l(x(theta)).
 
         Args:
             problem: the lower level, whose ``regularizer`` holds theta.
@@ -146,7 +147,7 @@ class Unrolled(Hypergradient):
     A truncated Neumann series of the inverse Hessian: exact in the limit for smooth J.
 
     Args:
-        steps: how many; memory grows with them.
+        steps: their number; memory grows with it.
         step: their length; by default 1/L, with L from power iteration on the Hessian.
     """
 
@@ -174,14 +175,14 @@ class Unrolled(Hypergradient):
 class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
-    H is the Hessian of J in x, restricted to the pixels that can move: not those on the box,
-    nor those where an L1 data term holds x at its kink x = y.
+    H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of the
+    box, and those that an L1 data term holds at its kink x = y, cannot.
 
     Args:
         damping: added to H, which is singular where no data and no curvature hold a pixel.
         linear_solver: ``cg``, or ``minres`` for (nearly) singular H.
-        iterations: of it, at most.
-        tolerance: of its relative residual.
+        iterations: of the linear solver, at most.
+        tolerance: on its relative residual.
     """
 
     damping: float = 1e-3
@@ -228,14 +229,14 @@ class ValueFunction(Hypergradient):
     """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
 
     The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
-    and theta commute: two solves and no second derivative, right also where J has kinks. There
+    and theta commute: two solves and no second derivative, correct also where J has kinks. There
     J has no gradient in theta, but its saddle-point form has, at the dual variables of the two
-    solves (see ``lagrangian``). The second problem is of the same kind, so the same certified
-    solver does it, starting from x. A difference of two nearby values needs accurate ones: a
-    solution that is coarser than ``gap`` is first refined.
+    solves (see ``lagrangian``). The second problem is of the same kind and is solved in the same
+    way, starting from x. The difference of two nearby values needs accurate values: a solution
+    that is coarser than ``gap`` is refined first.
 
     Args:
-        b: small, for an error of O(b), but large against the square root of the gap: 1e-2 suits
+        b: small, for an error of O(b), but large compared with the root of the gap: 1e-2 suits
             single precision; an L1 data term with a network of kinks needs 1e-3, a gap of 1e-7
             and double precision.
         gap: of both solves.

@@ -40,7 +40,7 @@ from convexlift.training.hypergradients import Hypergradient, suitable_hypergrad
 from convexlift.training.processes import gather
 
 NO_ERROR = 1e-8
-"""Mean squared errors count as this (80 dB) at least: the logarithm of none is minus infinity."""
+"""The smallest mean squared error, 80 dB: the logarithm of zero is minus infinity."""
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 """Accurate enough for a gradient, and cheap from a warm start."""
 

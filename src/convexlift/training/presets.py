@@ -68,8 +68,8 @@ PAPER_BILEVEL = BilevelRecipe(  # section 5.3.1: 160 images, 30 epochs, Jacobian
     options=TrainingOptions(steps=1200, learning_rate=1e-3, betas=(0.9, 0.99)),
 )
 
-# What made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and a
-# critic that sees missing pixels filled in. The weight is searched for on held-out faces.
+# Two changes made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and
+# missing pixels filled in for the critic. The weight is searched for on held-out faces.
 FACES_DENOISING = AdversarialRecipe(
     network=NetworkSettings("baseline", padding="reflect"),
     task=SaltAndPepper(fraction=0.25),
@@ -145,8 +145,8 @@ PHOTO_ANY_SIZE_FIRST = BilevelRecipe(
     ),
 )
 
-# Starts from the first. The mean PSNR of both tasks instead of the mean squared error, to which
-# inpainting contributes little; reconstructions that are closer to the minimisers.
+# Starts from the first. Minimises the mean negative PSNR of both tasks instead of the mean squared
+# error, to which inpainting contributes little, with more accurate reconstructions.
 PHOTO_ANY_SIZE_SECOND = replace(
     PHOTO_ANY_SIZE_FIRST,
     tasks=(
@@ -161,8 +161,8 @@ PHOTO_ANY_SIZE_SECOND = replace(
     ),
 )
 
-# Starts from the second, with the weights learned there: nothing is left to absorb. Larger crops,
-# of which fewer pixels are near a boundary, and larger batches, whose gradients are less noisy.
+# Starts from the second, with the weights learned there, so that none is absorbed. Larger crops have
+# fewer pixels near a boundary, and larger batches have less noisy gradients.
 PHOTO_ANY_SIZE = replace(
     PHOTO_ANY_SIZE_SECOND,
     tasks=(
@@ -202,8 +202,8 @@ CT_ABDOMEN_CHEST = BilevelRecipe(
     options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=200, learning_rate=2e-2, validate_every=66),
 )
 
-# Starts from ct-abdomen-chest, deepened. All of it is smooth, and L-BFGS, which works on the
-# network itself, is faster there than anything that lifts three layers.
+# Starts from ct-abdomen-chest, deepened. The problem is smooth, and L-BFGS, which works on the
+# network itself, is faster than PDHG on three lifted layers.
 CT_ABDOMEN_CHEST_DEEP = replace(
     CT_ABDOMEN_CHEST,
     network=replace(CT_ABDOMEN_CHEST.network, depth=3),
