@@ -175,8 +175,8 @@ class Unrolled(Hypergradient):
 class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
-    H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of the
-    box, and those that an L1 data term holds at its kink x = y, cannot.
+    H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of
+    the box, and those that an L1 data term holds at its kink x = y, cannot.
 
     Args:
         damping: added to H, which is singular where no data and no curvature hold a pixel.

@@ -161,8 +161,8 @@ PHOTO_ANY_SIZE_SECOND = replace(
     ),
 )
 
-# Starts from the second, with the weights learned there, so that none is absorbed. Larger crops have
-# fewer pixels near a boundary, and larger batches have less noisy gradients.
+# Starts from the second, with the weights learned there, so that none is absorbed. Larger crops
+# have fewer pixels near a boundary, and larger batches have less noisy gradients.
 PHOTO_ANY_SIZE = replace(
     PHOTO_ANY_SIZE_SECOND,
     tasks=(
