@@ -10,14 +10,13 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 import convexlift as cl
 from convexlift.operators.convolution import (
-    BOUNDARIES,
     ConvolutionOperator,
     DenseOperator,
     DifferenceOperator,
-    Padding,
     PoolingOperator,
 )
 from convexlift.operators.imaging import Diagonal
+from convexlift.operators.padding import BOUNDARIES, Padding
 
 SHAPE = (2, 8, 9)
 

@@ -22,7 +22,7 @@ from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp, invertible
+from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import TensorRecord
@@ -178,7 +178,7 @@ class SparseViewCT(Task):
     def __post_init__(self) -> None:
         if not 0 < self.background < math.inf:
             raise ValueError(f"SparseViewCT needs background > 0, got {self.background}")
-        if not invertible(self.scanner):
+        if not self.scanner.invertible:
             raise ValueError(
                 "SparseViewCT needs a ParallelBeam, a FanBeam of a full turn, or a multiple of "
                 f"one, got {self.scanner!r}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.fidelity import Fidelity, ProxKernel
 from convexlift.tensors import first_non_finite
 
 
@@ -42,6 +43,14 @@ class Anchored(Fidelity):
         self.target = target
         self.pull = float(pull)
         self.smooth = fidelity.smooth
+
+    @property
+    def kernel(self) -> ProxKernel | None:  # type: ignore[override]
+        """The kernel of D with the pull, if D has one without."""
+        inner = self.fidelity.kernel
+        if inner is None or inner.pull:
+            return None
+        return replace(inner, pull=self.pull, target=self.target)
 
     def density(self, w: Tensor) -> Tensor:
         """f(w) + pull (w - target)^2 / 2."""

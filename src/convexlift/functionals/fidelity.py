@@ -13,15 +13,33 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+from convexlift.parts import Part
 from convexlift.tensors import TensorRecord, first_non_finite, fits, sum_per_image
 
 
-class Fidelity(TensorRecord, ABC):
+@dataclass(frozen=True, eq=False)
+class ProxKernel:
+    """The prox of f in the terms of the GPU kernel: one of three kinds, with its parameters.
+
+    ``squared`` is (w - y)^2/2, ``absolute`` is scale |w - y|, and ``poisson`` the Kullback-Leibler
+    divergence of y and w + background; each plus pull/2 (w - target)^2.
+    """
+
+    kind: Literal["squared", "absolute", "poisson"]
+    scale: float = 1.0
+    background: Tensor | None = None
+    pull: float = 0.0
+    target: Tensor | None = None
+
+
+class Fidelity(Part, TensorRecord, ABC):
     """A separable convex function of the predicted data.
 
     Attributes:
@@ -32,14 +50,24 @@ class Fidelity(TensorRecord, ABC):
         density_rounding: the relative error of f in double precision is less than this.
         conjugate_rounding: that of f*, measured by |f*(v)| + |v| (|y| + offset).
         offset: what is added to w before f looks at it.
+        robust: whether f is made for outliers, so that medians of the data may be a good start.
+        curvature: f'' where it does not depend on w, so that f = curvature/2 (w - y)^2; else None.
+        kernel: the prox as GPUs compute it inside an iteration, or None.
     """
 
+    capabilities = Part.capabilities | {
+        "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
+        "require_explicable",
+    }  # fmt: skip
     smooth: bool
     conjugate_domain: tuple[float, float]
     weights: Tensor | float = 1.0
     density_rounding: float = 1e-13
     conjugate_rounding: float = 1e-13
     offset: Tensor | float = 0.0
+    robust: bool = False
+    curvature: Tensor | float | None = None
+    kernel: ProxKernel | None = None
 
     def __init__(self, y: Tensor) -> None:
         name = type(self).__name__
@@ -75,6 +103,18 @@ class Fidelity(TensorRecord, ABC):
     def measured(self) -> Tensor:
         """Which data count at all; a mask of the shape of y."""
         return self.weights * torch.ones_like(self.y) > 0
+
+    def at_kink(self, w: Tensor, margin: float) -> Tensor:
+        """Where w is at a known kink of f, up to ``margin``: a mask of the shape of w."""
+        return torch.zeros_like(w, dtype=torch.bool)
+
+    def require_explicable(self, lower: float, unseen: Callable[[], Tensor]) -> None:
+        """Raise ValueError if f(A x) is infinite for every image x of a problem.
+
+        Args:
+            lower: the least value of a pixel.
+            unseen: where A x = 0 for every x, a mask of the shape of y.
+        """
 
     @abstractmethod
     def density(self, w: Tensor) -> Tensor:
@@ -151,12 +191,14 @@ class Fidelity(TensorRecord, ABC):
         return best
 
 
-class SquaredL2(Fidelity):
+class SquaredL2(Fidelity, name="SquaredL2"):
     """D(w, y) = 1/2 ||w - y||^2, for Gaussian noise."""
 
     smooth = True
     conjugate_domain = (-math.inf, math.inf)
     density_rounding = conjugate_rounding = 2e-15
+    curvature = 1.0
+    kernel = ProxKernel("squared")
 
     def density(self, w: Tensor) -> Tensor:
         """(w - y)^2 / 2."""
@@ -189,7 +231,7 @@ class SquaredL2(Fidelity):
         return ((w - best) * ((w - free) + (best - free)) / 2).clamp_min(0)
 
 
-class L1(Fidelity):
+class L1(Fidelity, name="L1"):
     """D(w, y) = scale ||w - y||_1, for outliers such as salt and pepper.
 
     Args:
@@ -199,6 +241,7 @@ class L1(Fidelity):
 
     smooth = False
     density_rounding = conjugate_rounding = 2e-15
+    robust = True
 
     def __init__(self, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(y)
@@ -206,6 +249,15 @@ class L1(Fidelity):
             raise ValueError(f"L1 needs scale > 0, got scale={scale}")
         self.scale = float(scale)
         self.conjugate_domain = (-self.scale, self.scale)
+
+    @property
+    def kernel(self) -> ProxKernel:  # type: ignore[override]
+        """The shrinkage by step scale."""
+        return ProxKernel("absolute", self.scale)
+
+    def at_kink(self, w: Tensor, margin: float) -> Tensor:
+        """|w - y| <= margin."""
+        return (w - self.y).abs() <= margin
 
     def density(self, w: Tensor) -> Tensor:
         """scale |w - y|."""
@@ -241,7 +293,7 @@ class L1(Fidelity):
         return torch.where(best.isinf(), math.inf, loss.clamp_min(0))
 
 
-class KullbackLeibler(Fidelity):
+class KullbackLeibler(Fidelity, name="KullbackLeibler"):
     """D(w, y) = sum w + r - y + y log(y / (w + r)), for counts y ~ Poisson(w + r).
 
     The domain is w + r > 0, and w + r >= 0 where y = 0.
@@ -279,9 +331,27 @@ class KullbackLeibler(Fidelity):
         return self.background
 
     @property
-    def needs_background(self) -> bool:
-        """Whether some pixel has counts but no background: then A x must be positive there."""
-        return bool(((self.y > 0) & (self.background <= 0)).any())
+    def kernel(self) -> ProxKernel:  # type: ignore[override]
+        """The positive root of a quadratic equation."""
+        return ProxKernel("poisson", background=self.background)
+
+    def require_explicable(self, lower: float, unseen: Callable[[], Tensor]) -> None:
+        """Where there are counts but no background, A x must be positive for some image."""
+        bare = (self.y > 0) & (self.background <= 0)
+        if not bare.any():
+            return
+        if lower < 0:
+            raise ValueError(
+                "KullbackLeibler without background, where counts are positive, needs x >= 0: "
+                "give box=(0, None), or the expected background as KullbackLeibler(y, background)"
+            )
+        if count := int((bare & unseen()).sum()):
+            raise ValueError(
+                f"KullbackLeibler has counts where the operator sees nothing (A x = 0) and the "
+                f"background is 0, at {count} of {bare.numel()} values: no image explains them. "
+                "Set the counts to 0 there, for example KullbackLeibler(mask * y), or give a "
+                "positive background, KullbackLeibler(y, background)"
+            )
 
     def density(self, w: Tensor) -> Tensor:
         """y (rho - log(1 + rho)) with rho = (w + r - y)/y; w + r where y = 0."""

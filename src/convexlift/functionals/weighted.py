@@ -11,7 +11,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.tensors import fits
 
 
-class WeightedL2(Fidelity):
+class WeightedL2(Fidelity, name="WeightedL2"):
     """D(w, y) = 1/2 sum omega (w - y)^2, for Gaussian noise of variances 1/omega.
 
     A weight of zero says that a datum was not measured: f = 0 there, and f* is finite at 0 only.
@@ -45,6 +45,11 @@ class WeightedL2(Fidelity):
         self.weights = omega
         # Even fill values near the largest float, whose squares are infinite, must not matter.
         self.y = torch.where(omega > 0, y, 0.0)
+
+    @property
+    def curvature(self) -> Tensor:  # type: ignore[override]
+        """omega."""
+        return self.weights
 
     def density(self, w: Tensor) -> Tensor:
         """omega (w - y)^2 / 2."""

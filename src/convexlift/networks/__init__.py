@@ -1,5 +1,6 @@
 """Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
 
+from convexlift.networks import exponential_activations as _exponential  # noqa: F401
 from convexlift.networks.architectures import baseline as baseline
 from convexlift.networks.architectures import convolutional as convolutional
 from convexlift.networks.architectures import deep as deep

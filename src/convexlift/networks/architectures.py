@@ -8,7 +8,7 @@ from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense
 from convexlift.networks.smooth_activations import Huber, SmoothedLeakyReLU, SmoothedReLU
-from convexlift.operators.convolution import Boundary
+from convexlift.operators.padding import Boundary
 
 
 def baseline(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.maps import AveragePool, Convolution, LinearMap
+from convexlift.networks.maps import LinearMap
 from convexlift.networks.passes import BackwardPass, ForwardPass
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, TensorRecord, first_non_finite, sum_per_image
@@ -72,6 +72,13 @@ class ConvexLayer(nn.Module):
         self.outputs = channels // activation.group
         self.residual = residual
 
+    def arguments(self) -> dict[str, Any]:
+        """What its constructor was given, for files."""
+        names = ("activation", "channels", "skip", "previous", "residual")
+        links = {int(source): link for source, link in self.links.items()}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "links": links, "bias": self.bias is not None}
+
     def sources(self, number: int) -> dict[int, LinearMap]:
         """The layer's maps by their source, for the layer with this number."""
         maps: dict[int, LinearMap] = {}
@@ -123,6 +130,11 @@ class InputConvexNetwork(nn.Module):
         self.check_convexity()
         self.bind((in_channels, *(image_size or self._probe_size())))
         self.register_load_state_dict_post_hook(_check_after_loading)  # type: ignore[no-untyped-call]
+
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor of a plain network is given, for files."""
+        sizes = {"in_channels": self.in_channels, "image_size": self.image_size}
+        return {"layers": list(self.layers), **sizes}
 
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
@@ -213,11 +225,8 @@ class InputConvexNetwork(nn.Module):
 
     def _probe_size(self) -> tuple[int, int]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
-        pools = [module.size for module in self.modules() if isinstance(module, AveragePool)]
-        convolutions = [module for module in self.modules() if isinstance(module, Convolution)]
-        kernels = [max(convolution.weight.shape[-2:]) for convolution in convolutions]
-        strides = [convolution.stride for convolution in convolutions]
-        size = max(kernels, default=1) * math.prod(pools) * math.prod(strides)
+        maps = [module for module in self.modules() if isinstance(module, LinearMap)]
+        size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
         return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:

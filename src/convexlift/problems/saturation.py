@@ -13,7 +13,6 @@ slopes s in the last layer.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 
@@ -54,8 +53,7 @@ class SaturatedHead:
             return None
         on = (h.slopes[1] * network.output).expand((1, *last.shape))
         t = last.operators[len(below)].adjoint(on)
-        smaller = copy.copy(problem)
-        smaller.__dict__["network"] = BoundNetwork(tuple(below), t[0])
+        smaller = problem.with_network(BoundNetwork(tuple(below), t[0]))
         return SaturatedHead(smaller, problem.weight * on, network)
 
     def holds(self, last: Tensor) -> Tensor:

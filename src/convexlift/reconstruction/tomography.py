@@ -17,7 +17,7 @@ from convexlift.files.planes import read_npy
 from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
-from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
+from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.input_files import DICOM, InputError, Source, write_slices
@@ -364,7 +364,7 @@ def _field_of_view(scan: Sinogram) -> float:
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:
-    if not invertible(rays):
+    if not rays.invertible:
         return 1.0
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
-from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.solvers.iterations import (
     Displacement,
@@ -47,11 +46,11 @@ class TiledIterations(Iterations):
         if len(saddle.f) != 1 or len(saddle.K.shapes) != 1 or not coupling.scalar:
             raise DoesNotApply("more than one layer, or data behind an operator")
         ((self.row,), term), *_ = saddle.f
-        (operator,) = saddle.K.rows[self.row].values()
+        (only,) = saddle.K.rows[self.row].values()
+        operator = only.convolution
         if (
             not isinstance(term, LastLayerTerm)
-            or not isinstance(operator, ConvolutionOperator)
-            or operator.stride != 1
+            or operator is None
             or operator.weight.device.type != "cpu"
         ):
             raise DoesNotApply("not a convolution of stride 1 on a CPU")

@@ -25,13 +25,11 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.fidelity import Fidelity, SquaredL2
 from convexlift.networks import derivatives
 from convexlift.networks.derivatives import Apply
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
-from convexlift.operators.linear import Identity
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
@@ -285,12 +283,13 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
     y = problem.fidelity.y
     if diagonal is not None:
         _require_same_shape(y, truth)
-    if type(problem.fidelity) in (SquaredL2, WeightedL2) and diagonal is not None:
-        m, omega = diagonal.to(y).expand_as(y), problem.fidelity.weights
+    omega = problem.fidelity.curvature
+    if omega is not None and diagonal is not None:
+        m = diagonal.to(y).expand_as(y)
         d = torch.sqrt(omega * m**2 + b)
         data = SquaredL2((omega * m * y + b * truth) / d)
         return replace(problem, fidelity=data, operator=Diagonal(d))
-    if isinstance(problem.operator, Identity):
+    if diagonal is not None and bool((diagonal == 1).all()):
         return replace(problem, fidelity=Anchored(problem.fidelity, truth, b))
     raise ValueError(
         f"ValueFunction needs a squared L2 data term behind a diagonal operator, or the identity "
@@ -304,8 +303,8 @@ def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
     box = problem.bounds
     margin = 10 * torch.finfo(x.dtype).eps
     free = (x > box.lower + margin) & (x < box.upper - margin)
-    if isinstance(problem.fidelity, L1) and problem.operator.diagonal is not None:
-        at_kink = (problem.operator(x) - problem.fidelity.y).abs() <= margin
+    if not problem.fidelity.smooth and problem.operator.diagonal is not None:
+        at_kink = problem.fidelity.at_kink(problem.operator(x), margin)
         free = free & ~(at_kink & (problem.operator.diagonal != 0))
     return free.to(x.dtype)
 

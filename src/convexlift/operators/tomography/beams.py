@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
+from convexlift.operators.spectral import frequencies
 from convexlift.operators.tomography.arguments import checked_angles, checked_bins, checked_grid
+from convexlift.operators.tomography.filtered_backprojection import (
+    angle_shares,
+    filtered,
+    interpolated,
+    lags,
+    ramp,
+)
 from convexlift.operators.tomography.projector import Projector, projector
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
 from convexlift.tensors import Shape
@@ -40,6 +48,8 @@ class RayTransform(LinearOperator):
 
     nonnegative = True
     bin_width: float
+    turn: float
+    """The angles that tell all of an image, in radians: half a turn or a whole one."""
 
     def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
         self.grid = grid
@@ -53,6 +63,49 @@ class RayTransform(LinearOperator):
     @abstractmethod
     def lines(self) -> Lines:
         """The rays."""
+
+    @abstractmethod
+    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
+        """Weights of the bins, the filter |w| with the spacing of its lags."""
+
+    @abstractmethod
+    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Where rays through points meet the detector at angle t, and their weights."""
+
+    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
+        """Filtered back projection: the sum over angles of filtered rows, interpolated."""
+        shape = self.output_shape(self._resolve(None))
+        if tuple(y.shape[1:]) != shape:
+            raise ValueError(
+                f"fbp expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
+                f"got {tuple(y.shape)}"
+            )
+        weights, kernel, spacing = self._weighted_ramp()
+        rows = filtered(y[:, 0] * torch.from_numpy(weights).to(y), kernel, spacing, window)
+        across, up = (torch.from_numpy(centres).to(y) for centres in self.grid.centres())
+        image = y.new_zeros((y.shape[0], len(up), len(across)))
+        shares = angle_shares(self.exact_angles, self.turn) * (math.pi / self.turn)
+        for k, (t, share) in enumerate(zip(self.exact_angles, shares, strict=True)):
+            place, weight = self._seen_from(t, across, up[:, None])
+            position = (place - self.bins[0]) / self.bin_width
+            image += share * weight * interpolated(rows[:, k], position)
+        return image[:, None]
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
+        """1/|w|, up to the lowest frequency of the image."""
+        if not self.invertible:
+            return None
+        lowest = 0.5 / max(height, width)
+        return 1 / (frequencies(height, width, like.dtype, like.device) + lowest)
+
+    def arguments(self) -> dict[str, Any]:
+        """The geometry itself, in double precision."""
+        return {
+            "image_size": [self.grid.height, self.grid.width],
+            "pixel_size": [self.grid.pixel_height, self.grid.pixel_width],
+            "angles": self.exact_angles,
+            "bins": self.bins,
+        }
 
     def _projector(self, dtype: torch.dtype) -> Projector:
         key = self.angles.device, dtype
@@ -117,7 +170,7 @@ class RayTransform(LinearOperator):
         return result[:, None]
 
 
-class ParallelBeam(RayTransform):
+class ParallelBeam(RayTransform, name="ParallelBeam"):
     """(A x)(t, s) = integral of x over the line {(p, q): p cos t + q sin t = s}.
 
     p points to the right and q up; the first row of an image is the upper one. At t = 0, rays run
@@ -132,6 +185,9 @@ class ParallelBeam(RayTransform):
         bin_width: the distance of two rays; the default is a detector as long as the diagonal.
         detector_offset: s in the middle of the detector.
     """
+
+    turn = math.pi
+    invertible = True
 
     def __init__(
         self,
@@ -156,8 +212,14 @@ class ParallelBeam(RayTransform):
         one = np.ones_like(self.bins)
         return Lines(self.bins * cos, self.bins * sin, sin * one, -cos * one)
 
+    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
+        return np.ones_like(self.bins), ramp(len(self.bins), self.bin_width), self.bin_width
 
-class FanBeam(RayTransform):
+    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        return x * math.cos(t) + y * math.sin(t), 1.0
+
+
+class FanBeam(RayTransform, name="FanBeam"):
     """(A x)(t, s) = integral of x over the line from the source at angle t to bin s.
 
     The source is at r (sin t, -cos t), the middle of the detector opposite, at -d (sin t, -cos t);
@@ -176,6 +238,8 @@ class FanBeam(RayTransform):
         bin_width: the distance of two bins on the detector; the default sees the whole image.
         detector_offset: s in the middle of the detector.
     """
+
+    turn = 2 * math.pi
 
     def __init__(
         self,
@@ -233,6 +297,53 @@ class FanBeam(RayTransform):
             -np.sin(fan),
             np.cos(fan),
         )
+
+    @property
+    def invertible(self) -> bool:  # type: ignore[override]
+        """If the angles go all around."""
+        return bool(self._covered >= 0.99 * self.turn)
+
+    @property
+    def _covered(self) -> float:
+        return float(angle_shares(self.exact_angles, self.turn).sum())
+
+    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
+        """The same integral in the fan's coordinates."""
+        if not self.invertible:
+            raise ValueError(
+                f"fbp of a fan needs angles all around, not {math.degrees(self._covered):.0f} "
+                "degrees of them; a short scan would need weights that are not here yet"
+            )
+        return super().approximate_inverse(y, window)
+
+    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
+        """The detector as if it were in the centre of the image (flat), or angles (curved)."""
+        r, cosines = self.source_distance, np.cos(self.fan_angles(self.bins))
+        distance = r + self.detector_distance
+        if self.detector == "flat":
+            spacing = self.bin_width * (r / distance)
+            return cosines, ramp(len(self.bins), spacing), spacing
+        spacing = self.bin_width * (1 / distance)
+        kernel = ramp(len(self.bins), spacing)
+        lag = lags(len(kernel)) * spacing
+        bent = np.where(lag == 0, 1.0, lag / np.where(lag == 0, 1.0, np.sin(lag))) ** 2
+        return r * cosines, kernel * bent, spacing
+
+    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        r, distance = self.source_distance, self.source_distance + self.detector_distance
+        along = x * math.cos(t) + y * math.sin(t)
+        depth = r - x * math.sin(t) + y * math.cos(t)  # from the source, on its axis
+        if self.detector == "flat":
+            return distance * (along / depth), (r / depth) ** 2
+        return distance * torch.atan(along / depth), 1 / (along**2 + depth**2)
+
+    def arguments(self) -> dict[str, Any]:
+        """The geometry, with the source and the detector."""
+        return super().arguments() | {
+            "source_distance": self.source_distance,
+            "detector_distance": self.detector_distance,
+            "detector": self.detector,
+        }
 
 
 @dataclass(eq=False)
