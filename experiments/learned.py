@@ -12,10 +12,9 @@ import torch
 import convexlift as cl
 from convexlift.tasks import Task
 from convexlift.training import (
-    AdversarialRecipe,
-    BilevelRecipe,
+    AnyRecipe,
     ImageSet,
-    Outcome,
+    RecipeResult,
     Validation,
     follow,
 )
@@ -44,7 +43,7 @@ class Training:
     """
 
     name: str
-    recipe: AdversarialRecipe | BilevelRecipe
+    recipe: AnyRecipe
     images: ImageSet
     validation: ImageSet | None
     study: Study
@@ -90,7 +89,7 @@ class Training:
 
         return Regularizer(title, make, (self.name,))
 
-    def follow(self, work: Work) -> Outcome:
+    def follow(self, work: Work) -> RecipeResult:
         """Train."""
         outcome = follow(
             self.recipe,
@@ -114,7 +113,7 @@ class Training:
         )  # fmt: skip
 
 
-def training_values(outcome: Outcome, recipe: AdversarialRecipe | BilevelRecipe) -> dict[str, Any]:
+def training_values(outcome: RecipeResult, recipe: AnyRecipe) -> dict[str, Any]:
     """The weight of the regularizer, seconds, and PSNR on the validation images."""
     score = outcome.trained.score or {}
     return {

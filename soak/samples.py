@@ -30,7 +30,7 @@ from convexlift.files.png_jpeg import with_deep_colours
 from convexlift.reconstruction.input_files import read_contents
 from convexlift.scans.data_exchange import DataExchange
 from convexlift.scans.formats import SinogramOptions
-from convexlift.training.checkpoint import (
+from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
     restore_optimiser,

@@ -29,7 +29,7 @@ from convexlift.training import (
     Trained,
     TrainingOptions,
     Validation,
-    distributed,
+    processes,
     start_from_filters_,
     train,
 )
@@ -150,7 +150,7 @@ def break_runs(folder: Path) -> None:
 def share_runs(folder: Path) -> None:
     """Runs of every kind in the processes of torchrun, and one whose batch cannot be shared."""
     torch.set_default_dtype(torch.float64)
-    with distributed.process_group(torch.device("cpu")) as place:
+    with processes.process_group(torch.device("cpu")) as place:
         for kind in KINDS:
             trained = run(kind, folder / kind)
             torch.save(trained.network.state_dict(), folder / f"{kind}-{place.rank}.pt")

@@ -57,8 +57,8 @@ from convexlift.cli.reconstruct_options import (
     stopping,
 )
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
-from convexlift.models.files import pair
-from convexlift.models.store import load, sheet
+from convexlift.models.files import pair, sheet
+from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct

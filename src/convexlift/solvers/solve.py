@@ -39,6 +39,32 @@ def solve(
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
     """
+    return _solve(problem, method, stop, start, callback, rigorous=True)
+
+
+def solve_roughly(
+    problem: VariationalProblem,
+    *,
+    method: Method | None = None,
+    stop: StopWhen | None = None,
+    start: Tensor | State | None = None,
+) -> Solution:
+    """As ``solve``, with gaps in the precision of the problem, which guarantee nothing.
+
+    For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
+    """
+    return _solve(problem, method, stop, start, None, rigorous=False)
+
+
+def _solve(
+    problem: VariationalProblem,
+    method: Method | None,
+    stop: StopWhen | None,
+    start: Tensor | State | None,
+    callback: Callback | None,
+    *,
+    rigorous: bool,
+) -> Solution:
     require_problem(problem)
     problem.regularizer.check_convexity()  # it may have been changed since
     method = _chosen_method(problem, method)[0]
@@ -49,7 +75,9 @@ def solve(
         )
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
-        return _iterate(problem, solver, _first_state(problem, solver, start), stop, callback)
+        state = _first_state(problem, solver, start)
+        ledger = Ledger(problem, state, stop.gap, rigorous=rigorous)
+        return _iterate(ledger, solver, state, stop, callback)
 
 
 @dataclass(frozen=True)
@@ -105,14 +133,13 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
 
 
 def _iterate(
-    problem: VariationalProblem,
+    ledger: Ledger,
     solver: Solver[State],
     state: State,
     stop: StopWhen,
     callback: Callback | None,
 ) -> Solution:
     clock = Stopwatch()
-    ledger = Ledger(problem, state, stop.gap)
     iteration = 0
     try:
         wanted = ledger.check(iteration, clock, state, stop, callback)

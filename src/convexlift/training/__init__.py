@@ -4,8 +4,6 @@ Every random choice is a pure function of a seed and of the place where it is ma
 and a run on several devices draw what one uninterrupted process draws.
 """
 
-from convexlift.training.adversarial import Adversarial as Adversarial
-from convexlift.training.bilevel import Bilevel as Bilevel
 from convexlift.training.data import Batch as Batch
 from convexlift.training.data import BatchSampler as BatchSampler
 from convexlift.training.data import ImageSet as ImageSet
@@ -20,11 +18,14 @@ from convexlift.training.initialization import start_from_filters_ as start_from
 from convexlift.training.loop import Trained as Trained
 from convexlift.training.loop import TrainingOptions as TrainingOptions
 from convexlift.training.loop import train as train
+from convexlift.training.objectives import Adversarial as Adversarial
+from convexlift.training.objectives import Bilevel as Bilevel
 from convexlift.training.presets import PRESETS as PRESETS
 from convexlift.training.recipes import AdversarialRecipe as AdversarialRecipe
+from convexlift.training.recipes import AnyRecipe as AnyRecipe
 from convexlift.training.recipes import BilevelRecipe as BilevelRecipe
 from convexlift.training.recipes import NetworkSettings as NetworkSettings
-from convexlift.training.recipes import Outcome as Outcome
+from convexlift.training.recipes import RecipeResult as RecipeResult
 from convexlift.training.recipes import follow as follow
-from convexlift.training.settings import plain_settings as plain_settings
+from convexlift.training.run_files import plain_settings as plain_settings
 from convexlift.training.validation import Validation as Validation

@@ -163,7 +163,7 @@ class ImageSet:
         for i, name in enumerate(self.names):
             if self.size(i) != tuple(size):
                 raise ValueError(
-                    f"{name} is {_text(self.size(i))}, not {_text(size)}; "
+                    f"{name} is {size_text(self.size(i))}, not {size_text(size)}; "
                     "use images of one size, or take crops of them"
                 )
 
@@ -173,7 +173,7 @@ class ImageSet:
             height, width = self.size(i)
             if height < size[0] or width < size[1]:
                 raise ValueError(
-                    f"{name} is {_text(self.size(i))}, smaller than {_text(size)}; "
+                    f"{name} is {size_text(self.size(i))}, smaller than {size_text(size)}; "
                     "leave it out, or take smaller crops"
                 )
 
@@ -191,7 +191,7 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Clean images, and where in the run they are: all that their noise may depend on."""
+    """Clean images, and their place in the run, on which their noise may depend."""
 
     clean: Tensor  # (B, 1, H, W), float32
     indices: Tensor  # (B,), which image of the set
@@ -247,7 +247,7 @@ class BatchSampler:
             self.images.require_size(size)
             if self.rotations and size[0] != size[1]:
                 raise ValueError(
-                    f"images of {_text(size)} cannot be rotated into a batch; "
+                    f"images of {size_text(size)} cannot be rotated into a batch; "
                     "take square crops, or write rotations=False"
                 )
             return
@@ -352,5 +352,6 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     return paths[:limit]
 
 
-def _text(size: tuple[int, int]) -> str:
+def size_text(size: tuple[int, int]) -> str:
+    """Such as "64 x 48"."""
     return f"{size[0]} x {size[1]}"

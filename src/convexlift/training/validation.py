@@ -1,4 +1,4 @@
-"""How good a regularizer is: PSNR and SSIM of reconstructions of images it was not trained on."""
+"""Validation: PSNR and SSIM of reconstructions of images that were not trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from convexlift.training.data import ImageSet, mix
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Of one validation: PSNR and SSIM for each image, and the weight they were reached with."""
+    """The result of a validation: PSNR and SSIM for each image, and the weight that gave them."""
 
     psnr: Tensor
     ssim: Tensor
@@ -66,7 +66,7 @@ class Validation:
             self.images.require_size(self.images.size(0))
 
     def __call__(self, network: InputConvexNetwork, weight: float | None = None) -> Score:
-        """Validate a network, from ``weight`` on if it is searched for."""
+        """Validate a network; a search for the weight starts from ``weight``."""
         parameter = next(network.parameters())
         clean = self._clean().to(parameter)
         generators = [
@@ -108,7 +108,7 @@ class Validation:
 
 
 def climb(score: Callable[[int], float], limit: int = 20) -> int:
-    """An integer whose neighbours do not score higher, from 0 on: strides of four, then of one."""
+    """A local maximum over the integers, from 0 on: in strides of four, then of one."""
     here = 0
     for stride in (4, 1):
         for _ in range(limit):
