@@ -8,30 +8,24 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from parts import FIDELITIES
 from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
-FIDELITIES = {
-    "L1": lambda: cl.L1(Y, 0.7),
-    "L2": lambda: cl.SquaredL2(Y),
-    "weighted L2": lambda: cl.WeightedL2(Y, torch.tensor([[0.1, 1.0], [3.0, 0.5]])),
-    "KL": lambda: cl.KullbackLeibler(Y, 0.5),
-    "KL, background by pixel": lambda: cl.KullbackLeibler(Y, 0.1 + Y / 10),
-}
 every_fidelity = pytest.mark.parametrize("name", FIDELITIES)
 
 
 @every_fidelity
 def test_exam(name):
-    cl.check_functional(FIDELITIES[name]())
+    cl.check_functional(FIDELITIES[name].make(Y))
 
 
 @every_fidelity
 @pytest.mark.parametrize("step", [0.05, 1.0, 20.0])
 def test_prox_by_brute_force(name, step):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     for w in (-0.3, 0.0, 0.6, 1.0, 3.0):
         point = f.prox(torch.full_like(Y, w), torch.full_like(Y, step)).flatten()
         for i in range(4):
@@ -40,39 +34,26 @@ def test_prox_by_brute_force(name, step):
                 argument = torch.full_like(Y, v)
                 return step * float(f.density(argument).flatten()[i]) + (v - w) ** 2 / 2
 
-            low = {"KL": -0.49, "KL, background by pixel": -0.099}.get(name, -30)
-            brute = minimize_scalar(cost, bounds=(low, 30), method="bounded",
-                                    options={"xatol": 1e-9})  # fmt: skip
+            bounds = (FIDELITIES[name].lowest, 30)
+            brute = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-9})
             assert cost(float(point[i])) <= brute.fun + 1e-9
 
 
 @every_fidelity
 def test_conjugate_is_the_supremum(name):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     grid = torch.linspace(-8, 60, 680_001)
-    densities = torch.stack([_density_on(f, i, grid) for i in range(4)])
+    along = [FIDELITIES[name].make(y.expand(1, len(grid)).clone()) for y in Y.flatten()]
+    densities = torch.stack([one.density(grid[None])[0] for one in along])
     for v in (-0.6, -0.2, 0.0, 0.3, 0.65):
         brute = (v * grid - densities).max(1).values
         ours = f.conjugate(torch.full_like(Y, v)).flatten()
         torch.testing.assert_close(ours, brute, atol=1e-4, rtol=1e-4)
 
 
-def _density_on(f: cl.Fidelity, i: int, grid: torch.Tensor) -> torch.Tensor:
-    """F of pixel i along a grid, by building the same fidelity with that pixel's data."""
-    y = f.y.flatten()[i].expand(1, 1, 1, grid.numel()).clone()
-    if isinstance(f, cl.KullbackLeibler):
-        background = float(f.background.expand_as(f.y).flatten()[i])
-        return cl.KullbackLeibler(y, background).density(grid[None, None, None]).flatten()
-    if isinstance(f, cl.WeightedL2):
-        weight = float(f.weights.expand_as(f.y).flatten()[i])
-        return cl.WeightedL2(y, weight).density(grid[None, None, None]).flatten()
-    other = cl.L1(y, f.scale) if isinstance(f, cl.L1) else cl.SquaredL2(y)
-    return other.density(grid[None, None, None]).flatten()
-
-
 @every_fidelity
 def test_gradient_is_that_of_autograd(name):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     w = (Y + 0.3).requires_grad_()
     (gradient,) = torch.autograd.grad(f.density(w).sum(), w)
     torch.testing.assert_close(f.gradient(w.detach()), gradient)
