@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import strategies as st
 from parts import FIDELITIES
 from scipy.optimize import minimize_scalar
+from strategies import floats
 
 import convexlift as cl
 
@@ -69,7 +69,7 @@ def test_kl_is_the_papers_divergence():
 
 
 @example(y=0.0, w=0.0, r=31.0, step=546022.0)
-@given(y=st.floats(0, 1e6), w=st.floats(-1, 1e6), r=st.floats(1.5, 100), step=st.floats(1e-6, 1e6))
+@given(y=floats(0, 1e6), w=floats(-1, 1e6), r=floats(1.5, 100), step=floats(1e-6, 1e6))
 def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
     data = torch.tensor([[y]], dtype=torch.float32)
     f = cl.KullbackLeibler(data, r)
@@ -84,8 +84,8 @@ def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
 
 
 @given(
-    c=st.floats(-2, 2), x=st.floats(0, 1), y=st.floats(0, 3), low=st.floats(-1, 0),
-    high=st.floats(1, 2),
+    c=floats(-2, 2), x=floats(0, 1), y=floats(0, 3), low=floats(-1, 0),
+    high=floats(1, 2),
 )  # fmt: skip
 def test_excess_in_single_precision(c, x, y, low, high):
     """Nonnegative, and close to the definition in double precision."""
