@@ -31,7 +31,7 @@ SMALLER = {
 
 
 @pytest.fixture(autouse=True)
-def _as_a_reader(_double_precision, tmp_path, monkeypatch):
+def _as_a_reader(_double_precision, registry, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
     torch.set_default_dtype(torch.float32)
 
