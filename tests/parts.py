@@ -252,6 +252,7 @@ OPERATORS: dict[str, Callable[[tuple[int, ...]], cl.LinearOperator]] = {
     "scaled": lambda shape: -2.5 * blur(),
     "sum": lambda shape: cl.Identity() + 0.5 * blur("circular"),
     "composition": lambda shape: seen(shape) @ blur("zero"),
+    "masked smear": lambda shape: seen(shape) @ cl.Blur(kernel() + 0.2, "replicate"),
     "other composition": lambda shape: blur("zero") @ seen(shape),
     "diagonal composition": lambda shape: 3 * seen(shape) @ cl.Identity(),
     "diagonal product": lambda shape: (0.3 * seen(shape)) @ (seen(shape) + cl.Identity()),
@@ -269,3 +270,5 @@ OPERATORS: dict[str, Callable[[tuple[int, ...]], cl.LinearOperator]] = {
 }
 SCANNERS = tuple(OPERATORS)[-6:]
 """Operators of images with one channel."""
+NONNEGATIVE = ("identity", "mask", "gaussian", "masked smear", "diagonal product", *SCANNERS)
+"""Operators that make counts of nonnegative images."""
