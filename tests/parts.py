@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import Anchored
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.padding import BOUNDARIES
 

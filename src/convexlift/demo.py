@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, KullbackLeibler, SquaredL2
+from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2
 from convexlift.images import (
     gaussian_noise,
     load_example,

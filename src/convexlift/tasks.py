@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
+from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork

@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import SquaredL2
+from convexlift.functionals.data_terms import SquaredL2
+from convexlift.functionals.fidelity import Anchored
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.saddle import dual_names
