@@ -40,7 +40,7 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
-from convexlift.networks.total_variation import TotalVariation as TotalVariation
+from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition

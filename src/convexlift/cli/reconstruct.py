@@ -60,7 +60,7 @@ from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_
 from convexlift.models.files import pair
 from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
+from convexlift.networks.architectures import TotalVariation
 from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct
 from convexlift.reconstruction.engine import SEARCH, Engine
 from convexlift.reconstruction.input_files import (

@@ -11,7 +11,7 @@ from convexlift.networks.maps import Convolution as Convolution
 from convexlift.networks.maps import Dense as Dense
 from convexlift.networks.maps import ForwardDifferences as ForwardDifferences
 from convexlift.networks.maps import LinearMap as LinearMap
-from convexlift.networks.total_variation import TotalVariation as TotalVariation
+from convexlift.networks.architectures import TotalVariation as TotalVariation
 
 __all__ = [
     "AveragePool",

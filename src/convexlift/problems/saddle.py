@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, PrimalTerm
-from convexlift.networks.icnn import BoundNetwork
-from convexlift.networks.passes import BackwardPass
+from convexlift.networks.bound_network import BoundNetwork
+from convexlift.networks.bound_network import BackwardPass
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexlift.benchmark.methods import METHODS
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
+from convexlift.networks.architectures import TotalVariation
 from convexlift.problems.certificate import certify
 from convexlift.problems.claims import Claim
 from convexlift.problems.variational import VariationalProblem

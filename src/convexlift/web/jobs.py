@@ -19,7 +19,7 @@ from convexlift.images import random_mask
 from convexlift.models.sheets import Sheet
 from convexlift.models.store import load, shipped_sheets
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
+from convexlift.networks.architectures import TotalVariation
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
