@@ -56,7 +56,7 @@ from convexlift.benchmark.measure import find_reference
 from convexlift.benchmark.methods import describe
 from convexlift.benchmark.results import machine
 from convexlift.images import load_image, psnr
-from convexlift.operators.tomography.presets import PAPER_UNIT
+from convexlift.operators.tomography.beams import PAPER_UNIT
 from convexlift.solvers.method import Method
 from convexlift.tasks import SparseViewCT
 

@@ -30,6 +30,7 @@ from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
 from convexlift.networks.activations import ReLU as ReLU
+from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.exponential_activations import ELU as ELU
 from convexlift.networks.exponential_activations import Softplus as Softplus
 from convexlift.networks.group_activations import GroupNorm as GroupNorm
@@ -40,7 +41,6 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
-from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition

@@ -23,8 +23,8 @@ from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
-from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import TensorRecord
 

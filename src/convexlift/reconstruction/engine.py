@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from convexlift.benchmark.methods import METHODS
-from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.architectures import TotalVariation
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.problems.certificate import certify
 from convexlift.problems.claims import Claim
 from convexlift.problems.variational import VariationalProblem

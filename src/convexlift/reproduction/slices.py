@@ -17,8 +17,7 @@ import torch.nn.functional as F
 
 from convexlift.images import load_image
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import ParallelBeam
-from convexlift.operators.tomography.presets import PAPER_UNIT
+from convexlift.operators.tomography.beams import PAPER_UNIT, ParallelBeam
 from convexlift.phantoms import Ellipse, ellipse_image
 from convexlift.reproduction.data import Images
 from convexlift.training.data import ImageSet, mix

@@ -14,8 +14,8 @@ from functools import partial
 from convexlift.benchmark.cases import Case
 from convexlift.models.files import names as shipped_names
 from convexlift.models.store import card, load
-from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.architectures import TotalVariation
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.tomography.filtered_backprojection import Filter
 from convexlift.reproduction.competitors import (
     DEFAULT,

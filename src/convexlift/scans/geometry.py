@@ -8,13 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from convexlift.operators.tomography.beams import (
-    DETECTORS,
-    Detector,
-    FanBeam,
-    ParallelBeam,
-    RayTransform,
-)
+from convexlift.operators.tomography.beams import DETECTORS, Detector, FanBeam, ParallelBeam
+from convexlift.operators.tomography.ray_transform import RayTransform
 
 LengthUnit = Literal["mm", "pixel"]
 LENGTH_UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.operators.tomography.beams import RayTransform
+from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.scans.geometry import ScanGeometry
 from convexlift.tensors import TensorRecord, first_non_finite
 

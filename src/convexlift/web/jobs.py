@@ -18,8 +18,8 @@ from torch import Tensor
 from convexlift.images import random_mask
 from convexlift.models.sheets import Sheet
 from convexlift.models.store import load, shipped_sheets
-from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.architectures import TotalVariation
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
