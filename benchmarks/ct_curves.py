@@ -54,7 +54,7 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.images import load_image, psnr
-from convexlift.operators.tomography.presets import PAPER_UNIT
+from convexlift.operators.tomography.beams import PAPER_UNIT
 from convexlift.tasks import SparseViewCT
 from experiments.environment import machine
 from experiments.measuring import find_reference

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
+from strategies import floats
 from torch import Tensor
 
 import convexlift as cl
@@ -26,8 +26,8 @@ def draws(mean: float, count: int, seed: int = 0) -> Tensor:
 
 
 @given(
-    p=st.floats(-0.5, 7), beam=st.floats(1e4, 1e6), dark=st.floats(-5, 1e4),
-    gain=st.floats(0.1, 10),
+    p=floats(-0.5, 7), beam=floats(1e4, 1e6), dark=floats(-5, 1e4),
+    gain=floats(0.1, 10),
 )  # fmt: skip
 def test_the_integrals_of_the_expected_reading(p, beam, dark, gain):
     integrals = torch.full((1, 1, 3, BINS), p)

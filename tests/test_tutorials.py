@@ -32,7 +32,7 @@ SMALLER = {
 
 
 @pytest.fixture(autouse=True)
-def _as_a_reader(_double_precision, tmp_path, monkeypatch):
+def _as_a_reader(_double_precision, registry, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files, or define formats of files
     monkeypatch.setattr(PictureFormat, "_registered", dict(PictureFormat._registered))
     torch.set_default_dtype(torch.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.operators.tomography.beams import RayTransform
+from convexlift.operators.tomography.ray_transform import RayTransform
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import KullbackLeibler
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.tensors import TensorRecord, first_non_finite, fits
 
 Field = float | Tensor

@@ -59,8 +59,8 @@ from convexlift.cli.reconstruct_options import (
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair, sheet
 from convexlift.models.store import load
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct
 from convexlift.reconstruction.engine import SEARCH, Engine
 from convexlift.reconstruction.input_files import (

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.certificate import certify
 from convexlift.problems.claims import Claim
 from convexlift.problems.variational import VariationalProblem

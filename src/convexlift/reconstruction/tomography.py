@@ -16,9 +16,8 @@ from convexlift.files.formats import read_npy
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import ParallelBeam
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.input_files import DICOM, InputError, Source, write_slices
 from convexlift.reconstruction.noise import Noise, photons_of

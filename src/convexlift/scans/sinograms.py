@@ -17,8 +17,8 @@ from convexlift.operators.tomography.beams import (
     Detector,
     FanBeam,
     ParallelBeam,
-    RayTransform,
 )
+from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.tensors import TensorRecord, first_non_finite
 
 LengthUnit = Literal["mm", "pixel"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convexlift.functionals.fidelity import L1
+from convexlift.functionals.data_terms import L1
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method
