@@ -1,53 +1,29 @@
-"""Files to reconstruct: which ones, where their results go, and what is in them."""
+"""Files to reconstruct, and the files that are written: found and checked before any work."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from convexlift.files.pictures import (
-    Picture,
-    Range,
-    displayed_size,
-    read_picture,
-    writable,
-    write_picture,
-)
+from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.files.planes import SUFFIXES
-from convexlift.images import atomic_path
-from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
-from convexlift.scans.dicom_reading import read_dicom
-from convexlift.scans.dicom_writing import write_dicom
+from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError
 from convexlift.scans.files import HDF5
 from convexlift.scans.folders import files_in
 from convexlift.scans.sinogram_arrays import FORMAT
-from convexlift.scans.volumes import Volume
-from convexlift.tasks import Bounds
 
-DICOM = (".dcm", ".dicom", ".ima")
+SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
 _MARKS = (
     ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
     ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
     ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
     ((".npy",), (b"\x93NUMPY",), "NPY"),
 )
-PICTURES = (*SUFFIXES, *DICOM)
-SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
-
-RangeChoice = Range | Literal["auto", "data"]
-
-
-class InputError(ValueError):
-    """A file or an option that cannot be used: one sentence, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +151,14 @@ def sides(path: Path) -> list[Path]:
     return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
 
 
-def companions(place: Path | None, sources: Sequence[Source]) -> list[Path]:
-    """The file, or those of a folder that may belong to the sources: masks, truths."""
-    if place is None or not place.is_dir():
-        return [] if place is None else [place]
-    stems = {source.path.stem for source in sources}
-    return [p for p in files_in(place) if p.stem in stems and p.suffix.lower() in PICTURES]
+def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
+    """The file, or those of a folder that may belong to these images: masks, truths."""
+    if not isinstance(place, str | os.PathLike):
+        return []
+    if not Path(place).is_dir():
+        return [Path(place)]
+    stems = {path.stem for path in paths}
+    return [p for p in files_in(Path(place)) if p.stem in stems and p.suffix.lower() in PICTURES]
 
 
 def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
@@ -218,120 +196,99 @@ def glance(path: Path) -> str | None:
         return f"it cannot be opened ({error.strerror})"
     for endings, marks, kind in _MARKS:
         if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
-            return f"this is no {kind} file, whatever its name says"
+            return f"not a {kind} file, despite its name"
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """What a file holds, as planes for the solver.
-
-    Attributes:
-        images: (planes, 1, H, W) in [0, 1], or near; finite.
-        missing: where the file itself says that nothing is known (NaN), or None.
-        numbers: of the file that became 0 and 1.
-        box: where the images lie.
-        notes: what the user should know.
-    """
-
-    original: Picture | Volume
-    images: Tensor
-    missing: Tensor | None
-    numbers: Range
-    box: Bounds = (0.0, 1.0)
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def orientation(self) -> int:
-        """How the planes are turned to be displayed: see ``Picture``."""
-        return self.original.orientation if isinstance(self.original, Picture) else 1
-
-    def write(self, images: Tensor, target: Path, description: str) -> None:
-        """The file again with other images; never half of it."""
-        kind = target.suffix.lower()
-        if isinstance(self.original, Volume):
-            write_slices(self.original.with_values(unit_to_hounsfield(images)), target, description)
-            return
-        picture = self.original.with_values(images[:, 0].cpu().numpy(), self.numbers)
-        with atomic_path(target) as part:
-            write_picture(picture, part, kind)
-
-
-def require_size(what: str, place: Path, picture: Picture, contents: Contents, name: Path) -> None:
-    """Refuse a mask or a truth that does not lie on its picture, as both are displayed."""
-    shown = displayed_size(picture.stored.shape, picture.orientation)
-    wanted = displayed_size(contents.images.shape, contents.orientation)
-    if shown != wanted:
-        how = "" if contents.orientation == 1 else " when it is displayed"
-        raise InputError(
-            f"the {what} {place} is {shown[0]} x {shown[1]}, but {name} is {wanted[0]} x "
-            f"{wanted[1]}{how}; give one of its size"
-        )
-
-
-@contextmanager
-def naming(place: Path) -> Iterator[None]:
-    """Errors of the disk, which know nothing of results, with the name of the file."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise InputError(
-            f"{place} cannot be written ({reason}); make room there, or name another folder"
-        ) from error
-
-
-def write_slices(volume: Volume, target: Path, description: str) -> None:
-    """A DICOM file, under a temporary name first."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_dicom(volume.to(device=torch.device("cpu")), target, description=description)
-
-
-def read_contents(
-    path: Path,
-    target: Path,
-    choice: RangeChoice = "auto",
+def check_targets(
+    sources: Sequence[Source],
     *,
-    max_megapixels: float | None = None,
-) -> Contents:
-    """The planes of a file, and the check that its target can hold them."""
-    if path.suffix.lower() in DICOM:
-        volume = read_dicom(path, max_megapixels=max_megapixels)
-        if target.suffix.lower() not in DICOM:
-            raise InputError(f"{path} is DICOM, and so must be the result; let it end in .dcm")
-        images = hounsfield_to_unit(volume.images).float()
-        return Contents(volume, images, None, (-1024.0, 1500.0), (0.0, 2.0))
-    picture = read_picture(path, max_megapixels=max_megapixels)
-    if (reason := writable(picture, target.suffix.lower())) is not None:
-        raise InputError(f"{path} cannot be written to {target.name}: {reason}; try .tif or .npy")
-    numbers, notes = _range(picture, choice)
-    values = picture.values(numbers)
-    unknown = ~np.isfinite(values)
-    if unknown.all():
-        raise InputError(f"{path} has no finite number in it")
-    images = torch.from_numpy(np.where(unknown, np.float32(0), values))[:, None]
-    missing = torch.from_numpy(unknown)[:, None] if unknown.any() else None
-    return Contents(picture, images.contiguous(), missing, numbers, notes=notes)
+    force: bool,
+    resume: bool = False,
+    gap_map: bool = False,
+    proof: bool = False,
+    also_read: Sequence[Path] = (),
+    summary: Path | None = None,
+) -> None:
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+
+    Temporary files that a killed run left beside these results are removed.
+
+    Args:
+        sources: files and targets.
+        force: whether files that exist may be replaced.
+        resume: whether results of an earlier run may be; files without a record are none.
+        gap_map: whether maps of the gap are written.
+        proof: whether proof files are written.
+        also_read: further inputs: masks, truths, a saved regularizer.
+        summary: the file of all results, if there is to be one.
+    """
+    inputs = {resolved(place) for place in also_read}
+    for source in sources:
+        inputs |= {resolved(place) for place in (source.path, *sides(source.path))}
+    written: set[Path] = set()
+    for source in sources:
+        places = source.results(gap_map=gap_map, proof=proof)
+        there = any(place.exists() for place in places)
+        may = force or (resume and there and _is_result(source))
+        for place in places:
+            _require_free(place, inputs, may, resume)
+        written |= {resolved(place) for place in places}
+    if summary is not None:
+        _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
+        if resolved(summary) in written:
+            raise InputError(f"{summary} is the name of a result; name another file for all")
+    _make_folders({source.target.parent for source in sources}, summary)
+    results = [place for source in sources for place in source.results()]
+    remove_leftovers(results if summary is None else [*results, summary])
 
 
-def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...]]:
-    """The numbers that become 0 and 1."""
-    if isinstance(choice, tuple):
-        return choice, ()
-    stored = picture.stored
-    finite = stored[np.isfinite(stored)] if stored.dtype.kind == "f" else stored
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    data = (low, high) if high > low else (low, low + 1)
-    if choice == "data":
-        return data, ()
-    full = picture.full_range
-    if stored.dtype.kind == "f":
-        if low >= -0.5 and high <= 1.5:
-            return full, ()
-        return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
-    if low < 0:
-        return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
-    if high < full[1] / 8 and stored.dtype.itemsize > 1:
-        share = 100 * high / full[1]
-        return full, (f"it uses {share:.2g} % of its range only; --range data may do better",)
-    return full, ()
+def _make_folders(folders: set[Path], summary: Path | None) -> None:
+    for folder in folders if summary is None else folders | {summary.parent}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be a folder ({error.strerror}); name another"
+            ) from None
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {folder} ({error.strerror}); name another folder"
+            ) from None
+
+
+def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
+    if resolved(place) in inputs:
+        raise InputError(f"{place} is an input; write the results to another folder")
+    if place.is_dir():
+        raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not place.is_file():  # results replace what has their name
+        raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
+    if not place.exists() or may_replace:
+        return
+    if resume:
+        raise InputError(
+            f"{place} exists, and no record says that it is a result; move it away, name another "
+            "output, or use --force in place of --resume"
+        )
+    raise InputError(
+        f"{place} exists; name another output, or add --force (or --resume, which keeps finished "
+        "results)"
+    )
+
+
+def _is_result(source: Source) -> bool:
+    """Whether an earlier run wrote here; if it was killed, its record has a temporary name yet."""
+    return _is_ours(source.record) or any(leftovers([source.record]))
+
+
+def _is_ours(record: Path) -> bool:
+    """Whether a JSON file was written by a run: each says with which settings."""
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "settings" in content
