@@ -16,7 +16,7 @@ from convexlift.reconstruction.noise import Noise as Noise
 from convexlift.reconstruction.noise import estimate_noise as estimate_noise
 from convexlift.reconstruction.pictures import Denoiser as Denoiser
 from convexlift.reconstruction.pictures import Inpainter as Inpainter
-from convexlift.reconstruction.reconstructor import PreparedImage as PreparedImage
+from convexlift.reconstruction.prepared import PreparedImage as PreparedImage
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.reconstruction.scans import ScanReconstructor as ScanReconstructor
 from convexlift.reconstruction.sources import check_targets as check_targets

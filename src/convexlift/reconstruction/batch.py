@@ -17,7 +17,8 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.images import save_image
 from convexlift.reconstruction.contents import InputError, naming
-from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, glance, sides
 from convexlift.solvers.solution import Progress

@@ -34,7 +34,8 @@ from convexlift.reconstruction.noise import (
     is_line_art,
     spread,
 )
-from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import convexlift
 from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.contents import ImageLike, InputError
 from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.prepared import PreparedImage
 from convexlift.reconstruction.record import record_of
 from convexlift.reconstruction.solution import (
     Callback,
@@ -42,39 +43,6 @@ from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import Solution
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Bounds, Measurement
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedImage:
-    """An image or a scan, ready to be solved.
-
-    Attributes:
-        name: of the file, or "the image".
-        data: data term, operator and bounds.
-        weight: of the regularizer.
-        noise: assumed, if it has a level.
-        restored: planes of the solution in the numbers and the shape of the input.
-        write: writes planes of the solution to a file.
-        given: the data as planes, to compare with; None for a measured sinogram.
-        truth: (planes, 1, H, W), if it is known.
-        about: further facts for the record.
-        notes: what the user should know.
-    """
-
-    name: str
-    data: Measurement
-    weight: Weight
-    noise: Noise | None
-    restored: Callable[[Tensor], Tensor]
-    write: Callable[[Tensor, Path], None]
-    given: Tensor | None = None
-    truth: Tensor | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def joinable(self, other: PreparedImage) -> bool:
-        """Whether both can be solved as one batch."""
-        return self.weight.value == other.weight.value and self.data.joinable(other.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +256,7 @@ class Reconstructor(ABC):
             if option.name not in self.quiet and value is not None and not unused:
                 given[option.name] = _plain(value)
         given |= {"weight": str(self.rule), "device": str(self.place)}
-        return given | {"version": convexlift.__version__}
+        return given | {"version": sys.modules["convexlift"].__version__}  # set after imports
 
     @property
     def rule(self) -> WeightChoice:

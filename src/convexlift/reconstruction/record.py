@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from convexlift.images import psnr
 from convexlift.problems.claims import relative_gap
+from convexlift.reconstruction.prepared import PreparedImage
 from convexlift.solvers.solution import Solution
-
-if TYPE_CHECKING:
-    from convexlift.reconstruction.reconstructor import PreparedImage
 
 
 def record_of(

@@ -31,7 +31,8 @@ from convexlift.reconstruction.contents import (
     write_slices,
 )
 from convexlift.reconstruction.noise import Noise, photons_of
-from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
