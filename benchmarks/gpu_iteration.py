@@ -16,10 +16,10 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
-from convexlift.problems.saturation import SaturatedHead
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import PlainIterations
 from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
 
 CASES = {"faces-inpainting-bilevel": "inpainting", "photo-any-size": "inpainting",
          "faces-denoising": "salt-and-pepper"}  # fmt: skip

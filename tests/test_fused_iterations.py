@@ -12,11 +12,11 @@ import torch
 import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
 from convexlift.problems.lifting import lift
-from convexlift.problems.saturation import SaturatedHead
 from convexlift.solvers import fused_iterations
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import DoesNotApply, PlainIterations
 from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.step_sizes import Coupling
 
 pytest.importorskip("triton")

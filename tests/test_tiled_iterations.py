@@ -9,9 +9,9 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
-from convexlift.problems.saturation import SaturatedHead
 from convexlift.solvers import tiled_iterations
 from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.tiled_iterations import TiledIterations
 
 BATCH, SIZE = 3, 40

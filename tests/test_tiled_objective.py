@@ -13,8 +13,8 @@ from convexlift.problems import tiled_objective
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import lift, lifted_start
 from convexlift.problems.saddle import feasible_duals, fitting_duals
-from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.tiled_objective import OnePass
+from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.tensors import Blocks
 
 BATCH, HEIGHT, WIDTH, CHANNELS = 2, 44, 20, 6
