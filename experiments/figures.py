@@ -256,7 +256,7 @@ def tile_file(picture: Array, high: float = 1.0) -> bytes:
 
 
 def magnified(picture: Array, times: int) -> Array:
-    """Every pixel a square of so many by so many."""
+    """Every pixel as a square of times x times pixels."""
     return np.kron(picture, np.ones((times, times), picture.dtype))
 
 

@@ -43,16 +43,16 @@ class Bench:
         return self.settings.count
 
     def reference(self, image: int, *, bounded: bool) -> Reference:
-        """The optimum of one image; a tenth of the tolerance will do where steps are chosen."""
+        """The optimum of one image; less accurate where it serves to choose steps."""
         if (image, bounded) in self.found:
             return self.found[image, bounded]
         measured = image != self.tuning_image
         start = None if bounded else self.reference(image, bounded=True).x
+        gap = REFERENCE_GAP if measured else TUNING_TOLERANCE / 10
         self.tell(f"{self.name}: reference{'' if bounded else ' without the box'}")
         found = find_reference(
             self.trial.problem([image], bounded=bounded),
-            self.settings.reference_iterations,
-            gap=REFERENCE_GAP if measured else TUNING_TOLERANCE / 10,
+            cl.StopWhen(gap=gap, max_iterations=self.settings.reference_iterations),
             start=start,
             double=measured,
         )

@@ -34,7 +34,7 @@ class Times:
         return [each for each in self.parts[key].values["iterations"] if each is not None]
 
     def all_reached(self, key: str) -> bool:
-        """Whether all images did."""
+        """Whether all images got there."""
         return None not in self.parts[key].values["seconds"]
 
     def mean(self, key: str) -> float | None:
