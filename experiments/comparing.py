@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures import Line, Panel, Tile, shades
+from experiments.figures import Line, Panel, Tile
 from experiments.measuring import Curve
 from experiments.paper import Comparison, Printed
 from experiments.runner import Array, Part, Parts
@@ -248,7 +248,7 @@ class SideBySide:
         found = []
         for run in runs:
             members = [each for each in runs if each.family == run.family]
-            found.append((run, shades(len(members))[members.index(run)]))
+            found.append((run, 0.62 * members.index(run) / max(len(members) - 1, 1)))
         return found
 
     def _final(self, run: Run) -> float:
