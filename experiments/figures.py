@@ -96,8 +96,7 @@ def curves(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
             for label, handle in _fill(axis, panel):
                 entries.setdefault(label, handle)
     above = 0.3 if title else 0.0
-    if title:
-        figure.suptitle(title, fontsize=12)
+    figure.text(0.5, 1 - 0.25 / height, title, fontsize=12, ha="center")
     lines = math.ceil(len(entries) / _legend(figure, entries, 1 - above / height))
     figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines + above) / height))
     return figure
@@ -303,7 +302,12 @@ def _finish(axis: Any, panel: Panel) -> None:
         axis.set_xticks(ticks, [str(k) for k in ticks])
         axis.set_xticks([], minor=True)
     else:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
     if panel.unknown is not None and panel.limits is not None:
         axis.axhspan(panel.limits[0], panel.unknown, color="0.5", alpha=0.13, linewidth=0)
     for place in panel.marked:
