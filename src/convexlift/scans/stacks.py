@@ -19,7 +19,7 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import Picture, load_extra
 from convexlift.files.png_jpeg import Png
-from convexlift.files.tiff import Tiff, decoded, open_tiff
+from convexlift.files.tiff import Tiff, colours_of, decoded, open_tiff
 from convexlift.scans.formats import (
     PathLike,
     ScanFileError,
@@ -153,7 +153,7 @@ class TiffStack(StackFormat):
             first = file.pages.first
             if first.samplesperpixel != 1 or first.photometric != 1:
                 raise ScanFileError(
-                    f"{path} is {first.photometric.name} with {first.samplesperpixel} sample(s) "
+                    f"{path} is {colours_of(first)} with {first.samplesperpixel} sample(s) "
                     "for each pixel; slices are grey, with 0 for black"
                 )
             # Pages of other sizes are further series, or "levels" of a supposed pyramid.
