@@ -132,7 +132,7 @@ def test_a_pulled_problem_differs_by_a_constant(name):
 @pytest.mark.parametrize(
     ("fidelity", "operator", "names"),
     [
-        (cl.L1, cl.Mask(torch.ones(SIZE, SIZE, dtype=torch.float64)), "L1 behind Mask"),
+        (cl.L1, cl.Mask(1 - torch.eye(SIZE, dtype=torch.float64)), "L1 behind Mask"),
         (cl.SquaredL2, cl.Blur(torch.ones(3, 3, dtype=torch.float64)), "SquaredL2 behind Blur"),
     ],
 )

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from convexlift.__main__ import main
-from convexlift.cli.app import COMMANDS, load
+from convexlift.cli.app import COMMANDS, app, load
 
 SCRIPT = "import sys\nfrom convexlift.__main__ import main\nsys.exit(main())\n"
 """What installers make of an entry point."""
@@ -134,3 +135,9 @@ def test_the_module_goes_by_the_name_of_the_script():
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert "Usage: convexlift models" in printed
+
+
+def test_a_misspelt_command_gets_a_suggestion():
+    result = CliRunner().invoke(app, ["dem"])
+    assert result.exit_code == 2
+    assert "No such command 'dem'. Did you mean 'demo'?" in result.output
