@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.solvers import fused_iterations

@@ -10,7 +10,7 @@ from hypergradient_cases import KINKS, SIZE, SMOOTH, STEP, case, energy, network
 from oracle import optimum
 
 import convexlift as cl
-from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import Anchored
 from convexlift.networks.architectures import ridge
 from convexlift.operators.imaging import Diagonal
 from convexlift.training.hypergradients import (

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import parts
 import pytest
 import torch
 import zoo
@@ -14,7 +15,7 @@ import convexlift as cl
 from convexlift.models.describe import build, describe
 from convexlift.networks import Convolution, LinearMap
 from convexlift.operators.convolution import ConvolutionOperator, PoolingOperator
-from convexlift.parts import PARTS, overridden
+from convexlift.parts import PARTS, known_parts, overridden
 from convexlift.tensors import is_own
 
 Y = torch.rand(1, 1, 8, 8, dtype=torch.float64)
@@ -33,6 +34,15 @@ def test_every_activation_and_map_of_the_library_has_a_name(kind):
     """Without one it could be trained, but not saved."""
     for each in concrete(kind):
         assert PARTS[each.__name__] is each
+
+
+def test_every_part_of_the_library_is_in_a_test_list():
+    activations = {type(entry.h) for entry in parts.ACTIVATIONS}
+    assert activations == set(concrete(cl.Activation))
+    fidelities = {type(entry.make(Y)) for entry in parts.FIDELITIES.values()}
+    assert fidelities == set(concrete(cl.Fidelity))
+    operators = {make((1, 8, 8)).part_name for make in parts.OPERATORS.values()}
+    assert operators == set(known_parts(cl.LinearOperator))
 
 
 def test_a_name_cannot_be_taken_from_another_class(registry):

@@ -18,7 +18,7 @@ from convexlift.problems.tiled_objective import OnePass
 from convexlift.tensors import Blocks
 
 BATCH, HEIGHT, WIDTH, CHANNELS = 2, 44, 20, 6
-ACTIVATIONS = {**zoo.MONOTONE, **zoo.EVEN, **zoo.GROUPS}
+ACTIVATIONS = zoo.NAMED
 PADDINGS = ("zero", "reflect", "circular", "replicate")
 
 

@@ -132,7 +132,7 @@ def _hit(kind: str, folder: Path, signals: list[int], chance: random.Random) -> 
 
 def break_runs(folder: Path) -> None:
     """Runs of every kind: whole, killed again and again, and asked to stop."""
-    for module in ("torch._dynamo", "torch.utils.tensorboard", "torchmetrics.functional.image"):
+    for module in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(module)  # before the forks: children need not do it again
 
     chance = random.Random(time.time_ns())

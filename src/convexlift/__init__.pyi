@@ -8,11 +8,11 @@ from convexlift.checks import check_activation as check_activation
 from convexlift.checks import check_functional as check_functional
 from convexlift.checks import check_operator as check_operator
 from convexlift.functionals.box import Box as Box
-from convexlift.functionals.fidelity import L1 as L1
+from convexlift.functionals.data_terms import L1 as L1
+from convexlift.functionals.data_terms import KullbackLeibler as KullbackLeibler
+from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
+from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
-from convexlift.functionals.fidelity import KullbackLeibler as KullbackLeibler
-from convexlift.functionals.fidelity import SquaredL2 as SquaredL2
-from convexlift.functionals.weighted import WeightedL2 as WeightedL2
 from convexlift.models.cards import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
@@ -20,6 +20,7 @@ from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
 from convexlift.networks.activations import ReLU as ReLU
+from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.exponential_activations import ELU as ELU
 from convexlift.networks.exponential_activations import Softplus as Softplus
 from convexlift.networks.group_activations import GroupNorm as GroupNorm
@@ -30,7 +31,6 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
-from convexlift.networks.total_variation import TotalVariation as TotalVariation
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition
@@ -51,6 +51,10 @@ from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
+from convexlift.solvers.method import Method as Method
+from convexlift.solvers.named_methods import METHODS as METHODS
+from convexlift.solvers.named_methods import NamedMethod as NamedMethod
+from convexlift.solvers.named_methods import describe_steps as describe_steps
 from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG
 from convexlift.solvers.solution import Progress as Progress

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import KullbackLeibler
+from convexlift.functionals.data_terms import KullbackLeibler
 from convexlift.images import load_example, poisson_counts, psnr
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load

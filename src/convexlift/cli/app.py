@@ -33,6 +33,8 @@ COMMANDS = {
     "verify": "Check proof files, which reconstruct --proof and solution.proof.save write.",
 }
 """Names and summaries. The module ``cli.NAME`` registers the command with ``app``."""
+MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
+"""Modules with another name than their command."""
 
 
 class Commands(TyperGroup):
@@ -50,7 +52,7 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """Import a command."""
-    importlib.import_module(f"convexlift.cli.{name}")
+    importlib.import_module(f"convexlift.cli.{MODULES.get(name, name)}")
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     return group.commands[name]

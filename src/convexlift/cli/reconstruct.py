@@ -59,8 +59,8 @@ from convexlift.cli.reconstruct_options import (
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair, sheet
 from convexlift.models.store import load
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct
 from convexlift.reconstruction.engine import SEARCH, Engine
 from convexlift.reconstruction.input_files import (
@@ -73,8 +73,7 @@ from convexlift.reconstruction.input_files import (
 from convexlift.reconstruction.masks import MaskChoice, parse_colour
 from convexlift.reconstruction.output_paths import check_targets
 from convexlift.reconstruction.tomography import Scans, facts
-from convexlift.scans.attenuation import WATER
-from convexlift.scans.windows import WINDOWS
+from convexlift.scans.hounsfield import WATER, WINDOWS
 from convexlift.solvers.stopping import StopWhen
 
 PHOTO, CT = "photo-any-size", "ct-abdomen-chest"

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from convexlift.benchmark.methods import METHODS
 from convexlift.cli.app import Device, UserError
 from convexlift.models.files import names
 from convexlift.reconstruction.engine import WeightChoice
@@ -18,7 +17,8 @@ from convexlift.reconstruction.input_files import InputError, RangeChoice
 from convexlift.reconstruction.masks import MaskChoice
 from convexlift.reconstruction.noise import Kind
 from convexlift.reconstruction.photographs import Photographs, PictureTask
-from convexlift.scans.windows import WINDOWS, Window
+from convexlift.scans.hounsfield import WINDOWS, Window
+from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.stopping import StopWhen
 
 Arguments = ParamSpec("Arguments")

@@ -17,10 +17,10 @@ import math
 import torch
 from torch import Tensor
 
-from convexlift.functionals.circular import CircularFidelityTerm
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
+    CircularFidelityTerm,
     DiagonalFidelityTerm,
     DualBoxTerm,
     DualFidelityTerm,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convexlift.networks.icnn import BoundNetwork
+from convexlift.networks.bound_network import BoundNetwork
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 
 

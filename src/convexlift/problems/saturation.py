@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from convexlift.networks.icnn import BoundNetwork
+from convexlift.networks.bound_network import BoundNetwork
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
+from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.minorant import Minorant, layer_losses
 from convexlift.problems.pooling import pooled_layers

@@ -21,8 +21,8 @@ from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
-from convexlift.networks.passes import ForwardPass
+from convexlift.networks.bound_network import BoundNetwork, ForwardPass
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.tensors import (
     Shape,

@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from convexlift.benchmark.methods import METHODS
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.certificate import certify
 from convexlift.problems.claims import Claim
 from convexlift.problems.variational import VariationalProblem
@@ -30,6 +29,7 @@ from convexlift.reconstruction.weight_selection import (
     predictive_weight,
 )
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import Progress, Solution
 from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
@@ -100,7 +100,7 @@ class Engine:
         network: the regularizer, on the device.
         device: where to solve.
         stop: of each file; its seconds are for the search of a weight and all pieces together.
-        method: a name in ``benchmark.methods.METHODS``.
+        method: a name in ``solvers.named_methods.METHODS``.
         weight: a number, or a rule.
         batch: images at once, or None for as many as fit.
         gap_map: whether maps of the gap are wanted.

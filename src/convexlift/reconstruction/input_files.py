@@ -16,32 +16,25 @@ from torch import Tensor
 
 from convexlift.files.pictures import (
     Picture,
+    PictureFormat,
     Range,
     displayed_size,
     read_picture,
     writable,
     write_picture,
 )
-from convexlift.files.planes import SUFFIXES
 from convexlift.images import atomic_path
-from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
-from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
 from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.files import HDF5
-from convexlift.scans.folders import files_in
+from convexlift.scans.formats import SinogramFormat, files_in
+from convexlift.scans.hounsfield import hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.sinogram_arrays import FORMAT
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
 
-DICOM = (".dcm", ".dicom", ".ima")
-_MARKS = (
-    ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
-    ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
-    ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
-    ((".npy",), (b"\x93NUMPY",), "NPY"),
-)
-PICTURES = (*SUFFIXES, *DICOM)
-SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
+DICOM = DICOM_SUFFIXES
+PICTURES = (*PictureFormat.known_suffixes(), *DICOM)
+SINOGRAMS = SinogramFormat.known_suffixes()
 
 RangeChoice = Range | Literal["auto", "data"]
 
@@ -183,7 +176,12 @@ def companions(place: Path | None, sources: Sequence[Source]) -> list[Path]:
     return [p for p in files_in(place) if p.stem in stems and p.suffix.lower() in PICTURES]
 
 
-def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
+def companion(
+    folder: Path,
+    path: Path,
+    what: str,
+    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
+) -> Path:
     """The picture in a folder with the name of another: with its ending too, if there are several.
 
     Args:
@@ -216,9 +214,9 @@ def glance(path: Path) -> str | None:
             start = file.read(132)
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
-    for endings, marks, kind in _MARKS:
-        if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
-            return f"this is no {kind} file, whatever its name says"
+    kind = PictureFormat.of(path)
+    if kind is not None and kind.misnamed(start):
+        return f"this is no {kind.name} file, whatever its name says"
     return None
 
 

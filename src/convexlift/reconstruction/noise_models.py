@@ -27,8 +27,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, KullbackLeibler, SquaredL2
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2, WeightedL2
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator

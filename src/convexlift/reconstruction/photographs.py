@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.pictures import Picture, Range, read_picture, regrid
-from convexlift.files.planes import SUFFIXES
+from convexlift.files.pictures import Picture, PictureFormat, Range, read_picture, regrid
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.input_files import (
     PICTURES,
@@ -43,9 +42,6 @@ PictureTask = Literal["denoise", "inpaint"]
 
 FEWEST_PIXELS = 8
 """Of each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
-
-WITH_NAN = (".npy", ".tif", ".tiff")
-"""Files that may say themselves which pixels are missing."""
 
 NOTHING_MISSING = "no pixel of {} is missing; give --mask or --mask-colour, or NaN in a float file"
 
@@ -140,7 +136,8 @@ class Photographs:
                     f"{', '.join(PICTURES)}"
                 )
         unmasked = self.task == "inpaint" and self.mask.file is None and self.mask.colour is None
-        if unmasked and all(source.path.suffix.lower() not in WITH_NAN for source in sources):
+        formats = [PictureFormat.of(source.path) for source in sources]
+        if unmasked and not any(kind is not None and kind.holds_nan for kind in formats):
             raise InputError(NOTHING_MISSING.format(sources[0].path))
         if len(sources) == 1 and glance(sources[0].path) is None:
             self._check_fit(sources[0])
@@ -244,7 +241,8 @@ class Photographs:
             return None
         place = self.truth
         if place.is_dir():
-            suffixes = SUFFIXES if isinstance(contents.original, Picture) else PICTURES
+            is_picture = isinstance(contents.original, Picture)
+            suffixes = PictureFormat.known_suffixes() if is_picture else PICTURES
             place = companion(place, source.path, "truth", suffixes)
         if not isinstance(contents.original, Picture):
             images = read_contents(place, source.target, max_megapixels=self.max_megapixels).images

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.images import atomic_path, psnr, save_image
+from convexlift.images import atomic_path, psnr, save_image, ssim
 from convexlift.problems.claims import relative_gap
 from convexlift.proofs import Proof
 from convexlift.reconstruction.engine import Solved
@@ -116,22 +116,12 @@ def _quality(case: Case, x: Tensor) -> dict[str, Any]:
     quality: dict[str, Any] = {"psnr": _finite(_joint_psnr(x, truth))}
     if case.picture is not None and case.picture.shape == truth.shape:
         quality["psnr_before"] = _finite(_joint_psnr(case.picture, truth))
-    similarity = _ssim(x, truth)
-    return quality if similarity is None else quality | {"ssim": similarity}
+    return quality | {"ssim": _finite(float(ssim(x.float(), truth).mean()))}
 
 
 def _joint_psnr(x: Tensor, truth: Tensor) -> float:
     """Of all planes together."""
     return float(psnr(x.reshape(1, -1), truth.reshape(1, -1)))
-
-
-def _ssim(x: Tensor, truth: Tensor) -> float | None:
-    try:
-        from convexlift.training.validation import ssim
-
-        return _finite(float(ssim(x.float(), truth).mean()))
-    except ImportError:  # torchmetrics is not everywhere
-        return None
 
 
 def _summary(words: tuple[str, ...]) -> str:

@@ -12,35 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.files.formats import read_npy
 from convexlift.files.pictures import Picture, read_picture, write_picture
-from convexlift.files.planes import read_npy
 from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import ParallelBeam
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
 from convexlift.reconstruction.engine import Engine
 from convexlift.reconstruction.input_files import DICOM, InputError, Source, write_slices
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.noise_models import Integrals, Photons, Statement
 from convexlift.reconstruction.photographs import Case
-from convexlift.scans.attenuation import (
+from convexlift.scans.data_exchange import DataExchange
+from convexlift.scans.files import read_sinogram, read_volume
+from convexlift.scans.formats import AngleUnit, ScanFileError, files_in, reading
+from convexlift.scans.hounsfield import (
     WATER,
+    WINDOWS,
+    Window,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
     hounsfield_to_unit,
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.data_exchange import AngleUnit
-from convexlift.scans.errors import ScanFileError, reading
-from convexlift.scans.files import HDF5, read_sinogram, read_volume
-from convexlift.scans.folders import files_in
-from convexlift.scans.geometry import FanGeometry
-from convexlift.scans.pictures import write_png, write_tiff
-from convexlift.scans.sinograms import Quantity, Sinogram
+from convexlift.scans.sinograms import FanGeometry, Quantity, Sinogram
+from convexlift.scans.stacks import write_png, write_tiff
 from convexlift.scans.volumes import Volume
-from convexlift.scans.windows import WINDOWS, Window
 from convexlift.tasks import SparseViewCT
 from convexlift.transmission import line_integrals
 
@@ -228,7 +226,7 @@ class Scans:
 
     def _read(self, path: Path) -> Sinogram:
         rows = None if self.rows is None else slice(*self.rows)
-        unit = self.angle_unit if path.suffix.lower() in HDF5 else None
+        unit = self.angle_unit if path.suffix.lower() in DataExchange.suffixes else None
         return read_sinogram(
             path, rows=rows, angle_unit=unit,
             max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,

@@ -20,7 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.planes import SUFFIXES, Plane, as_plane, read_plane, to_float, white
+from convexlift.files.pictures import (
+    PictureFormat,
+    Plane,
+    as_plane,
+    read_plane,
+    to_float,
+    white,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +334,8 @@ def _permutation(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
-    looked_for = ", ".join(SUFFIXES)
+    suffixes = PictureFormat.known_suffixes()
+    looked_for = ", ".join(suffixes)
     if limit is not None and limit < 1:
         raise ValueError(f"limit is at least 1, or None for all pictures; got {limit}")
     if not folder.exists():
@@ -337,7 +345,7 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     paths = sorted(
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file()
     )
     if not paths:
         raise ValueError(f"{folder} has no pictures; their names end in one of {looked_for}")

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import Fidelity, SquaredL2
+from convexlift.functionals.data_terms import SquaredL2
+from convexlift.functionals.fidelity import Anchored, Fidelity
 from convexlift.networks import derivatives
 from convexlift.networks.derivatives import Apply
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from convexlift.images import psnr
+from convexlift.images import psnr, ssim
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.solvers.method import Method
 from convexlift.solvers.solve import solve
@@ -117,22 +117,6 @@ def climb(score: Callable[[int], float], limit: int = 20) -> int:
                 break
             here = best
     return here
-
-
-def ssim(x: Tensor, truth: Tensor) -> Tensor:
-    """The structural similarity for each image; NaN for images smaller than its window (11)."""
-    if min(x.shape[-2:]) < 11:
-        return torch.full((x.shape[0],), math.nan, dtype=torch.float64, device=x.device)
-    try:
-        from torchmetrics.functional.image import structural_similarity_index_measure
-    except ImportError:
-        raise ImportError('SSIM needs torchmetrics: pip install "convexlift[train]"') from None
-    # Its variances are differences of means that the TF32 of a GPU rounds to three digits.
-    values = structural_similarity_index_measure(
-        x.double(), truth.double(), data_range=1.0, reduction="none"
-    )
-    assert isinstance(values, Tensor)
-    return values.reshape(-1)
 
 
 def _middle(picture: Tensor, size: int) -> Tensor:

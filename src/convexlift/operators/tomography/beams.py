@@ -1,173 +1,28 @@
-"""Scanners as operators: parallel beams, and fans on flat or curved detectors."""
+"""Scanners: parallel beams, and fans on flat or curved detectors."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.operators.linear import LinearOperator
-from convexlift.operators.spectral import frequencies
-from convexlift.operators.tomography.arguments import checked_angles, checked_bins, checked_grid
-from convexlift.operators.tomography.filtered_backprojection import (
-    angle_shares,
-    filtered,
-    interpolated,
-    lags,
-    ramp,
-)
-from convexlift.operators.tomography.projector import Projector, projector
+from convexlift.operators.linear import Scaled
+from convexlift.operators.tomography.filtered_backprojection import angle_shares, lags, ramp
+from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
-from convexlift.tensors import Shape
 
+T = TypeVar("T")
 Detector = Literal["flat", "curved"]
 DETECTORS: tuple[Detector, ...] = ("flat", "curved")
 """Bins at equal distances on a line, or at equal angles as seen from the source."""
-
-
-class RayTransform(LinearOperator):
-    """(A x)_{a, b} = integral of x along ray b of angle a, by Joseph's method.
-
-    Images (B, 1, H, W) become sinograms (B, 1, angles, bins). The adjoint is the exact transpose;
-    both can be differentiated as often as you like. On a GPU without Triton, sums of adjoints come
-    in any order, so their last digits may vary from call to call.
-
-    Attributes:
-        grid: the pixels, in units of length.
-        angles: in radians, in the operator's precision and on its device.
-        exact_angles: the same in double precision.
-        bins: the places of the bins on the detector.
-        bin_width: their distance.
-    """
-
-    nonnegative = True
-    bin_width: float
-    turn: float
-    """The angles that tell all of an image, in radians: half a turn or a whole one."""
-
-    def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
-        self.grid = grid
-        self.input_shape = (1, grid.height, grid.width)
-        # Geometry stays in double precision; the tensor follows `to` and says where images are.
-        self.exact_angles = angles
-        self.bins = bins
-        self.angles = torch.from_numpy(angles).to(torch.get_default_dtype())
-        self._shared = _Shared()
-
-    @abstractmethod
-    def lines(self) -> Lines:
-        """The rays."""
-
-    @abstractmethod
-    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
-        """Weights of the bins, the filter |w| with the spacing of its lags."""
-
-    @abstractmethod
-    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Where rays through points meet the detector at angle t, and their weights."""
-
-    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
-        """Filtered back projection: the sum over angles of filtered rows, interpolated."""
-        shape = self.output_shape(self._resolve(None))
-        if tuple(y.shape[1:]) != shape:
-            raise ValueError(
-                f"fbp expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
-                f"got {tuple(y.shape)}"
-            )
-        weights, kernel, spacing = self._weighted_ramp()
-        rows = filtered(y[:, 0] * torch.from_numpy(weights).to(y), kernel, spacing, window)
-        across, up = (torch.from_numpy(centres).to(y) for centres in self.grid.centres())
-        image = y.new_zeros((y.shape[0], len(up), len(across)))
-        shares = angle_shares(self.exact_angles, self.turn) * (math.pi / self.turn)
-        for k, (t, share) in enumerate(zip(self.exact_angles, shares, strict=True)):
-            place, weight = self._seen_from(t, across, up[:, None])
-            position = (place - self.bins[0]) / self.bin_width
-            image += share * weight * interpolated(rows[:, k], position)
-        return image[:, None]
-
-    def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
-        """1/|w|, up to the lowest frequency of the image."""
-        if not self.invertible:
-            return None
-        lowest = 0.5 / max(height, width)
-        return 1 / (frequencies(height, width, like.dtype, like.device) + lowest)
-
-    def arguments(self) -> dict[str, Any]:
-        """The geometry itself, in double precision."""
-        return {
-            "image_size": [self.grid.height, self.grid.width],
-            "pixel_size": [self.grid.pixel_height, self.grid.pixel_width],
-            "angles": self.exact_angles,
-            "bins": self.bins,
-        }
-
-    def _projector(self, dtype: torch.dtype) -> Projector:
-        key = self.angles.device, dtype
-        known = self._shared.projectors
-        if key not in known:
-            known[key] = projector(self.lines(), self.grid, self.angles.device, dtype)
-        return known[key]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A x."""
-        return self._apply(x, False)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """A* y."""
-        shape = self.output_shape((1, self.grid.height, self.grid.width))
-        if tuple(y.shape[1:]) != shape:
-            raise ValueError(
-                f"{type(self).__name__}.adjoint expects sinograms of shape (batch, "
-                f"{', '.join(map(str, shape))}), got {tuple(y.shape)}"
-            )
-        return self._apply(y, True)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """(1, angles, bins)."""
-        if tuple(input_shape) != self.input_shape:
-            raise ValueError(
-                f"{type(self).__name__} takes images of {self.input_shape}, got {input_shape}"
-            )
-        return (1, len(self.exact_angles), len(self.bins))
-
-    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """Times the longest way of a ray, or the largest sum of lengths through a pixel."""
-        if not adjoint:
-            steps = max(self.grid.height, self.grid.width) + 2
-            longest = steps * math.hypot(self.grid.pixel_height, self.grid.pixel_width)
-            return longest * bound
-        if self._shared.densest is None:
-            ones = torch.ones(1, *self.output_shape(input_shape), dtype=torch.float64)
-            self._shared.densest = 1.01 * float(self.adjoint(ones.to(self.angles.device)).max())
-        return self._shared.densest * bound
-
-    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """Four for each of the crossings of a ray; for each of the rays that may meet a pixel."""
-        angles, bins = len(self.exact_angles), len(self.bins)
-        return 4 * (angles * bins if adjoint else max(self.grid.height, self.grid.width) + 2)
-
-    def __repr__(self) -> str:
-        size = f"{self.grid.height} x {self.grid.width} pixels"
-        return (
-            f"{type(self).__name__}({size}, {len(self.exact_angles)} angles, {len(self.bins)} bins)"
-        )
-
-    def _apply(self, data: Tensor, transposed: bool) -> Tensor:
-        if not data.is_floating_point():
-            raise ValueError(f"{type(self).__name__} takes real numbers, got {data.dtype}")
-        if data.device != self.angles.device:
-            raise ValueError(
-                f"{type(self).__name__} is on {self.angles.device} and its argument on "
-                f"{data.device}; write operator.to(device={str(data.device)!r})"
-            )
-        result: Tensor = _Product.apply(data[:, 0], self._projector(data.dtype), transposed)  # type: ignore[no-untyped-call]
-        return result[:, None]
+PAPER_BACKGROUND = 50.0
+"""The counts r that are added to A x, in ``KullbackLeibler(y, background=r)``."""
+PAPER_UNIT = 0.1
+"""Integrals are divided by this, which makes the counts larger."""
 
 
 class ParallelBeam(RayTransform, name="ParallelBeam"):
@@ -200,10 +55,10 @@ class ParallelBeam(RayTransform, name="ParallelBeam"):
         detector_offset: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        grid = checked_grid(name, image_size, extent)
+        grid = _checked_grid(name, image_size, extent)
         width = 2 * grid.radius / max(bins, 1) if bin_width is None else bin_width
-        places = checked_bins(name, bins, width, detector_offset)
-        super().__init__(grid, checked_angles(name, angles, math.pi), places)
+        places = _checked_bins(name, bins, width, detector_offset)
+        super().__init__(grid, _checked_angles(name, angles, math.pi), places)
         self.bin_width = width
 
     def lines(self) -> Lines:
@@ -255,7 +110,7 @@ class FanBeam(RayTransform, name="FanBeam"):
         detector_offset: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        grid = checked_grid(name, image_size, extent)
+        grid = _checked_grid(name, image_size, extent)
         if detector not in DETECTORS:
             raise ValueError(f"detector must be one of {DETECTORS}, got {detector!r}")
         if not (math.isfinite(source_distance) and source_distance > grid.radius):
@@ -272,14 +127,14 @@ class FanBeam(RayTransform, name="FanBeam"):
             angle = math.asin(grid.radius / source_distance)
             reach = math.tan(angle) if detector == "flat" else angle
             bin_width = 2 * (source_distance + detector_distance) * reach / max(bins, 1)
-        places = checked_bins(name, bins, bin_width, detector_offset)
+        places = _checked_bins(name, bins, bin_width, detector_offset)
         self.bin_width = bin_width
         if (steepest := float(np.abs(self.fan_angles(places)).max())) >= math.pi / 2:
             raise ValueError(
                 f"{name} has rays that leave the source {math.degrees(steepest):.0f} degrees off "
                 "its axis; make bin_width or detector_offset smaller"
             )
-        super().__init__(grid, checked_angles(name, angles, 2 * math.pi), places)
+        super().__init__(grid, _checked_angles(name, angles, 2 * math.pi), places)
 
     def fan_angles(self, places: Floats) -> Floats:
         """The angle at the source between the axis and the ray to each place on the detector."""
@@ -346,30 +201,67 @@ class FanBeam(RayTransform, name="FanBeam"):
         }
 
 
-@dataclass(eq=False)
-class _Shared:
-    """What copies of an operator in other precisions and on other devices have in common."""
+def paper_scanner() -> Scaled:
+    """A = (ray transform) / 0.1 of the paper's experiments in tomography.
 
-    projectors: dict[tuple[torch.device, torch.dtype], Projector] = field(default_factory=dict)
-    densest: float | None = None
+    512 x 512 pixels over the square from -128 to 128, 200 parallel beams from 0 to before pi, 400
+    bins over the diagonal. Data are Poisson numbers of A x + ``PAPER_BACKGROUND``.
+    """
+    return ParallelBeam(512, 200, 400, 256.0) * (1 / PAPER_UNIT)
 
 
-class _Product(torch.autograd.Function):
-    """A x or A* y. Each is the derivative of the other, so both may be differentiated again."""
+def _checked_grid(
+    name: str, image_size: int | tuple[int, int], extent: float | tuple[float, float] | None
+) -> Grid:
+    """Pixels of ``image_size`` = (height, width) over a rectangle of ``extent``."""
+    sizes = _pair(image_size)
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(
+            f"{name} needs image_size=N or (height, width) of whole numbers from 1, "
+            f"got {image_size!r}"
+        )
+    height, width = sizes
+    extents = (float(height), float(width)) if extent is None else _pair(extent)
+    if not all(math.isfinite(e) and e > 0 for e in extents):
+        raise ValueError(
+            f"{name} needs extent > 0, the height and width of the image in units of length, "
+            f"got {extent!r}"
+        )
+    return Grid(height, width, float(extents[0]) / height, float(extents[1]) / width)
 
-    @staticmethod
-    def forward(data: Tensor, projector: Projector, transposed: bool) -> Tensor:
-        return projector.backproject(data) if transposed else projector.project(data)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.projector, ctx.transposed = inputs
+def _checked_angles(name: str, angles: int | Tensor | Sequence[float], turn: float) -> Floats:
+    """Angles in radians; a number of them is spread evenly over [0, turn)."""
+    if isinstance(angles, int) and not isinstance(angles, bool):
+        if angles < 1:
+            raise ValueError(f"{name} needs at least one angle, got angles={angles}")
+        return np.arange(angles, dtype=np.float64) * (turn / angles)
+    values = torch.as_tensor(angles, dtype=torch.float64).detach().cpu()
+    if values.ndim != 1 or values.numel() == 0:
+        raise ValueError(
+            f"{name} needs angles=N or a list of angles in radians, got the shape "
+            f"{tuple(values.shape)}"
+        )
+    if not (finite := torch.isfinite(values)).all():
+        place = int((~finite).nonzero()[0])
+        raise ValueError(f"{name} got angles[{place}] = {float(values[place])}")
+    return values.numpy().copy()
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        product = _Product.apply(gradients[0], ctx.projector, not ctx.transposed)  # type: ignore[no-untyped-call]
-        return product, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _Product.apply(tangents[0], ctx.projector, ctx.transposed)  # type: ignore[no-untyped-call]
+def _checked_bins(name: str, bins: int, bin_width: float, offset: float) -> Floats:
+    """The centres of the bins, on a detector whose middle is at ``offset``."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"{name} needs bins=N, a whole number from 1, got {bins!r}")
+    if not (math.isfinite(bin_width) and bin_width > 0):
+        raise ValueError(f"{name} needs bin_width > 0, got {bin_width}")
+    if not math.isfinite(offset):
+        raise ValueError(f"{name} needs a finite detector_offset, got {offset}")
+    return (np.arange(bins, dtype=np.float64) - (bins - 1) / 2) * bin_width + offset
+
+
+def _pair(value: T | tuple[T, T]) -> tuple[T, T]:
+    if not isinstance(value, tuple):
+        return (value, value)
+    if len(value) != 2:
+        raise ValueError(f"a number or a pair (height, width) was expected, got {value!r}")
+    return value
