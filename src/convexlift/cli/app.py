@@ -16,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import convexlift
 from convexlift import startup
-from convexlift.files.atomic import atomic_path
 
 if TYPE_CHECKING:
     import torch
@@ -177,5 +176,7 @@ def check_json_file(path: Path | None) -> None:
 def write_json(path: Path | None, content: Any) -> None:
     """Write the file of ``--json``, if there is one, atomically."""
     if path is not None:
+        from convexlift.files.atomic import atomic_path  # which imports numpy
+
         with atomic_path(path) as part:
             part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
