@@ -50,6 +50,8 @@ from convexlift.problems.variational import VariationalProblem as VariationalPro
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
+from convexlift.reconstruction.call import reconstruct as reconstruct
+from convexlift.reconstruction.result import Reconstruction as Reconstruction
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS

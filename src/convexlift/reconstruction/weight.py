@@ -6,8 +6,8 @@
                  The best weights of ``photo-any-size`` and of total variation on the six pictures
                  of the package, for sigma from 0.01 to 0.4, grow with the power 1.2. For salt and
                  pepper, fractions from 0.05 to 0.5, it is 0.25.
-``auto``         the weight whose image predicts data that were kept apart best (``noise_models``);
-                 found by steps of a factor of 2, then of its root, and a parabola in the logarithm.
+``auto``         the weight whose image best predicts held-out data (``held_out``); found by steps
+                 of a factor of 2, then of its root, and a parabola in the logarithm.
 ``discrepancy``  the weight whose residual is as large as the noise (Morozov 1966, "On the solution
                  of functional equations by the method of regularization"). A classical rule that
                  smooths too much: it stays 1 to 2 dB below the best weight on those pictures,
@@ -17,19 +17,25 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from convexlift.models.cards import ModelCard
+from convexlift.networks.architectures import TotalVariation
+from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Kind, Noise
-from convexlift.reconstruction.noise_models import Statement
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
+from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
+from convexlift.solvers.solution import Status
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
-Rule = Literal["card", "auto", "discrepancy", "given"]
+Rule = Literal["card", "auto", "discrepancy"]
+WeightChoice = float | Rule
 
 POWERS: dict[Kind, float] = {"gaussian": 1.2, "salt-and-pepper": 0.25}
 """Of the noise level, in the weight."""
@@ -37,7 +43,7 @@ POWERS: dict[Kind, float] = {"gaussian": 1.2, "salt-and-pepper": 0.25}
 TOTAL_VARIATION = {
     "gaussian-denoising": 0.086, "inpainting": 0.016, "salt-and-pepper": 0.7, "ct": 4.0,
 }  # fmt: skip
-"""The best of total variation on the test images of the cards."""
+"""The best weights of total variation on the test images of the cards."""
 
 CARD_LEVELS = {
     GaussianDenoising.name: GaussianDenoising().sigma,
@@ -47,7 +53,7 @@ CARD_LEVELS = {
 """Noise levels that the weights of cards are for."""
 
 LEAST_LEVEL = 1e-4
-"""A weight of 0 states no problem."""
+"""A weight of 0 would state no problem."""
 
 ACCURACY = 0.01
 """How near the residual of ``discrepancy`` is to that of the noise."""
@@ -56,10 +62,24 @@ LIMIT = 14
 """Solves of a search."""
 
 FARTHEST = 1e4
-"""No search goes beyond this factor of its start."""
+"""No search leaves its start by more than this factor."""
 
-Solve = Callable[[Statement, float], Tensor]
-"""An image for a weight; warm-started, and as accurate as a search needs it."""
+SEARCH_SHARE = 0.5
+"""Of the time limit, at most, for the search."""
+
+SEARCH = StopWhen(gap=3e-3, max_iterations=150)
+"""Accuracy of the images of a search."""
+
+SEED = 7_305_118_642_907
+"""For the random numbers that split data. Noise that somebody simulated with the same seed would be
+the same numbers, and the parts would not be independent: a number that nobody chooses."""
+
+Solve = Callable[[Measurement, float], Tensor]
+"""The image for a weight; warm-started, and as accurate as a search needs it."""
+
+
+class SearchEndedEarly(Exception):
+    """Ctrl-C, or the end of the time, came during the search for a weight."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +87,87 @@ class Weight:
     """A weight, and where it comes from.
 
     Attributes:
-        value: of the weight.
-        rule: that chose it.
+        value: the weight.
+        rule: the rule that chose it, or ``given``.
         trials: (weight, what the rule measured) of a search.
         note: what went wrong with the rule, or nothing.
-        seconds: that a search took.
+        seconds: duration of the search.
     """
 
     value: float
-    rule: Rule
+    rule: Rule | Literal["given"]
     trials: tuple[tuple[float, float], ...] = ()
     note: str = ""
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For files."""
+        """For records."""
         record: dict[str, Any] = {"value": self.value, "rule": self.rule}
         if self.trials:
             record["trials"] = [{"weight": w, "measured": m} for w, m in self.trials]
         return record | ({"note": self.note} if self.note else {})
+
+
+def choose_weight(
+    choice: WeightChoice,
+    data: Measurement,
+    task: str,
+    noise: Noise | None,
+    solver: PiecewiseSolver,
+    search: StopWhen = SEARCH,
+) -> Weight:
+    """The weight given, or chosen by a rule; ``auto`` in place of ``card`` if the card has none.
+
+    Args:
+        choice: a number or a rule.
+        data: of all images, which get one weight.
+        task: that weights of cards are for.
+        noise: of the data, if it has a level.
+        solver: with the network; half of its time limit at most is used.
+        search: when the solves of a search stop.
+    """
+    if isinstance(choice, int | float):
+        return Weight(float(choice), "given")
+    is_tv = isinstance(solver.network, TotalVariation)
+    known = card_weight(known_weights(solver.network.card, is_tv), task, noise)
+    if choice == "card" and known is not None:
+        return Weight(known, "card")
+    start = 1.0 if known is None else known
+    # Some of the images tell the weight as well as all of them.
+    some = slice(None, None, -(-len(data) // solver.fitting(data)))
+    there = solver.here(data.select(some))
+    begin = time.perf_counter()
+    limit = None if solver.stop.seconds is None else SEARCH_SHARE * solver.stop.seconds
+    state: list[object] = [None]
+
+    def left() -> float | None:
+        return None if limit is None else begin + limit - time.perf_counter()
+
+    def image(of: Measurement, weight: float) -> Tensor:
+        stop = within(search, left())
+        problem = stated(of, solver.network, weight, solver.method)
+        solution = solver.solve_once(problem, stop, state[0])
+        rest = left()
+        if solver.interruption.status is not None or (rest is not None and rest <= 0):
+            raise SearchEndedEarly
+        state[0] = solution.state
+        return solution.x
+
+    try:
+        if choice == "discrepancy":
+            chosen = discrepancy_weight(there, noise, start, image)
+        else:
+            generator = torch.Generator().manual_seed(SEED)
+            chosen = predictive_weight(there, noise, start, image, generator)
+    except SearchEndedEarly:
+        interrupted = solver.interruption.status is Status.INTERRUPTED
+        note = (
+            "interrupted while the weight was searched"
+            if interrupted
+            else "the time limit ended the search of the weight"
+        )
+        chosen = Weight(start, "discrepancy" if choice == "discrepancy" else "auto", (), note)
+    return replace(chosen, seconds=time.perf_counter() - begin)
 
 
 def card_weight(weights: dict[str, float], task: str, noise: Noise | None) -> float | None:
@@ -98,7 +180,7 @@ def card_weight(weights: dict[str, float], task: str, noise: Noise | None) -> fl
     """
     if noise is None:
         return weights.get(task)
-    # Both are 1/2 ||A x - y||^2: one stands in for the other, at its own noise level.
+    # Both have the data term 1/2 ||A x - y||^2: one replaces the other, at its own noise level.
     alike = (GaussianDenoising.name, Inpainting.name) if noise.kind == "gaussian" else ()
     level = max(noise.level, LEAST_LEVEL)
     for name in (task, *alike):
@@ -108,17 +190,17 @@ def card_weight(weights: dict[str, float], task: str, noise: Noise | None) -> fl
 
 
 def known_weights(card: ModelCard | None, is_total_variation: bool) -> dict[str, float]:
-    """Weights by task."""
+    """Weights by task: those of the card, or ours for total variation."""
     if is_total_variation:
         return TOTAL_VARIATION
     return {} if card is None else dict(card.weights)
 
 
 def predictive_weight(
-    statement: Statement, start: float, solve: Solve, generator: torch.Generator
+    data: Measurement, noise: Noise | None, start: float, solve: Solve, generator: torch.Generator
 ) -> Weight:
     """The rule ``auto``: see the module."""
-    kept, score = statement.split(generator)
+    kept, score = split(data, noise, generator)
     trials: dict[float, float] = {}
 
     def measured(k: float) -> float:
@@ -147,12 +229,14 @@ def vertex(left: float, middle: float, right: float) -> float:
     return max(-1.0, min(1.0, (left - right) / (2 * bend))) if bend > 0 else 0.0
 
 
-def discrepancy_weight(statement: Statement, start: float, solve: Solve) -> Weight:
+def discrepancy_weight(
+    data: Measurement, noise: Noise | None, start: float, solve: Solve
+) -> Weight:
     """The rule ``discrepancy``: a bracket in log(weight), for residuals grow with the weight."""
     trials: dict[float, float] = {}
 
     def measured(weight: float) -> float:
-        trials[weight] = statement.discrepancy(solve(statement, weight))
+        trials[weight] = discrepancy(data, noise, solve(data, weight))
         return trials[weight]
 
     low: float | None = None  # weights whose residuals are below and above that of the noise
