@@ -60,6 +60,12 @@ def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_
     assert found == (130, "convexlift: Interrupted.\n")
 
 
+@pytest.mark.parametrize("command", ["demo", "train bilevel pictures", "serve", "reproduce ct"])
+def test_control_c_while_a_command_imports_torch_is_one_line_and_130(command, tmp_path):
+    found = interrupted(["-m", "convexlift", *command.split()], "torch", tmp_path)
+    assert found == (130, "convexlift: Interrupted.\n")
+
+
 def test_control_c_is_left_to_programs_that_import_the_package(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
