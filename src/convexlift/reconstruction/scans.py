@@ -38,7 +38,6 @@ from convexlift.scans.attenuation import (
     WATER,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
-    hounsfield_to_unit,
     unit_attenuation,
     unit_to_hounsfield,
 )
@@ -186,8 +185,8 @@ class ScanReconstructor(Reconstructor):
     # Simulated scans -----------------------------------------------------------------------------
 
     def _simulated(self, image: ScanLike, solver: PiecewiseSolver) -> PreparedImage:
-        name, volume, shape = read_slices(image, self.max_megapixels)
-        truth = hounsfield_to_unit(volume.images).float().clamp_min(0)
+        name, volume, images, shape = read_slices(image, self.max_megapixels)
+        truth = images.clamp_min(0)
         background = PAPER_BACKGROUND if self.background is None else self.background
         task = SparseViewCT(
             scanner=_scanner(*truth.shape[-2:], self.views, self.bins), background=background,
