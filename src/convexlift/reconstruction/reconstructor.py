@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.models.store import load, sheet
+from convexlift.models.files import sheet
+from convexlift.models.store import load
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.contents import ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.images import psnr
+from convexlift.images import psnr, ssim
 from convexlift.problems.claims import relative_gap
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.noise import Noise
@@ -143,22 +143,12 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     quality: dict[str, Any] = {"psnr": _finite(joint_psnr(x, truth))}
     if given is not None and given.shape == truth.shape:
         quality["psnr_before"] = _finite(joint_psnr(given, truth))
-    similarity = _ssim(x, truth)
-    return quality if similarity is None else quality | {"ssim": similarity}
+    return quality | {"ssim": _finite(float(ssim(x.float(), truth).mean()))}
 
 
 def joint_psnr(x: Tensor, truth: Tensor) -> float:
     """Of all planes together, in dB."""
     return float(psnr(x.cpu().reshape(1, -1), truth.reshape(1, -1)))
-
-
-def _ssim(x: Tensor, truth: Tensor) -> float | None:
-    try:
-        from convexlift.training.validation import ssim
-
-        return _finite(float(ssim(x.float(), truth).mean()))
-    except ImportError:  # torchmetrics is optional
-        return None
 
 
 def _summary(words: list[str]) -> str:

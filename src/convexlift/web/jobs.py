@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from convexlift.images import random_mask
-from convexlift.models.sheets import Sheet
-from convexlift.models.store import load, shipped_sheets
+from convexlift.models.files import Sheet, shipped_sheets
+from convexlift.models.store import load
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
