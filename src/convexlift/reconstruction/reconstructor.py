@@ -31,12 +31,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.contents import ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
-from convexlift.reconstruction.solution import (
-    Callback,
-    PiecewiseSolver,
-    select_solution,
-    stated,
-)
+from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import SEARCH, Weight, WeightChoice, choose_weight
 from convexlift.solvers.named_methods import METHODS
