@@ -27,10 +27,7 @@ from convexlift.files.pictures import (
 )
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
 from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.hounsfield import (
-    hounsfield_to_unit,
-    unit_to_hounsfield,
-)
+from convexlift.scans.hounsfield import hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
 

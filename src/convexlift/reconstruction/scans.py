@@ -16,11 +16,7 @@ from torch import Tensor
 from convexlift.files.formats import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import (
-    PAPER_BACKGROUND,
-    PAPER_UNIT,
-    ParallelBeam,
-)
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise, photons_of
@@ -45,16 +41,10 @@ from convexlift.scans.hounsfield import (
     Window,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
-    hounsfield_to_unit,
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.sinograms import (
-    FanGeometry,
-    Quantity,
-    ScanGeometry,
-    Sinogram,
-)
+from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
 from convexlift.scans.volumes import Volume
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
@@ -170,7 +160,7 @@ class ScanReconstructor(Reconstructor):
         """Fields and truths."""
         given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
         files = [Path(place) for place in given if Path(place).is_file()]
-        folder = self.truth in given and Path(str(self.truth)).is_dir()
+        folder = is_path(self.truth) and Path(self.truth).is_dir()
         return files + (files_in(Path(str(self.truth))) if folder else [])
 
     def check(self, sources: Sequence[Source]) -> None:
@@ -192,8 +182,8 @@ class ScanReconstructor(Reconstructor):
     # Simulated scans -----------------------------------------------------------------------------
 
     def _simulated(self, image: ScanLike, solver: PiecewiseSolver) -> PreparedImage:
-        name, volume, shape = read_slices(image, self.max_megapixels)
-        truth = hounsfield_to_unit(volume.images).float().clamp_min(0)
+        name, volume, images, shape = read_slices(image, self.max_megapixels)
+        truth = images.clamp_min(0)
         background = PAPER_BACKGROUND if self.background is None else self.background
         task = SparseViewCT(
             scanner=_scanner(*truth.shape[-2:], self.views, self.bins), background=background,

@@ -20,12 +20,9 @@ from convexlift.reconstruction.contents import (
 )
 from convexlift.scans.files import read_volume
 from convexlift.scans.formats import ScanFileError
-from convexlift.scans.hounsfield import Window, unit_to_hounsfield
+from convexlift.scans.hounsfield import Window, hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.sinograms import Sinogram
-from convexlift.scans.stacks import (
-    write_png,
-    write_tiff,
-)
+from convexlift.scans.stacks import write_png, write_tiff
 from convexlift.scans.volumes import Volume
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
@@ -33,30 +30,32 @@ RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 
 def read_slices(
     image: Any, max_megapixels: float | None
-) -> tuple[str, Volume, tuple[int, ...] | None]:
-    """A name, slices in HU, and the shape of an array on the scale of regularizers.
+) -> tuple[str, Volume, Tensor, tuple[int, ...] | None]:
+    """A name, slices in HU and as images on the scale of regularizers, and the shape of an array.
 
-    Pictures without HU are on that scale, too.
+    Arrays and pictures without HU are on that scale, too.
     """
-    if isinstance(image, Volume):
-        return "the volume", image, None
+    name, volume = str(image), image
     if isinstance(image, Sinogram):
         raise InputError("--simulate needs slices, and this is a sinogram; leave it out")
-    if not is_path(image):
+    if isinstance(image, Volume):
+        name = "the volume"
+    elif not is_path(image):
         contents = open_contents(image, (0.0, 1.0))
-        hu = unit_to_hounsfield(contents.images[:, 0])
-        return contents.name, Volume.stacked(hu, (1.0, 1.0)), contents.shape
-    path = Path(image)
-    try:
-        return str(image), read_volume(path, max_megapixels=max_megapixels), None
-    except (ScanFileError, ImportError):
-        if path.suffix.lower() in DICOM:
-            raise
-    picture = read_picture(path, max_megapixels=max_megapixels)
-    if picture.channels > 1:
-        raise InputError(f"{path} has colours; save the slice as grey")
-    unit = torch.from_numpy(picture.values(picture.full_range))
-    return str(image), Volume.stacked(unit_to_hounsfield(unit), (1.0, 1.0)), None
+        volume = Volume.stacked(unit_to_hounsfield(contents.images[:, 0]), (1.0, 1.0))
+        return contents.name, volume, contents.images, contents.shape
+    else:
+        try:
+            volume = read_volume(image, max_megapixels=max_megapixels)
+        except (ScanFileError, ImportError):
+            if Path(image).suffix.lower() in DICOM:
+                raise
+            picture = read_picture(Path(image), max_megapixels=max_megapixels)
+            if picture.channels > 1:
+                raise InputError(f"{image} has colours; save the slice as grey") from None
+            unit = torch.from_numpy(picture.values(picture.full_range))
+            volume = Volume.stacked(unit_to_hounsfield(unit), (1.0, 1.0))
+    return name, volume, hounsfield_to_unit(volume.images).float(), None
 
 
 def squeezed(images: Tensor) -> Tensor:
