@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -271,6 +271,40 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
             object.__setattr__(result, name, value)
         return result
     return chosen
+
+
+def select_images(record: Any, rows: slice) -> Any:
+    """Some images of a tensor, ``Blocks``, a tuple with an entry for each, or a record of these.
+
+    Numbers and whatever else a record holds are the same for all images.
+    """
+    if isinstance(record, Tensor | tuple):
+        return record[rows]
+    if isinstance(record, Blocks):
+        return Blocks({name: part[rows] for name, part in record.items()})
+    return _mapped(lambda values: select_images(values[0], rows), [record])
+
+
+def join_images(records: Sequence[Any]) -> Any:
+    """The images of several records of one kind, as one."""
+    first = records[0]
+    if len(records) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(tuple(records))
+    if isinstance(first, tuple):
+        return sum(records, ())
+    if isinstance(first, Blocks):
+        return Blocks({name: torch.cat([record[name] for record in records]) for name in first})
+    return _mapped(join_images, records)
+
+
+def _mapped(function: Callable[[list[Any]], Any], records: Sequence[Any]) -> Any:
+    """A dataclass of ``function`` of the values of each field; other objects as they are."""
+    first = records[0]
+    if not (names := getattr(first, "__dataclass_fields__", None)):
+        return first
+    return type(first)(**{n: function([getattr(record, n) for record in records]) for n in names})
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,15 @@ from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rigorous_objective import objective_above
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
+from convexlift.tensors import (
+    Blocks,
+    Shape,
+    TensorRecord,
+    choose_images,
+    foreign_parts,
+    join_images,
+    select_images,
+)
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -71,37 +79,14 @@ class Claim(TensorRecord):
 
     def part(self, rows: slice) -> Self:
         """The claim about some of the images."""
-        parts: dict[str, Any] = {
-            field.name: _rows(getattr(self, field.name), rows) for field in fields(self)
-        }
-        return type(self)(**parts)
+        part: Self = select_images(self, rows)
+        return part
 
     @classmethod
     def join(cls, claims: Sequence[Self]) -> Self:
         """One claim about all images of several."""
-        first, *others = claims
-        if not others:
-            return first
-        parts: dict[str, Any] = {
-            field.name: _joined([getattr(claim, field.name) for claim in claims])
-            for field in fields(cls)
-        }
-        return cls(**parts)
-
-
-def _rows(value: Any, rows: slice) -> Any:
-    if isinstance(value, Blocks):
-        return Blocks({name: part[rows] for name, part in value.items()})
-    return value[rows] if isinstance(value, Tensor | tuple) else value
-
-
-def _joined(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Blocks):
-        return Blocks({name: torch.cat([blocks[name] for blocks in values]) for name in first})
-    if isinstance(first, Tensor):
-        return torch.cat(values)
-    return sum(values, ()) if isinstance(first, tuple) else first
+        joined: Self = join_images(claims)
+        return joined
 
 
 class InSinglePrecision(LinearOperator):
