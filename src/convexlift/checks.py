@@ -1,4 +1,4 @@
-"""Examinations for your own operators, activations and fidelities.
+"""Examinations of operators, activations and fidelities, for those that users write.
 
 Each function raises ``CheckFailed``, with the numbers, at the first property that does not hold;
 the library's own classes take the same exams in its tests.
@@ -20,7 +20,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, fits, foreign_parts, full_precision
 
 EXAMINED = 400
-"""So many arguments of an activation, or data of a fidelity, are tried when a problem is stated."""
+"""The number of arguments or data that are tried when a problem is stated."""
 LINEARITY = 1e-4
 """The largest relative error of a user's operator that counts as rounding, in single precision."""
 
@@ -219,7 +219,7 @@ def check_functional(
 
 
 def examine_activation(activation: Activation) -> None:
-    """Refuse an activation of a user's that fails ``check_activation``; once for each of them."""
+    """Raise ValueError for a user's activation that fails ``check_activation``; once for each."""
     if any(True for _ in foreign_parts(activation)):
         _examined(activation)
 
@@ -231,10 +231,9 @@ def _examined(activation: Activation) -> None:
 
 
 def examine_fidelity(fidelity: Fidelity) -> None:
-    """Refuse a fidelity of a user's that fails ``check_functional`` on some of its data.
+    """Raise ValueError for a user's fidelity that fails ``check_functional`` on some of its data.
 
-    The data are scaled to at most one for it: what is examined is the formula, and tolerances are
-    absolute.
+    The data are scaled to at most one, since tolerances are absolute.
     """
     if not any(True for _ in foreign_parts(fidelity)):
         return
@@ -256,7 +255,7 @@ def examine_fidelity(fidelity: Fidelity) -> None:
 
 
 def examine_operator(operator: LinearOperator, like: Tensor) -> None:
-    """Refuse an operator of a user's that is affine, not linear, or not the diagonal it says."""
+    """Raise ValueError for a user's operator that is not linear, or not the diagonal it claims."""
     if not any(True for _ in foreign_parts(operator)):
         return
     generator = torch.Generator().manual_seed(1)

@@ -68,7 +68,7 @@ class Part:
 
 
 def overridden(kind: type, base: type) -> list[str]:
-    """What ``kind`` and its bases up to ``base`` replace, other than capabilities and fields.
+    """Attributes that ``kind`` and its bases up to ``base`` replace, but capabilities and fields.
 
     An abstract method is not replaced but supplied. Defaults of a dataclass are no formulas.
     """

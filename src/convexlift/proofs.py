@@ -1,4 +1,4 @@
-"""Proof files: an image with all that is needed to check its lower bound, for somebody else.
+"""Proof files: an image with the data, network and dual variables that prove its lower bound.
 
 One safetensors file holds the image, the data, the network, the dual variables and, as JSON in its
 header, the problem and the claims. Nothing in it is ever executed. ``proof_checker`` confirms it
@@ -183,7 +183,7 @@ def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
 
 
 def _arguments(part: Part, what: str) -> dict[str, Any]:
-    """What files say of a part of the library; the checker knows no others."""
+    """The arguments of a part of the library; the checker knows no others."""
     if part.part_name is None or not is_own(part):
         raise ValueError(_unknown(what, part))
     return part.arguments()
@@ -192,5 +192,5 @@ def _arguments(part: Part, what: str) -> dict[str, Any]:
 def _unknown(what: str, part: object) -> str:
     return (
         f"the {what} {type(part).__name__} is not the library's own, so a proof file cannot "
-        "describe it; the claims of the solution stand all the same"
+        "describe it; the claims of the solution hold nevertheless"
     )

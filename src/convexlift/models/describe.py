@@ -33,8 +33,8 @@ START = "nonnegative"
 def describe(network: InputConvexNetwork) -> Description:
     """The architecture of a network: JSON values from which ``build`` makes it again.
 
-    Raises ValueError where a part is none of the library's, naming it. A subclass is described
-    as the plain network it is, unless it changes what a network does.
+    Raises ValueError, naming the part, if a part has no name in files. A subclass is described as a
+    plain network, unless it changes what a network does.
     """
     if not isinstance(network, InputConvexNetwork):
         raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
@@ -85,7 +85,7 @@ class _Builder:
 
 
 def _written(thing: Part | ConvexLayer | InputConvexNetwork, place: str) -> Description:
-    """What its constructor was given, as JSON values."""
+    """The arguments of its constructor, as JSON values."""
     arguments = thing.arguments().items()
     return {name: _encode(value, f"{place}.{name}") for name, value in arguments}
 

@@ -16,7 +16,7 @@ from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape
 
 KNOWN_NORMS = 256
-"""Norms of so many convolutions are remembered."""
+"""The number of convolutions whose norms are remembered."""
 _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
 """Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
@@ -100,7 +100,7 @@ class ConvolutionOperator(LinearOperator):
         if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
             return self.folded(self.adjoint_on_padded(y))
         sizes = self.input_shape[-2:]
-        # What the stride cut off at the far edge and the transpose must put back.
+        # Rows and columns at the far edge that the stride skips and the transpose must restore.
         rest = [
             (n + 2 * m - k) % self.stride
             for n, m, k in zip(sizes, self.margin, self.weight.shape[-2:], strict=True)
@@ -165,7 +165,7 @@ class ConvolutionOperator(LinearOperator):
         return most_copies(self.margin, self.boundary)
 
     def _norm(self, shape: Shape) -> float:
-        """Computed on a CPU, once for all convolutions alike: a GPU would mostly be launched."""
+        """Computed on a CPU, once for equal convolutions: on a GPU, launches would dominate."""
         weight = self.weight.detach().cpu().contiguous()
         described = repr((weight.dtype, weight.shape, self.stride, self.boundary, shape))
         numbers = weight.to(torch.float64).numpy().tobytes()
@@ -287,7 +287,7 @@ class DifferenceOperator(LinearOperator):
         return 2 * bound.repeat_interleave(2, dim=1)
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The same numbers of terms."""
+        """The number of terms."""
         return 4 if adjoint else 2
 
 

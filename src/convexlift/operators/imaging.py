@@ -125,7 +125,7 @@ class Blur(LinearOperator, name="Blur"):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        """If the kernel is."""
+        """Whether the kernel is."""
         return bool((self.kernel >= 0).all())
 
     def forward(self, x: Tensor) -> Tensor:

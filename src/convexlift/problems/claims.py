@@ -1,4 +1,4 @@
-"""Claims: what the library says about an image, each number computed rigorously."""
+"""Claims: objectives and lower bounds of images, each number computed rigorously."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
 UNDERFLOW = 1e-250
-"""More than all products that underflow can add up to."""
+"""More than the sum of all products that underflow."""
 
 
 class InconsistentBounds(ArithmeticError):
-    """A lower bound above the objective of an image: some part of the problem is not as it says."""
+    """A lower bound above the objective of an image: a part of the problem is wrong."""
 
 
 class Guarantee(Enum):
-    """What a lower bound says."""
+    """The scope of a lower bound."""
 
     GLOBAL = "no image in the box has an objective below the lower bound"
     WITHIN_RADIUS = (
@@ -62,7 +62,7 @@ class Claim(TensorRecord):
         guarantee: the scope of the bound.
         radius: of the local guarantees among them.
         duals: the feasible dual variables p_i that prove the bound.
-        theta: (B,), how much of the minorant they define is used; the rest is weight min R.
+        theta: (B,), the share of the minorant that they define; the rest is weight min R.
         data_dual: the dual variable v of the data in double precision; None behind a diagonal
             operator.
     """
@@ -106,15 +106,15 @@ class InSinglePrecision(LinearOperator):
         return self.operator.adjoint(y.float())
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """That of A."""
+        """The output shape of A."""
         return self.operator.output_shape(input_shape)
 
 
 def in_double(problem: VariationalProblem) -> VariationalProblem:
-    """The same problem in double precision: its stored numbers, and nothing rounded.
+    """The same problem in double precision, with the same numbers.
 
-    An operator of your own that cannot take double precision is used in single precision; its
-    rounding errors then count as such.
+    A user's operator that cannot take double precision is used in single precision, with the
+    rounding errors of single precision.
     """
     double = problem.to(dtype=torch.float64)
     if any(True for _ in foreign_parts(double.operator)):
@@ -135,7 +135,7 @@ def claim(
     tolerance: float,
     radius: float = RADIUS,
 ) -> Claim:
-    """What can be claimed about x, with dual variables as the witness.
+    """The claim about x that dual variables prove.
 
     Args:
         problem: as it was stated.

@@ -1,8 +1,8 @@
 """A lower bound on every objective that is true in spite of rounding, from dual variables.
 
-Certificates (``certificate``) measure the gap without cancellation, in the precision at hand, and
-are what solvers steer by. What is claimed in the end is computed here, in double precision and
-with error bounds (``rounding``): beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in
+Solvers are steered by certificates (``certificate``), which measure the gap without cancellation in
+the precision of the problem. Final claims are computed here, in double precision and with error
+bounds (``rounding``): beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in
 dom h_i* and
 
         p_i = s_i t_i,   t_{i-1} = W_{i-1}* p_i,   c = sum_i V_{i-1}* p_i,
@@ -49,7 +49,7 @@ MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 """Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
 SPARE = 8
-"""What must not be negative is kept so many error bounds away from it: checkers have their own."""
+"""Numbers that must not be negative are at least so many error bounds, for checkers with others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Minorant:
 
 
 def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
-    """The affine minorant of weight R from dual variables, whatever they are; rounded down."""
+    """The affine minorant of weight R from any dual variables, rounded down."""
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
     t: dict[int, Rounded] = {
@@ -98,7 +98,7 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
     for i in range(count, 0, -1):
         layer = network.layers[i - 1]
         h, t_i = layer.activation, t.get(i)
-        if t_i is None:  # a layer nobody uses
+        if t_i is None:  # a layer without users
             t_i = Rounded.exact(output.new_zeros((batch, *layer.shape)))
         p, loss = _chosen(h, duals[dual_names(i, count)[0]], t_i)
         for part, its_error in (_inner_product(p, layer.bias), loss):
@@ -224,7 +224,7 @@ def _behind_diagonal(
     if bool(minorant.constant.isinf().any()) or bool(direct.everywhere.value.isfinite().all()):
         return
     # The slope -theta c/d of the fidelity must lie in the domain of its conjugate, in spite of
-    # rounding; pixels that the box bounds do not mind.
+    # rounding, except at pixels that the box bounds.
     low, high = problem.fidelity.conjugate_domain
     seen = d != 0
     safe = torch.where(seen, d, 1.0)

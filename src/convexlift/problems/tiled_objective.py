@@ -1,13 +1,13 @@
 """Objective and minorant in one pass over the first layer, strip of rows by strip of rows.
 
-Where the first layer is a convolution of the image, all that is large is a = V x + b and its dual
-variable v. The multipliers t of that layer come from the layers above, by a backward pass that
-does not look at a. So one pass over strips and channels that stay in a processor's cache,
+Where the first layer is a convolution of the image, only a = V x + b and its dual variable v are
+large. The multipliers t of that layer come from the layers above, by a backward pass that
+does not depend on a. So one pass over strips and channels that stay in a processor's cache,
 
     z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
 
-reads v once and stores neither a nor z nor p. What is above needs <w, z> alone, where there is
-no other layer, or the block means P z: it is then a network whose image is P z.
+reads v once and stores neither a nor z nor p. Above it, only <w, z> is needed if there is no other
+layer, or else the block means P z: the image of a smaller network.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from convexlift.tensors import Blocks, sum_per_image
 STRIP = 2**19
 """Numbers of a in a strip (2 MB), for which convolutions are fast."""
 CHUNK = 2**17
-"""Numbers in some channels of a strip (0.5 MB), for which everything else is."""
+"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
 WORTHWHILE = 2**17
-"""Layers with fewer are done in one go."""
+"""Layers with fewer numbers are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class OnePass:
         operator = self.layer.operators[IMAGE].convolution
         assert operator is not None
         self.operator = operator
-        # Strips are for the caches of processors; a GPU would rather be launched less often.
+        # Strips fit the caches of processors; on a GPU, fewer launches are faster.
         self._cached = operator.weight.device.type == "cpu"
 
     @staticmethod
@@ -92,7 +92,7 @@ class OnePass:
                 z, loss = h.value_and_loss(a[:, inputs], p, t)
                 above.take((image, outputs, rows), z)
                 slack[image] += sum_per_image(loss)
-                a[:, inputs] = p  # which takes its place
+                a[:, inputs] = p  # in the place of a
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
         minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
@@ -143,7 +143,7 @@ Place = tuple[slice, slice, slice]
 
 
 class _Above(Protocol):
-    """What is above the first layer: it gives multipliers, strip by strip, and takes z."""
+    """The layers above the first one: they give multipliers, strip by strip, and take z."""
 
     def multipliers(self, place: Place) -> Tensor:
         """t there, or what is expanded to it."""
