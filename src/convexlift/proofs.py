@@ -26,7 +26,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.models.describe import describe
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
@@ -146,7 +146,7 @@ def _made_by() -> dict[str, str]:
 def _network(network: InputConvexNetwork) -> dict[str, Any]:
     """Its layers, if all activations and maps are the library's own."""
     for module in network.modules():
-        if isinstance(module, Part) and not is_own(module):
+        if isinstance(module, ProblemPart) and not is_own(module):
             raise ValueError(_unknown("map", module))
         for part in foreign_parts(getattr(module, "activation", None)):
             raise ValueError(_unknown("activation", part))
@@ -182,7 +182,7 @@ def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
     return {str(operator.part_name): {name: written(name, value) for name, value in arguments}}
 
 
-def _arguments(part: Part, what: str) -> dict[str, Any]:
+def _arguments(part: ProblemPart, what: str) -> dict[str, Any]:
     """The arguments of a part of the library; the checker knows no others."""
     if part.part_name is None or not is_own(part):
         raise ValueError(_unknown(what, part))

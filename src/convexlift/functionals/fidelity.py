@@ -20,7 +20,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import TensorRecord, first_non_finite, sum_per_image
 
 
@@ -39,7 +39,7 @@ class ProxKernel:
     target: Tensor | None = None
 
 
-class Fidelity(Part, TensorRecord, ABC):
+class Fidelity(ProblemPart, TensorRecord, ABC):
     """A separable convex function of the predicted data.
 
     Attributes:
@@ -55,7 +55,7 @@ class Fidelity(Part, TensorRecord, ABC):
         kernel: the prox as GPUs compute it inside an iteration, or None.
     """
 
-    capabilities = Part.capabilities | {
+    capabilities = ProblemPart.capabilities | {
         "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
         "require_explicable",
     }  # fmt: skip

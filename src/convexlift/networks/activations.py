@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape
 
 
@@ -48,7 +48,7 @@ class Ramp:
     offset: float = 0.0
 
 
-class Activation(Part, ABC):
+class Activation(ProblemPart, ABC):
     """A convex function of one variable, applied to every entry (or of groups of channels).
 
     Attributes:
@@ -57,7 +57,7 @@ class Activation(Part, ABC):
         ramp: the derivative, where it is a ramp; else None.
     """
 
-    capabilities = Part.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
+    capabilities = ProblemPart.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
     smooth: bool = False
     curvature_at_zero: float = 0.0
     ramp: Ramp | None = None

@@ -91,6 +91,10 @@ class BoundNetwork(TensorRecord):
         repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
         return repeated * lowest.sum(dtype=torch.float64)
 
+    def source_shape(self, source: int, image_shape: Shape) -> Shape:
+        """The shape of x, or of a layer's z."""
+        return image_shape if source == IMAGE else self.layers[source - 1].shape
+
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
         below = self.hidden(x)

@@ -17,11 +17,11 @@ from convexlift.operators.convolution import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.operators.padding import BOUNDARIES, Boundary
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape
 
 
-class LinearMap(Part, nn.Module, ABC):
+class LinearMap(ProblemPart, nn.Module, ABC):
     """A linear map with trainable weights, for inputs of one shape or of any.
 
     ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.power_iteration import power_iteration as power_iteration
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape, TensorRecord, is_own
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
 
 
-class LinearOperator(Part, TensorRecord, ABC):
+class LinearOperator(ProblemPart, TensorRecord, ABC):
     """A linear map between batches of images (or of anything else), with its exact adjoint.
 
     <A x, y> = <x, A* y> for all x and y, image by image. Subclasses write ``forward`` and
@@ -38,7 +38,7 @@ class LinearOperator(Part, TensorRecord, ABC):
         symbol_bounds: whether F^-1 s F >= A* A for the ``symbol`` s, without another factor.
     """
 
-    capabilities = Part.capabilities | {
+    capabilities = ProblemPart.capabilities | {
         "nonnegative", "single_operation", "pool_size", "convolution", "invertible",
         "approximate_inverse", "symbol", "symbol_bounds", "patch", "transfer", "norm", "_norm",
         "magnitude", "roundings", "steps", "select",

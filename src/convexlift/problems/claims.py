@@ -11,10 +11,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.problems.rigorous_bounds import bounds_below
-from convexlift.problems.rigorous_objective import objective_above
+from convexlift.problems.rounding import (
+    Rounded,
+    activated,
+    channel_sums,
+    gamma,
+    largest,
+    product,
+    sum_rate,
+    total,
+)
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import (
@@ -169,6 +179,54 @@ def claim(
     lower = torch.where(proven, lower, -math.inf)
     gap = relative_gap(objective, lower)
     return Claim(x, objective, lower, gap, guarantee, radius, duals, bound.theta, bound.v)
+
+
+def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """J(x) for each image, rounded up; +inf outside the box. Problem and x in double precision."""
+    network, weight = problem.network, problem.weight
+    values = [Rounded.exact(x)]
+    *hidden, last = network.layers
+    for layer in hidden:
+        z = activated(layer.activation, _preactivation(network, layer, values, problem.image_shape))
+        values.append(z + values[-1] if layer.residual else z)
+    a = _preactivation(network, last, values, problem.image_shape)
+    pixels = math.prod(last.shape[1:])
+    parts = [activated(last.activation, a, network.output)]
+    if last.residual:  # R = <w, h(a)> + <w, z_{L-1}>
+        below = values[-1]
+        parts.append(Rounded(channel_sums(network.output * below.value), below.error, below.size))
+    regularizer, error = x.new_zeros(len(x)), x.new_zeros(len(x))
+    for part in parts:
+        each = largest(part.error) + sum_rate(pixels + len(network.output)) * part.size
+        error = error + (pixels * network.output * each * (1 + 1e-9)).flatten(1).sum(1)
+        regularizer = regularizer + part.value.sum(1)
+    regularizer = weight * (regularizer + error)
+    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
+    data_term = data_term + error
+    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
+    return torch.where(problem.bounds.contains(x), objective, math.inf)
+
+
+def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """f at every datum, rounded up."""
+    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
+    return problem.fidelity.density_above(w.value, w.error)
+
+
+def _preactivation(
+    network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
+) -> Rounded:
+    terms = [
+        product(K, values[source], network.source_shape(source, image_shape))
+        for source, K in layer.operators.items()
+    ]
+    a = terms[0]
+    for term in terms[1:]:
+        a = a + term
+    if layer.bias is None:
+        return a
+    size = a.size + layer.bias.abs()
+    return Rounded(a.value + layer.bias, a.error + gamma(1) * size, size)
 
 
 def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
-from convexlift.problems.rigorous_objective import shape_of
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
@@ -76,7 +75,7 @@ class ProvenBounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Minorant:
+class RoundedMinorant:
     """weight R(x) >= <c, x> + beta; and >= constant, which is -inf where R has no lower bound."""
 
     c: Rounded
@@ -84,7 +83,7 @@ class Minorant:
     constant: Tensor
 
 
-def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
+def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
     """The affine minorant of weight R from any dual variables, rounded down."""
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
@@ -104,14 +103,14 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
         for part, its_error in (_inner_product(p, layer.bias), loss):
             beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
         for source, K in layer.operators.items():
-            pulled = product(K, p, shape_of(network, source, problem.image_shape), adjoint=True)
+            pulled = product(K, p, network.source_shape(source, problem.image_shape), adjoint=True)
             if source == IMAGE:
                 c = c + pulled
             else:
                 t[source] = t[source] + pulled if source in t else pulled
         if layer.residual:
             t[i - 1] = t[i - 1] + t_i if i - 1 in t else t_i
-    return Minorant(c, beta - error, _constant(problem))
+    return RoundedMinorant(c, beta - error, _constant(problem))
 
 
 def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
@@ -193,7 +192,7 @@ def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
     return chosen
 
 
-def _mixed(minorant: Minorant, theta: Tensor) -> Tensor:
+def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
     """theta beta + (1 - theta) weight min R, rounded down."""
     rest = 1 - theta  # exact for theta >= 1/2, and a relative error else
     constant = torch.where(rest > 0, rest * minorant.constant, 0.0)
@@ -202,7 +201,7 @@ def _mixed(minorant: Minorant, theta: Tensor) -> Tensor:
 
 
 def _behind_diagonal(
-    problem: VariationalProblem, x: Tensor, minorant: Minorant, radius: float
+    problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, radius: float
 ) -> Iterator[ProvenBounds]:
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
@@ -288,7 +287,7 @@ def _sum_below(values: Tensor) -> Tensor:
 
 
 def _behind_operator(
-    problem: VariationalProblem, x: Tensor, minorant: Minorant, v: Tensor, radius: float
+    problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, v: Tensor, radius: float
 ) -> Iterator[ProvenBounds]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box, shape = problem.operator, problem.bounds, problem.image_shape

@@ -36,7 +36,7 @@ WORTHWHILE = 2**17
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PassResult:
     """R(x), the minorant of weight R, and the last layer's preactivations if they are small."""
 
     regularizer: Tensor
@@ -72,7 +72,7 @@ class OnePass:
             return None
         return OnePass(network, pooled.pooling)
 
-    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> Outcome:
+    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> PassResult:
         """R at x, and the minorant of weight R from dual variables, made feasible."""
         count = len(self.network.layers)
         used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
@@ -96,7 +96,7 @@ class OnePass:
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
         minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
-        return Outcome(regularizer, minorant, last)
+        return PassResult(regularizer, minorant, last)
 
     def tangent(self, weight: float, x: Tensor) -> Tensor:
         """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
