@@ -25,11 +25,12 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 
 import convexlift as cl
 from convexlift import proofs
-from convexlift.files.planes import read_plane
-from convexlift.files.png16 import with_deep_colours
-from convexlift.reconstruction.input_files import read_contents
-from convexlift.scans.data_exchange import read_exchange
-from convexlift.training.checkpoint import (
+from convexlift.files.pictures import read_plane
+from convexlift.files.png_jpeg import with_deep_colours
+from convexlift.reconstruction.contents import open_contents
+from convexlift.scans.data_exchange import DataExchange
+from convexlift.scans.formats import SinogramOptions
+from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
     restore_optimiser,
@@ -264,7 +265,8 @@ def _checkpoint(path: Path) -> None:
 
 def _contents(path: Path) -> None:
     """Read as ``convexlift reconstruct`` does, and write the result again."""
-    contents = read_contents(path, path)
+    contents = open_contents(path)
+    contents.require_target(path)
     contents.write(contents.images, path.with_name(f"again{path.suffix}"), "soak")
 
 
@@ -277,8 +279,14 @@ def _restore(path: Path) -> None:
         torch.set_rng_state(checkpoint.generator)
 
 
+class _Exchange(DataExchange):
+    """HDF5 without a process of its own: the soak has limits of its own."""
+
+    isolated = False
+
+
 def _exchange(path: Path) -> None:
-    read_exchange(path, slice(None), None, None, isolated=False)
+    _Exchange().read(path, SinogramOptions())
 
 
 PICTURES: tuple[Read, ...] = (_contents, read_plane)

@@ -8,8 +8,7 @@ import tifffile
 import torch
 from reconstruct_runs import bits, noisy, one_record, run
 
-from convexlift.images import load_example
-from convexlift.training.validation import ssim
+from convexlift.images import load_example, ssim
 from convexlift.web.jobs import DenoisingJob, InpaintingJob
 from convexlift.web.results import record, write_files
 from convexlift.web.running import Ending, Run

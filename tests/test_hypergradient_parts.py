@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypergradient_cases import KINKS, SIZE, SMOOTH, STEP, case, network
+from hypergradient_cases import KINKS, SIZE, SMOOTH, STEP, case, energy, network
 from oracle import optimum
 
 import convexlift as cl
@@ -14,7 +14,6 @@ from convexlift.functionals.fidelity import Anchored
 from convexlift.networks.architectures import ridge
 from convexlift.operators.imaging import Diagonal
 from convexlift.training.hypergradients import (
-    energy,
     lagrangian,
     movable,
     pull_towards,

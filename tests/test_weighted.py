@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from hypergradient_cases import energy
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import optimum
@@ -18,8 +19,7 @@ import convexlift as cl
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.tensors import Blocks
-from convexlift.training.derivatives import gradient, hessian
-from convexlift.training.hypergradients import energy
+from convexlift.training.hypergradients import gradient, hessian
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 OMEGA = torch.tensor([[0.0, 0.3], [5.0, 0.0]], dtype=torch.float64)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 CHUNK = 2**18
 """Numbers of a difference that are stored at a time."""
+Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
 
@@ -213,6 +215,18 @@ class Blocks(Mapping[str, Tensor]):
         """Norms of the difference, image by image and a few channels at a time: it may be large."""
         return Blocks({name: _distance(part, other[name]) for name, part in self.items()})
 
+    @property
+    def device(self) -> torch.device:
+        """Where all blocks are."""
+        return next(iter(self.values())).device
+
+    def to(self, device: torch.device) -> Blocks:
+        """Blocks of one shape on another device, in one transfer."""
+        if device == self.device:
+            return self
+        together = torch.stack(list(self.values())).to(device)
+        return Blocks(dict(zip(self, together, strict=True)))
+
     def total(self) -> Tensor:
         """The sum of all blocks, for blocks of one shape."""
         return torch.stack(list(self.values())).sum(0)
@@ -273,38 +287,46 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
     return chosen
 
 
-def select_images(record: Any, rows: slice) -> Any:
-    """Some images of a tensor, ``Blocks``, a tuple with an entry for each, or a record of these.
+def select_images(record: Batch, images: slice, **others: Any) -> Batch:
+    """Some images of a batch: the rows of all tensors, ``Blocks`` and tuples of a dataclass.
 
-    Numbers and whatever else a record holds are the same for all images.
+    Args:
+        record: its tensors have the batch dimension, its tuples one entry for each image.
+        images: the rows.
+        others: values of fields that are not to be cut, such as records of other sizes.
     """
-    if isinstance(record, Tensor | tuple):
-        return record[rows]
-    if isinstance(record, Blocks):
-        return Blocks({name: part[rows] for name, part in record.items()})
-    return _mapped(lambda values: select_images(values[0], rows), [record])
+
+    def rows(value: Any) -> Any:
+        if isinstance(value, Blocks):
+            return Blocks({name: part[images] for name, part in value.items()})
+        return value[images] if isinstance(value, Tensor | tuple) else value
+
+    kept = {each.name: rows(getattr(record, each.name)) for each in _fields_but(record, others)}
+    return replace(record, **kept, **others)  # type: ignore[type-var]
 
 
-def join_images(records: Sequence[Any]) -> Any:
-    """The images of several records of one kind, as one."""
+def join_images(records: Sequence[Batch], **others: Any) -> Batch:
+    """The images of several batches as one: the inverse of ``select_images``.
+
+    Fields that are neither tensors, ``Blocks`` nor tuples, and that ``others`` does not name, are
+    those of the first record.
+    """
     first = records[0]
-    if len(records) == 1:
-        return first
-    if isinstance(first, Tensor):
-        return torch.cat(tuple(records))
-    if isinstance(first, tuple):
-        return sum(records, ())
-    if isinstance(first, Blocks):
-        return Blocks({name: torch.cat([record[name] for record in records]) for name in first})
-    return _mapped(join_images, records)
+
+    def joined(values: list[Any]) -> Any:
+        if isinstance(values[0], Blocks):
+            return Blocks({name: torch.cat([v[name] for v in values]) for name in values[0]})
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)
+        return sum(values, ()) if isinstance(values[0], tuple) else values[0]
+
+    names = [each.name for each in _fields_but(first, others)]
+    whole = {name: joined([getattr(record, name) for record in records]) for name in names}
+    return replace(first, **whole, **others)  # type: ignore[type-var]
 
 
-def _mapped(function: Callable[[list[Any]], Any], records: Sequence[Any]) -> Any:
-    """A dataclass of ``function`` of the values of each field; other objects as they are."""
-    first = records[0]
-    if not (names := getattr(first, "__dataclass_fields__", None)):
-        return first
-    return type(first)(**{n: function([getattr(record, n) for record in records]) for n in names})
+def _fields_but(record: Any, others: Mapping[str, Any]) -> list[Any]:
+    return [each for each in fields(record) if each.name not in others]
 
 
 @contextlib.contextmanager

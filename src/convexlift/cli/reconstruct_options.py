@@ -1,253 +1,134 @@
-"""Options of ``convexlift reconstruct``: their help, and how their texts are read."""
+"""Options of ``convexlift reconstruct``: the library's, with its defaults and descriptions."""
 
 from __future__ import annotations
 
-import math
+import inspect
+import re
 from collections.abc import Callable
-from enum import StrEnum
+from dataclasses import fields
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
-from convexlift.benchmark.methods import METHODS
-from convexlift.cli.app import Device, UserError
+from convexlift.cli.app import Debug, Device, UserError
 from convexlift.models.files import names
-from convexlift.reconstruction.engine import WeightChoice
-from convexlift.reconstruction.input_files import InputError, RangeChoice
-from convexlift.reconstruction.masks import MaskChoice
-from convexlift.reconstruction.noise import Kind
-from convexlift.reconstruction.photographs import Photographs, PictureTask
-from convexlift.scans.windows import WINDOWS, Window
-from convexlift.solvers.stopping import StopWhen
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.scans.hounsfield import (
+    WINDOWS,
+    Window,
+)
 
 Arguments = ParamSpec("Arguments")
 Made = TypeVar("Made")
 
-
-class NoiseModel(StrEnum):
-    """Noise of pictures."""
-
-    gaussian = "gaussian"
-    salt_and_pepper = "salt-and-pepper"
-
-
-class Quantities(StrEnum):
-    """What numbers of a sinogram are."""
-
-    counts = "counts"
-    transmission = "transmission"
-    line_integrals = "line integrals"
-
-
-class AngleUnits(StrEnum):
-    """Of HDF5 files that do not say it."""
-
-    degrees = "degrees"
-    radians = "radians"
-
-
-Method = StrEnum("Method", {name.replace("-", "_"): name for name in METHODS})  # type: ignore[misc]
-DEFAULT_METHOD = Method("default")
-
-
-Inputs = Annotated[
-    list[str], typer.Argument(help="Files, folders, or globs in quotes.", show_default=False)
-]
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output", "-o", help="A file for one input file, else a folder.", show_default=False
-    ),
-]
-Regularizer = Annotated[
-    str,
-    typer.Option(
-        help="A name (convexlift models), the path of a saved one, or tv.",
-        autocompletion=lambda: [*names(), "tv"],
-    ),
-]
-WeightOption = Annotated[
-    str,
-    typer.Option(
-        help="card: of the regularizer's card, scaled to the noise. auto: that predicts data kept "
-        "apart best. discrepancy: whose residual is as large as the noise. Or a number."
-    ),
-]
-Tolerance = Annotated[float, typer.Option(help="Certified relative gap to stop at.")]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds for each file, or batch of files: half of them at most for its weight."
-    ),
-]
-MaxIterations = Annotated[int, typer.Option(help="Iterations for each file.")]
-MethodOption = Annotated[
-    Method, typer.Option(help="How to solve; those with step sizes try some for a few iterations.")
-]
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute.")]
-Batch = Annotated[
-    str, typer.Option(help="Images of one size solved at once: auto, as many as fit, or a number.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]
-Resume = Annotated[
-    bool,
-    typer.Option(
+PLACES: dict[str, Any] = {
+    "inputs": Annotated[
+        list[str], typer.Argument(help="Files, folders, or globs in quotes.", show_default=False)
+    ],
+    "output": Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="A file for one input file, else a folder.", show_default=False
+        ),
+    ],
+}
+OF_RUNS: dict[str, tuple[Any, Any]] = {
+    "proof": (False, Annotated[bool, typer.Option(
+        "--proof", help="Also NAME.proof, which convexlift verify checks without the solver.")]),
+    "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
+    "resume": (False, Annotated[bool, typer.Option(
         "--resume",
-        help="After a run that was killed: keep its finished results, do only what is missing.",
-    ),
-]
-MaxMegapixels = Annotated[
-    float | None,
-    typer.Option(
-        help="Largest file to read, in millions of numbers over all pages and channels; unless "
-        "given, 500, and less for short files, which cannot hold so many."
-    ),
-]
-GapMap = Annotated[
-    bool, typer.Option("--gap-map", help="Also NAME.gap.npy and .png: where the gap is.")
-]
-ProofOption = Annotated[
-    bool,
-    typer.Option(
-        "--proof", help="Also NAME.proof, which convexlift verify checks without the solver."
-    ),
-]
-Json = Annotated[
-    str | None,
-    typer.Option("--json", help="Also write all results to this file; - for standard output."),
-]
-Truth = Annotated[
-    Path | None,
-    typer.Option(help="The clean image, or a folder of them with the inputs' names; gives PSNR."),
-]
-NoiseOption = Annotated[
-    NoiseModel | None, typer.Option(help="Noise model; decided for each file unless given.")
-]
-Sigma = Annotated[
-    float | None,
-    typer.Option(
-        help="Noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that "
-        "are salt and pepper; estimated for each file unless given."
-    ),
-]
-RangeOption = Annotated[
-    str,
-    typer.Option(
-        "--range",
-        help="Numbers that mean black and white, LOW,HIGH, or data: smallest and largest. "
-        "auto: 0 and the largest of an integer type, 0,1 for floats that are about there; as data "
-        "for other floats, and for integers of which some are negative.",
-    ),
-]
+        help="After a run that was killed: keep its finished results, do only what is missing.")]),
+    "json_file": (None, Annotated[str | None, typer.Option(
+        "--json", help="Also write all results to this file; - for standard output.")]),
+    "debug": (False, Debug),
+}  # fmt: skip
+"""Options of the command line alone, with their defaults."""
+
+TYPES: dict[str, Any] = {
+    "regularizer": str, "weight": str | None, "batch": str, "range": str, "rows": str | None,
+    "window": str, "device": Device, "truth": Path | None, "mask": Path | None,
+    "flat": str | None, "dark": str | None,
+}  # fmt: skip
+"""Types on the command line, where those of the library are richer."""
+
+MORE: dict[str, dict[str, Any]] = {
+    "regularizer": {"autocompletion": lambda: [*names(), "tv"]},
+    "mask_colour": {"param_decls": ("--mask-colour", "--mask-color")},
+    "colour_tolerance": {"param_decls": ("--colour-tolerance", "--color-tolerance")},
+    "gap_map": {"help": "Also NAME.gap.npy and .png: where the gap is."},
+}
+"""Further arguments of ``typer.Option``."""
 
 
-def photographs(
-    task: PictureTask, noise: NoiseModel | None, sigma: float | None, mask: MaskChoice,
-    numbers: str, truth: Path | None, max_megapixels: float | None,
-) -> Photographs:  # fmt: skip
-    """What ``denoise`` and ``inpaint`` do with each file."""
-    kind: Kind | None = None
-    if noise is not None:
-        kind = "gaussian" if noise is NoiseModel.gaussian else "salt-and-pepper"
-    return checked(Photographs, task, kind, sigma, mask, read_range(numbers), truth, max_megapixels)
+def signature(kind: type[Reconstructor]) -> inspect.Signature:
+    """The options of a task as typer reads them: from a signature."""
+    hints, texts = get_type_hints(kind), descriptions(kind)
+    found: dict[str, tuple[Any, Any]] = {
+        name: (Parameter.empty, annotation) for name, annotation in PLACES.items()
+    }
+    for option in fields(kind):
+        name, default = option.name, option.default
+        if name in kind.python_only or name == "geometry":
+            continue
+        hint = TYPES.get(name, hints[name])
+        flags = (f"--{name.replace('_', '-')}",) if hint is bool else ()
+        more = {"help": texts[name], "param_decls": flags} | MORE.get(name, {})
+        info = typer.Option(*more.pop("param_decls"), **more)
+        found[name] = (Device.auto if name == "device" else default, Annotated[hint, info])
+    return inspect.Signature(
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (default, annotation) in (found | OF_RUNS).items()
+        ]
+    )
 
 
-def read_weight(text: str) -> WeightChoice:
-    """A rule or a number."""
-    rules: dict[str, WeightChoice] = {
-        "card": "card", "auto": "auto", "discrepancy": "discrepancy",
-    }  # fmt: skip
-    if text in rules:
-        return rules[text]
-    return _number("--weight", text, "card, auto, discrepancy or a number > 0")
+def descriptions(kind: type[Reconstructor]) -> dict[str, str]:
+    """The descriptions of options, from the docstrings of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        arguments = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", arguments, re.M | re.S):
+            sentence = " ".join(text.replace("``", "").split())
+            found[name] = sentence[0].upper() + sentence[1:]
+    return found
 
 
-def stopping(tolerance: float, max_iterations: int, time_limit: float | None) -> StopWhen:
-    """Of all solves; errors name the options, which the library calls otherwise."""
-    if not tolerance >= 0:
-        raise UserError(
-            f"--tolerance is a relative gap from 0 on, such as 1e-3, got {tolerance:g}."
-        )
-    if max_iterations < 0:
-        raise UserError(f"--max-iterations is a whole number from 0 on, got {max_iterations}.")
-    if time_limit is not None and not time_limit > 0:
-        raise UserError(
-            f"--time-limit is a number of seconds > 0, got {time_limit:g}. Leave it out for none."
-        )
-    return StopWhen(gap=tolerance, max_iterations=max_iterations, seconds=time_limit)
-
-
-def read_batch(text: str) -> int | None:
-    """A number, or None for ``auto``."""
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--batch is auto or a whole number from 1 on, got {text}.")
-    return int(text)
-
-
-def read_range(text: str) -> RangeChoice:
-    """``auto``, ``data`` or two numbers."""
-    if text == "auto":
-        return "auto"
-    if text == "data":
-        return "data"
-    low, high = _pair("--range", text, "auto, data or LOW,HIGH, such as 0,4095")
-    if not low < high:
-        raise UserError(f"--range needs LOW < HIGH, got {text}.")
-    return (low, high)
-
-
-def read_window(text: str) -> Window:
-    """A name or two numbers."""
-    if text in WINDOWS:
-        return WINDOWS[text]
-    level, width = _pair("--window", text, f"one of {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU")
-    return checked(Window, level, width)
-
-
-def read_rows(text: str | None) -> tuple[int, int] | None:
-    """``FIRST:END``."""
-    if text is None:
-        return None
-    parts = text.split(":")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise UserError(f"--rows is FIRST:END, such as 500:510, got {text}.")
-    first, end = int(parts[0]), int(parts[1])
-    if not first < end:
-        raise UserError(f"--rows needs FIRST < END, got {text}.")
-    return (first, end)
-
-
-def _pair(option: str, text: str, what: str) -> tuple[float, float]:
-    parts = text.split(",")
-    if len(parts) != 2:
-        raise UserError(f"{option} is {what}, got {text}.")
-    return _number(option, parts[0], what), _number(option, parts[1], what)
-
-
-def _number(option: str, text: str, what: str) -> float:
+def read_numbers(text: str | None, separator: str, kind: type[float] | type[int] = float) -> Any:
+    """A number or several; a text that is none is left to the library, which says what it is."""
     try:
-        value = float(text)
+        values = tuple(kind(part) for part in (text or "").split(separator))
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{option} is {what}, got {text}.")
-    return value
+        return text
+    return values[0] if len(values) == 1 else values
 
 
-def named_options(**options: Any) -> dict[str, Any]:
-    """Those that were given, as JSON has them."""
-    return {name: str(value) if isinstance(value, Path) else value
-            for name, value in options.items() if value is not None}  # fmt: skip
+def read_window(text: str) -> Window | str:
+    """A name, or LEVEL,WIDTH."""
+    values = read_numbers(text, ",")
+    if text in WINDOWS or not isinstance(values, tuple) or len(values) != 2:
+        return text
+    return checked(Window, *values)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "weight": lambda text: read_numbers(text, " "),
+    "batch": lambda text: read_numbers(text, " ", int),
+    "range": lambda text: read_numbers(text, ","),
+    "rows": lambda text: read_numbers(text, ":", int),
+    "window": read_window,
+}
+"""How texts become values, by the name of the option."""
 
 
 def checked(
     make: Callable[Arguments, Made], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Made:
-    """Whatever it makes; errors of options and files are sentences for the user."""
+    """The result of the call; errors of options and files become sentences for the user."""
     try:
         return make(*arguments, **options)
-    except (InputError, ValueError, ImportError) as error:
+    except (ValueError, ImportError) as error:
         raise UserError(f"{error}.") from error

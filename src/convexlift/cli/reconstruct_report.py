@@ -1,4 +1,4 @@
-"""What ``convexlift reconstruct`` says: a bar on a terminal, a line for each file, a summary."""
+"""Output of ``convexlift reconstruct``: a bar on a terminal, a line for each file, a summary."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from typing import IO, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from convexlift.cli.app import console
-from convexlift.reconstruction.batch import Outcome, Report
-from convexlift.reconstruction.input_files import Source
-from convexlift.reconstruction.photographs import Case
+from convexlift.reconstruction.batch import BatchListener, BatchResult
+from convexlift.reconstruction.result import Reconstruction
+from convexlift.reconstruction.sources import Source
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20
 """Failures that are named at the end; JSON has all."""
 
 
-class Narrator(Report):
+class Narrator(BatchListener):
     """Progress on a terminal; on a terminal and elsewhere, a line for each file.
 
     Args:
@@ -39,14 +46,14 @@ class Narrator(Report):
     def __init__(self, *, to_stderr: bool, debug: bool, total: int, tolerance: float) -> None:
         self.screen = _Screen(stderr=True) if to_stderr else _Screen(width=console().width)
         self.stream = "Standard error" if to_stderr else "Standard output"
-        self.unsaid = ""  # where and why words could not be written, if they could not
+        self.unsaid = ""  # which stream could not be written, and why
         self.debug, self.total, self.tolerance = debug, total, tolerance
-        self.clock = Countdown(tolerance)
         self.done = 0
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self.bar = Progress(
-            *columns, console=self.screen, transient=True, disable=not self.screen.is_terminal
-        )
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(),
+            TimeRemainingColumn(), console=self.screen, transient=True,
+            disable=not self.screen.is_terminal,
+        )  # fmt: skip
         self.task = TaskID(0)
 
     def __enter__(self) -> Narrator:
@@ -62,31 +69,24 @@ class Narrator(Report):
     ) -> None:
         self.bar.stop()
 
-    def reading(self, source: Source, done: int, total: int) -> None:
+    def reading(self, source: Source) -> None:
         """The name of the file."""
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
-    def solving(self, cases: Sequence[Case]) -> None:
-        """A new countdown."""
-        self.clock = Countdown(self.tolerance)
-
-    def progress(self, cases: Sequence[Case], now: Check) -> None:
-        """Objective, gap, and time left."""
+    def progress(self, sources: Sequence[Source], now: Check) -> None:
+        """Objective and gap."""
         gap = float(now.gap.max())
-        self.clock.note(now.seconds, gap)
-        name = cases[0].source.path.name
-        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
-        left = self.clock.left()
-        soon = "" if left is None else f", {_duration(left)} left"
-        text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}{soon}"
-        self._show(text, self.clock.fraction(gap) * len(cases))
+        name = sources[0].path.name
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}"
+        self._show(text, share(gap, self.tolerance) * len(sources))
 
-    def finished(self, case: Case, record: dict[str, Any]) -> None:
+    def finished(self, source: Source, result: Reconstruction) -> None:
         """One line."""
         self.done += 1
-        self._show(case.source.path.name, 0.0)
-        self._print(line(case, record))
-        for note in case.notes:
+        self._show(source.path.name, 0.0)
+        self._print(line(result))
+        for note in result.record.get("notes", ()):
             self._print(f"  note: {note}")
 
     def failed(self, source: Source, error: Exception) -> None:
@@ -101,20 +101,20 @@ class Narrator(Report):
         """A warning of the library, without its place in the code."""
         self._print(f"  note: {message}")
 
-    def summarise(self, outcome: Outcome) -> None:
+    def summarise(self, result: BatchResult) -> None:
         """How many files, and which ones failed."""
-        if self.total == 1 and not outcome.failures and not outcome.earlier:
+        if self.total == 1 and not result.failures and not result.earlier:
             return
-        done = outcome.earlier + outcome.records
+        done = result.earlier + result.records
         gaps = [record["gap"] for record in done if record["gap"] is not None]
         worst = f", largest gap {max(gaps):.1e}" if gaps else ""
-        before = f" ({len(outcome.earlier)} by an earlier run)" if outcome.earlier else ""
+        before = f" ({len(result.earlier)} by an earlier run)" if result.earlier else ""
         self._print(f"{len(done)} of {self.total} files done{before}{worst}.")
-        if outcome.failures and self.total > 1:
-            self._print(f"{len(outcome.failures)} failed:")
-            for source, _ in outcome.failures[:LISTED]:
+        if result.failures and self.total > 1:
+            self._print(f"{len(result.failures)} failed:")
+            for source, _ in result.failures[:LISTED]:
                 self._print(f"  {source.path}")
-            if (more := len(outcome.failures) - LISTED) > 0:
+            if (more := len(result.failures) - LISTED) > 0:
                 self._print(f"  and {more} more; --json FILE lists all")
 
     def _show(self, text: str, part: float) -> None:
@@ -126,66 +126,45 @@ class Narrator(Report):
             return
         try:
             self.screen.print(text, highlight=False, markup=False, soft_wrap=True)
-        except OSError as error:  # a full disk or a closed pipe: files matter more than words
+        except OSError as error:  # a full disk or a closed pipe; files are still written
             self.unsaid = f"{self.stream} cannot be written ({error.strerror or error})"
             discard(self.screen.file)
 
 
 class _Screen(Console):
-    """Whose errors are all the same: a pipe that was closed is no reason to end the program."""
+    """A console for which a closed pipe is an error like others, and does not end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what happened, in the place of ``SystemExit``."""
+        """Raise the error, in place of ``SystemExit``."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def discard(stream: IO[str]) -> None:
-    """Let the rest of a stream go nowhere: else Python would try to write it when it ends."""
+    """Discard the rest of a stream: else Python would try to write it at its exit."""
     with contextlib.suppress(OSError, ValueError):  # streams of tests have no number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
-class Countdown:
-    """Time left until the gap is small enough, as if it fell by the same factor every second."""
-
-    def __init__(self, tolerance: float) -> None:
-        self.goal = math.log(max(tolerance, 1e-300))
-        self.points: list[tuple[float, float]] = []
-
-    def note(self, seconds: float, gap: float) -> None:
-        """A check; gaps of 1 and more say nothing yet."""
-        if 0 < gap < 1:
-            self.points.append((seconds, math.log(gap)))
-
-    def left(self) -> float | None:
-        """Seconds, or None if nobody knows."""
-        if len(self.points) < 3:
-            return None
-        (begin, first), (now, last) = self.points[len(self.points) // 2 - 1], self.points[-1]
-        if not (now > begin and last < first):
-            return None
-        return max(0.0, (last - self.goal) * (now - begin) / (first - last))
-
-    def fraction(self, gap: float) -> float:
-        """How much is done: the logarithm of the gap, between 1 and the tolerance."""
-        if not 0 < gap < 1 or self.goal >= 0:
-            return 0.0
-        return min(1.0, math.log(gap) / self.goal)
+def share(gap: float, tolerance: float) -> float:
+    """How much is done: the logarithm of the gap, between 1 and the tolerance."""
+    if not 0 < gap < 1 or not 0 < tolerance < 1:
+        return 0.0
+    return min(1.0, math.log(gap) / math.log(tolerance))
 
 
-def line(case: Case, record: dict[str, Any]) -> str:
+def line(result: Reconstruction) -> str:
     """What was done with a file."""
+    record, weight = result.record, result.weight
     parts = [f"{record['input']} -> {record['output']}:"]
-    if case.noise is not None:
-        parts.append(f"{case.noise};")
-    rule = {"card": "of the card, scaled to the noise", "given": "given"}.get(
-        case.weight.rule, f"{case.weight.rule}, {len(case.weight.trials)} solves"
+    if result.noise is not None:
+        parts.append(f"{result.noise};")
+    scaled = "" if record["settings"]["task"] == "ct" else ", scaled to the noise"
+    rule = {"card": f"of the card{scaled}", "given": "given"}.get(
+        weight.rule, f"{weight.rule}, {len(weight.trials)} solves"
     )
-    if case.task == "ct" and case.weight.rule == "card":
-        rule = "of the card"
-    parts.append(f"weight {case.weight.value:.3g} ({rule});")
+    parts.append(f"weight {weight.value:.3g} ({rule});")
     gap = "none" if record["gap"] is None else f"{record['gap']:.1e}"
     ended = record["status"].lower().replace("_", " ")
     parts.append(
@@ -199,18 +178,18 @@ def line(case: Case, record: dict[str, Any]) -> str:
     return " ".join(parts).replace(" ;", ";")
 
 
-def as_json(outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
+def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
     """The whole run, for other programs."""
     return {
         "version": settings["version"],
         "settings": settings,
-        "interrupted": outcome.interrupted,
-        "files": outcome.earlier + outcome.records,
-        "by_an_earlier_run": len(outcome.earlier),
+        "interrupted": result.interrupted,
+        "files": result.earlier + result.records,
+        "by_an_earlier_run": len(result.earlier),
         "failed": [
-            {"input": str(source.path), "error": reason} for source, reason in outcome.failures
+            {"input": str(source.path), "error": reason} for source, reason in result.failures
         ],
-        "not_done": [str(source.path) for source in outcome.left],
+        "not_done": [str(source.path) for source in result.left],
     }
 
 
@@ -226,9 +205,3 @@ def _sentence(source: Source, error: Exception) -> str:
     if not isinstance(error, ValueError | OSError | ImportError):
         text = f"{type(error).__name__}: {text} (--debug for details)"
     return text.rstrip(".") + "."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,13 @@ class PrimalTerm(TensorRecord, ABC):
 
 
 class DualTerm(TensorRecord, ABC):
-    """One f_i, acting on one dual block or on a pair (v_{i,1}, v_{i,2})."""
+    """One f_i, acting on one dual block or on a pair (v_{i,1}, v_{i,2}).
+
+    Attributes:
+        pooled: whether means over blocks are bounded rather than each unit.
+    """
+
+    pooled: ClassVar[bool] = False
 
     @abstractmethod
     def conjugate_prox(

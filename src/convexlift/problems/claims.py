@@ -89,14 +89,12 @@ class Claim(TensorRecord):
 
     def part(self, rows: slice) -> Self:
         """The claim about some of the images."""
-        part: Self = select_images(self, rows)
-        return part
+        return select_images(self, rows)
 
     @classmethod
     def join(cls, claims: Sequence[Self]) -> Self:
         """One claim about all images of several."""
-        joined: Self = join_images(claims)
-        return joined
+        return join_images(claims)
 
 
 class InSinglePrecision(LinearOperator):

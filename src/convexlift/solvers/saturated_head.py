@@ -12,8 +12,9 @@ from torch import Tensor
 from convexlift.problems.saddle import fitting_duals
 from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.solvers.method import Solver, State
-from convexlift.solvers.restarted import RestartedPDHG, RestartState
+from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.method import Choice, Solver, State
+from convexlift.solvers.restarted import RestartedPDHG
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -61,7 +62,21 @@ class SaturatedPDHG(Solver[State]):
     ) -> None:
         self.problem, self.head, self.without = problem, head, without
         self._make_full = make_full
-        self.block = without.block
+
+    @property
+    def block(self) -> int:
+        """That of the solver without the last layer."""
+        return self.without.block
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The last layer left out, then how the rest is solved."""
+        head = Choice(
+            "last layer",
+            "left out while all its units have their steepest slope",
+            "the problem is the same there, and smaller; an image that leaves gets it back",
+        )
+        return head, *self.without.choices
 
     @cached_property
     def full(self) -> RestartedPDHG:

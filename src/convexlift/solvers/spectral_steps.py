@@ -6,7 +6,7 @@ H_i >= K_i* K_i diagonal in Fourier space, for every row i of K that acts on x,
 
     T = SAFETY (sum_i sigma_i n_i H_i)^-1
 
-satisfies ||S^(1/2) K T^(1/2)|| < 1 as the scalar rule of ``steps`` does, frequency by frequency. A
+satisfies ||S^(1/2) K T^(1/2)|| < 1 like the scalar rule of ``step_sizes``, for each frequency. A
 proximal map in such a metric is not one of each pixel alone, so that the box is dualised too.
 """
 
@@ -21,6 +21,7 @@ from convexlift.operators.linear import LinearOperator, power_iteration
 from convexlift.operators.spectral import SpectralFilter, energies, filtered
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Choice
 from convexlift.solvers.step_sizes import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
@@ -54,6 +55,12 @@ class FourierCoupling(Coupling):
     """H_i for the rows that act on x, and numbers n_i ||K_ij||^2 for the other blocks."""
 
     recent = True
+    scalar = False
+    choice = Choice(
+        "steps",
+        "one for each frequency of x",
+        "ray transforms favour low ones: A* A ~ 1/|w|",
+    )
 
     def __init__(self, saddle: SaddlePointProblem, like: Tensor) -> None:
         _, height, width = saddle.K.shapes["x"]

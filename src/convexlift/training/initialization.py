@@ -1,4 +1,4 @@
-"""Where training starts: a network that is a total variation of many filters.
+"""Starting weights: a network that is a total variation of many filters.
 
     z_1 = h(+-k_c * x),   z_2 = h(w_j + sum over one block of the channels of z_1)
 
@@ -91,7 +91,7 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
 
 
 def _pass_on_(linear_map: LinearMap, channels: int) -> float:
-    """Make a map sum what it is given, unit by unit; returns what it does to a sum over pixels."""
+    """Make a map sum its inputs, unit by unit; returns the factor on a sum over pixels."""
     if isinstance(linear_map, Convolution):
         _sum_groups_(linear_map, None, _VARIETY)
         return 1 + _VARIETY
@@ -221,5 +221,5 @@ def subtract_means_(network: InputConvexNetwork) -> None:
 
 @torch.no_grad()
 def absorb_weight_(network: InputConvexNetwork, weight: float) -> None:
-    """R becomes weight R, so that bilevel learning goes on where a search for the weight ended."""
+    """R becomes weight R: bilevel learning then starts from the weight that a search has found."""
     network.output.mul_(weight)

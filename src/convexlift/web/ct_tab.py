@@ -9,7 +9,7 @@ import gradio as gr
 from torch.nn.functional import adaptive_avg_pool2d
 
 from convexlift.phantoms import shepp_logan
-from convexlift.scans.attenuation import LOWEST, RANGE
+from convexlift.scans.hounsfield import LOWEST, RANGE
 from convexlift.tasks import SparseViewCT
 from convexlift.web import views
 from convexlift.web.choices import UPLOAD, accuracy_controls, more_controls, take_upload

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from convexlift.images import random_mask
-from convexlift.models.sheets import Sheet
-from convexlift.models.store import load, shipped_sheets
+from convexlift.models.files import Sheet, shipped_sheets
+from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.noise import Kind, Noise, TooFewPixels, estimate_noise, is_line_art
-from convexlift.reconstruction.weight_selection import card_weight, known_weights
+from convexlift.reconstruction.weight import card_weight, known_weights
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
 from convexlift.web.uploads import BRIGHTEST, Picture

@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from convexlift.benchmark.methods import METHODS, Contender, describe
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import METHODS, NamedMethod, describe_steps
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve
@@ -158,14 +158,14 @@ class Race:
             self._news.put(f"{lap.name}: choosing step sizes")
             self._lap(problem, METHODS[lap.name], lap)
 
-    def _lap(self, problem: VariationalProblem, contender: Contender, lap: Lap) -> None:
+    def _lap(self, problem: VariationalProblem, contender: NamedMethod, lap: Lap) -> None:
         own = problem if contender.bounded else replace(problem, box=None)
         try:
             method = self._tuned(problem, own, candidates(contender, problem))
         except ValueError as error:  # it does not apply to such problems
             lap.note = str(error)
             return
-        lap.steps = describe(method)
+        lap.steps = describe_steps(method)
 
         def watch(progress: Progress) -> bool:
             objective, bound = progress.objective, progress.lower_bound
@@ -207,7 +207,7 @@ class Race:
         return grid[min(scores)[1]]
 
 
-def candidates(contender: Contender, problem: VariationalProblem) -> Sequence[Method]:
+def candidates(contender: NamedMethod, problem: VariationalProblem) -> Sequence[Method]:
     """Step sizes to choose from: those of benchmarks, and for scanners those around the paper's."""
     if problem.operator.diagonal is not None or contender.name not in ("paper", *CT_STEPS):
         return contender.grid(problem, True)

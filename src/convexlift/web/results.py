@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import convexlift
-from convexlift.training.validation import ssim
+from convexlift.images import ssim
 from convexlift.web.jobs import InpaintingJob
 from convexlift.web.pictures import deep_png, grey_or_colour, png
 from convexlift.web.running import Outcome, picture_psnr
@@ -42,8 +42,8 @@ def record(outcome: Outcome) -> dict[str, Any]:
         quality = {
             "psnr_before": picture_psnr(given, outcome.stated.truth),
             "psnr_after": picture_psnr(solution.x, outcome.stated.truth),
-            "ssim_before": picture_ssim(given, outcome.stated.truth),
-            "ssim_after": picture_ssim(solution.x, outcome.stated.truth),
+            "ssim_before": float(ssim(given.cpu(), outcome.stated.truth).mean()),
+            "ssim_after": float(ssim(solution.x.cpu(), outcome.stated.truth).mean()),
         }
     return {
         "version": convexlift.__version__,
@@ -74,14 +74,6 @@ def record(outcome: Outcome) -> dict[str, Any]:
 def shown_given(outcome: Outcome) -> Tensor:
     """The picture before: the data, or what a filtered back projection makes of them."""
     return outcome.stated.given
-
-
-def picture_ssim(x: Tensor, truth: Tensor) -> float | None:
-    """The mean over the planes; None where torchmetrics is not installed."""
-    try:
-        return float(ssim(x.cpu(), truth).mean())
-    except ImportError:
-        return None
 
 
 def error_map(outcome: Outcome) -> Tensor | None:

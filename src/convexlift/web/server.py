@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from convexlift.files.planes import pillow
+from convexlift.files.formats import pillow
 from convexlift.web.folders import server_folder
 from convexlift.web.guard import LOOPBACK, Guard
 from convexlift.web.housekeeping import Housekeeper, share_memory_among_threads

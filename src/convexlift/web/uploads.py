@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift.files.formats import load_extra, pillow
 from convexlift.files.pictures import read_picture
-from convexlift.files.planes import pillow
-from convexlift.scans.attenuation import hounsfield_to_unit
-from convexlift.scans.errors import ScanFileError, load_extra
 from convexlift.scans.files import read_volume
+from convexlift.scans.formats import ScanFileError
+from convexlift.scans.hounsfield import hounsfield_to_unit
 from convexlift.web.limits import Limits, PageError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")

@@ -1,0 +1,210 @@
+"""Results of a benchmark as rows, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from convexlift.images import atomic_path
+from experiments.measuring import Reference, Trace
+from experiments.runner.parts import finite
+
+ERROR, GAP = "objective error", "certified gap"
+"""The two measures of a tolerance."""
+
+POINTS = 200
+"""The largest number of points of a curve in JSON files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The effort of one method for one accuracy.
+
+    Medians are over batches of images, times also over repetitions; a run that does not get there
+    counts as infinite, and None stands for infinite.
+
+    Attributes:
+        measure: of the tolerance: ``objective error`` or ``certified gap``.
+        objective_error: the largest of the images, then; or at the end of runs that did not
+            get there.
+        gap: the largest certified gap, at the same moments.
+        psnr: the mean, at the same moments.
+        reached: images that got there.
+        images: all images.
+    """
+
+    task: str
+    method: str
+    device: str
+    batch: int
+    measure: str
+    tolerance: float
+    iterations: float | None
+    iterations_min: float | None
+    iterations_max: float | None
+    seconds: float | None
+    seconds_min: float | None
+    seconds_max: float | None
+    objective_error: float | None
+    gap: float | None
+    psnr: float | None
+    reached: int
+    images: int
+
+
+COLUMNS = tuple(each.name for each in fields(Row))
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """One image in every iteration k = 0, 1, ...: least error and gap so far, current PSNR."""
+
+    error: tuple[float, ...]
+    gap: tuple[float, ...]
+    psnr: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One method on one task: its curves, and the times behind them.
+
+    Attributes:
+        clock: (iterations, median seconds) of timed runs of one batch size, the smallest; the
+            first is one iteration and the set-up.
+        trace: the first of its runs to a certified gap.
+    """
+
+    task: str
+    method: str
+    steps: str
+    curves: tuple[Convergence, ...]
+    clock: tuple[tuple[int, float], ...]
+    trace: Trace | None
+
+    def seconds(self, iteration: int) -> float:
+        """Without evaluations: linear between timed runs, and beyond the last."""
+        lines = list(itertools.pairwise(self.clock))
+        if not lines:
+            return math.nan
+        (a, s), (b, t) = next((line for line in lines if iteration <= line[1][0]), lines[-1])
+        return s + (t - s) * (iteration - a) / (b - a)
+
+    def as_plain(self, image: int) -> dict[str, Any]:
+        """The curve of one image, for JSON."""
+        curve = self.curves[image]
+        chosen = thinned(len(curve))
+        return {
+            "task": self.task,
+            "method": self.method,
+            "steps": self.steps,
+            "image": image,
+            "iteration": chosen,
+            "seconds": [self.seconds(k) for k in chosen],
+            "objective_error": [curve.error[k] for k in chosen],
+            "gap": [curve.gap[k] for k in chosen],
+            "psnr": [curve.psnr[k] for k in chosen],
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step sizes of a method, and how they were chosen."""
+
+    task: str
+    method: str
+    steps: str
+    candidates: int
+    iterations: int | None  # to the tolerance of the choice, on the picture for it
+    tolerance: float
+    at_edge: bool
+
+
+@dataclass(eq=False)
+class Results:
+    """Everything measured so far.
+
+    Attributes:
+        about: version, command, date, machine and options.
+        rows: the table.
+        entries: curves behind it.
+        references: for each task and image, with the box and without.
+        choices: of step sizes.
+        notes: sentences that a reader must know.
+        complete: whether all that was asked for is there.
+    """
+
+    about: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    references: list[dict[str, Any]] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def note(self, sentence: str) -> None:
+        """Add a note, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def add_reference(self, task: str, image: int, bounded: bool, found: Reference) -> None:
+        """Keep a reference, without its image."""
+        names = ("objective", "gap", "precision", "iterations", "certified")
+        values = {name: getattr(found, name) for name in names}
+        values["guarantee"] = found.guarantee.name
+        self.references.append({"task": task, "image": image, "box": bounded, **values})
+
+    def as_plain(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON; infinity and NaN are None."""
+        content = {
+            **self.about,
+            "complete": self.complete,
+            "notes": self.notes,
+            "rows": [asdict(row) for row in self.rows],
+            "references": self.references,
+            "choices": [asdict(choice) for choice in self.choices],
+            "curves": [each.as_plain(i) for each in self.entries for i in range(len(each.curves))],
+        }
+        plain: dict[str, Any] = finite(content)
+        return plain
+
+    def write(self, folder: Path) -> None:
+        """benchmark.json and benchmark.csv, each atomically."""
+        text = json.dumps(self.as_plain(), indent=2, allow_nan=False) + "\n"
+        for name, content in {"benchmark.json": text, "benchmark.csv": self.as_csv()}.items():
+            with atomic_path(folder / name) as part:
+                part.write_text(content, encoding="utf-8", newline="")
+
+    def as_csv(self) -> str:
+        """The rows; an empty cell is a tolerance that was not reached."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(finite(asdict(row)) for row in self.rows)
+        return text.getvalue()
+
+
+def spread(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    """Median, least and largest, where None is infinite."""
+    numbers = [math.inf if value is None else value for value in values]
+    summary = (median(numbers), min(numbers), max(numbers))
+    low, least, high = (value if math.isfinite(value) else None for value in summary)
+    return low, least, high
+
+
+def thinned(count: int) -> list[int]:
+    """At most POINTS of the numbers below ``count``: all small ones, and the last."""
+    if count <= POINTS:
+        return list(range(count))
+    ratio = (count - 1) ** (1 / (POINTS - 2))
+    return sorted({0, *(min(round(ratio**i), count - 1) for i in range(POINTS - 1))})

@@ -1,0 +1,76 @@
+"""``run_benchmark``: every method on every case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import convexlift as cl
+from experiments.benchmark.bench import Bench
+from experiments.benchmark.cases import Case
+from experiments.benchmark.results import Results
+from experiments.benchmark.settings import SIZE, BenchmarkSettings
+from experiments.environment import machine, now
+from experiments.measuring import REFERENCE_GAP
+
+
+def run_benchmark(
+    cases: Sequence[Case],
+    methods: Sequence[cl.NamedMethod],
+    images: Callable[[int], Tensor],
+    settings: BenchmarkSettings,
+    device: torch.device,
+    *,
+    size: int = SIZE,
+    results: Results | None = None,
+    tell: Callable[[str, float], None] = lambda text, done: None,
+    keep: Callable[[Results], object] = lambda results: None,
+) -> Results:
+    """Measure every method on every case.
+
+    Args:
+        cases: tasks with regularizers.
+        methods: with the step sizes among which to choose.
+        images: for a size, ``settings.count`` clean images and, last, one to choose steps on.
+        settings: accuracies and limits.
+        device: where to compute.
+        size: of the images, where a case does not need another.
+        results: to add to; on Ctrl-C it holds all that was measured so far.
+        tell: called with the present work and the fraction that is done.
+        keep: called whenever there is more to keep.
+    """
+    results = Results(describe_run(settings, device)) if results is None else results
+    total, done = len(cases) * (len(methods) + 1), 0
+
+    def show(text: str) -> None:
+        tell(text, done / total)
+
+    for case in cases:
+        trial = case.trial(images(case.size(size)), settings.seed, device)
+        bench = Bench(case.name, trial, settings, results, show)
+        bench.reference(0, bounded=True)
+        done += 1
+        for method in methods:
+            bench.measure(method)
+            done += 1
+            keep(results)
+    results.complete = True
+    keep(results)
+    tell("done", 1.0)
+    return results
+
+
+def describe_run(settings: BenchmarkSettings, device: torch.device, **more: Any) -> dict[str, Any]:
+    """Date, machine and settings, and ``more``."""
+    return {
+        **more,
+        "date": now(),
+        "device": device.type,
+        "machine": machine(device),
+        "reference_gap": REFERENCE_GAP,
+        "options": asdict(settings),
+    }

@@ -1,0 +1,403 @@
+"""``ct``: slices from sinograms, measured or simulated: counts, transmissions, line integrals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.files.formats import read_npy
+from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
+from convexlift.operators.linear import LinearOperator
+from convexlift.operators.tomography.beams import (
+    PAPER_BACKGROUND,
+    PAPER_UNIT,
+    ParallelBeam,
+)
+from convexlift.operators.tomography.filtered_backprojection import fbp
+from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
+from convexlift.reconstruction.noise import Noise, photons_of
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.slices import (
+    read_slices,
+    require_ending,
+    squeezed,
+    write_numbers,
+    write_slices,
+)
+from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.weight import WeightChoice
+from convexlift.scans.data_exchange import DataExchange
+from convexlift.scans.files import read_sinogram, read_volume
+from convexlift.scans.formats import AngleUnit, files_in, reading
+from convexlift.scans.hounsfield import (
+    WATER,
+    WINDOWS,
+    Window,
+    attenuation_to_hounsfield,
+    hounsfield_to_attenuation,
+    hounsfield_to_unit,
+    unit_attenuation,
+    unit_to_hounsfield,
+)
+from convexlift.scans.sinograms import (
+    FanGeometry,
+    Quantity,
+    ScanGeometry,
+    Sinogram,
+)
+from convexlift.scans.volumes import Volume
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Measurement, SparseViewCT
+from convexlift.transmission import line_integrals
+
+PAPER_EXTENT = 256.0
+OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
+            "angle_unit", "rows", "truth")  # fmt: skip
+"""Options that describe measured scans."""
+BRIGHT = 0.995
+"""Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
+
+FieldLike = float | str | os.PathLike[str] | Array
+ScanLike = ImageLike | Sinogram | Volume
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanReconstructor(Reconstructor):
+    """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
+
+    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
+    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
+
+    Args:
+        truth: slices in HU of the result's size; gives PSNR.
+        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
+            --simulate.
+        quantity: what the numbers are, if not as the file says.
+        geometry: of an array of projections (rows, angles, bins).
+        flat: readings without object: a number, or an NPY file.
+        dark: readings without beam: a number, or an NPY file.
+        photons: in a free ray, for transmissions and line integrals; estimated unless given.
+        background: r of emission counts y ~ Poisson(A x + r).
+        sigma: noise of line integrals, if the same in all rays.
+        size: pixels of a side; as many as bins unless given.
+        extent: side in mm; the field of view unless given.
+        water: attenuation of water in 1/mm, for HU.
+        angle_unit: of HDF5 files that do not say it.
+        rows: of the detector, FIRST:END (two numbers); all unless given.
+        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
+            HU.
+        simulate: inputs are slices; simulate a scan with counts.
+        views: of a simulated scan.
+        bins: of a simulated scan.
+        seed: of simulated noise.
+        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
+    """
+
+    regularizer: Any = "ct-abdomen-chest"
+    weight: WeightChoice | None = None
+    quantity: Quantity | None = None
+    geometry: ScanGeometry | None = None
+    flat: FieldLike | None = None
+    dark: FieldLike | None = None
+    photons: float | None = None
+    background: float | None = None
+    sigma: float | None = None
+    size: int | None = None
+    extent: float | None = None
+    water: float = WATER
+    angle_unit: AngleUnit | None = None
+    rows: tuple[int, int] | None = None
+    window: Window | str = "abdomen"
+    simulate: bool = False
+    views: int = 200
+    bins: int = 400
+    seed: int = 0
+    read_seconds: float | None = None
+
+    task: ClassVar[str] = "ct"
+    positive = (*Reconstructor.positive, "photons", "background", "sigma", "size", "extent",
+                "water", "views", "bins", "read_seconds")  # fmt: skip
+    search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
+    quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
+    python_only = (*Reconstructor.python_only, "geometry")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.window, str) and self.window not in WINDOWS:
+            raise InputError(
+                f"--window is one of {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU, got {self.window}"
+            )
+        if self.rows is not None:
+            if not isinstance(self.rows, tuple) or len(self.rows) != 2 or min(self.rows) < 0:
+                raise InputError(f"--rows is FIRST:END, such as 500:510, got {self.rows}")
+            if not self.rows[0] < self.rows[1]:
+                raise InputError("--rows needs FIRST < END, got {}:{}".format(*self.rows))
+        for name in ("flat", "dark"):
+            self._field(name)
+        if self.photons is not None and self.sigma is not None:
+            raise InputError(
+                "--photons and --sigma are two models of one noise; give --sigma if all rays have "
+                "the same, else --photons"
+            )
+        unused = [name for name in OF_SCANS if getattr(self, name) is not None]
+        if self.simulate and unused:
+            raise InputError(
+                f"--simulate makes a scan of its own, to which --{unused[0].replace('_', '-')} "
+                "says nothing; leave one of them out"
+            )
+
+    @property
+    def rule(self) -> WeightChoice:
+        """``auto`` unless given; ``card``, which is for the simulated scan, with ``simulate``."""
+        return self.weight or ("card" if self.simulate else "auto")
+
+    def settings(self) -> dict[str, Any]:
+        """The window as two numbers."""
+        window = Window.named(self.window)
+        return super().settings() | {"window": [window.level, window.width]}
+
+    def reads(self, paths: Sequence[Path]) -> list[Path]:
+        """Fields and truths."""
+        given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
+        files = [Path(place) for place in given if Path(place).is_file()]
+        folder = self.truth in given and Path(str(self.truth)).is_dir()
+        return files + (files_in(Path(str(self.truth))) if folder else [])
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """The ending of a single result; of several, one does not stop the others."""
+        if len(sources) == 1:
+            require_ending(sources[0].target)
+
+    def prepare(
+        self, image: ScanLike, solver: PiecewiseSolver | None = None, target: Path | None = None
+    ) -> PreparedImage:
+        """Read the scan, state its problem, and choose a weight."""
+        solver = self.solver() if solver is None else solver
+        if target is not None:
+            require_ending(target)
+        if self.simulate:
+            return self._simulated(image, solver)
+        return self._measured(image, solver, target)
+
+    # Simulated scans -----------------------------------------------------------------------------
+
+    def _simulated(self, image: ScanLike, solver: PiecewiseSolver) -> PreparedImage:
+        name, volume, shape = read_slices(image, self.max_megapixels)
+        truth = hounsfield_to_unit(volume.images).float().clamp_min(0)
+        background = PAPER_BACKGROUND if self.background is None else self.background
+        task = SparseViewCT(
+            scanner=_scanner(*truth.shape[-2:], self.views, self.bins), background=background,
+            box=self.box or SparseViewCT.box,
+        )  # fmt: skip
+        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(truth))]
+        data = task.measure(truth, generators)
+        weight = self.choose_weight(data, task.name, None, solver)
+        return PreparedImage(
+            name=name, data=data, weight=weight, noise=None,
+            restored=lambda x: x.reshape(shape) if shape else squeezed(unit_to_hounsfield(x)),
+            write=lambda x, place: write_slices(
+                volume.with_values(unit_to_hounsfield(x)), place, "convexlift ct", self.window
+            ),
+            given=data.picture, truth=truth,
+            about={
+                "simulated": True, "views": self.views, "bins": self.bins,
+                "background": background, "seed": self.seed, "data": "counts",
+            },
+            notes=(weight.note,) if weight.note else (),
+        )  # fmt: skip
+
+    # Measured scans ------------------------------------------------------------------------------
+
+    def _measured(
+        self, image: ScanLike, solver: PiecewiseSolver, target: Path | None
+    ) -> PreparedImage:
+        name, scan = self._scan(image)
+        in_mm = scan.geometry.unit == "mm"
+        if self.truth is not None and not in_mm:
+            raise InputError(
+                f"{name} does not say how large its pixels are, so there are no HU to "
+                "compare with --truth; leave it out, or give the unit in the file's geometry"
+            )
+        if target is not None and target.suffix.lower() == ".dcm" and not in_mm:
+            raise InputError(
+                f"{name} does not say how large its pixels are, so there are no HU for "
+                "DICOM; write .tif or .npy"
+            )
+        bins = scan.projections.shape[2]
+        size = self.size or bins
+        extent = self.extent or _field_of_view(scan)
+        data, unit, noise, note = self._stated(scan, scan.operator(size, extent), in_mm)
+        weight = self.choose_weight(data, SparseViewCT.name, None, solver)
+        pixel = extent / size
+        truth = None if self.truth is None else self._truth(len(data), size, unit)
+
+        def values(x: Tensor) -> Tensor:
+            return attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
+
+        def write(x: Tensor, place: Path) -> None:
+            if in_mm:
+                volume = Volume.stacked(values(x)[:, 0], (pixel, pixel))
+                write_slices(volume, place, "convexlift ct", self.window)
+            else:
+                write_numbers(values(x), place)
+
+        return PreparedImage(
+            name=name, data=data, weight=weight, noise=noise,
+            restored=lambda x: squeezed(values(x)), write=write, truth=truth,
+            about={
+                "data": self.quantity or scan.quantity,
+                "rows": scan.projections.shape[0],
+                "angles": scan.projections.shape[1],
+                "bins": bins,
+                "pixel": pixel,
+                "unit": "HU" if in_mm else "per pixel of the detector",
+            },
+            notes=tuple(each for each in (note, weight.note) if each),
+        )  # fmt: skip
+
+    def _scan(self, image: ScanLike) -> tuple[str, Sinogram]:
+        if isinstance(image, Sinogram):
+            return "the scan", image
+        if is_path(image):
+            unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
+            scan = read_sinogram(
+                image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
+                max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
+            )  # fmt: skip
+            return str(image), scan
+        if self.geometry is None or self.quantity is None or isinstance(image, Volume):
+            raise InputError(
+                "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
+                "FanGeometry) and --quantity; or give a cl.scans.Sinogram"
+            )
+        array = torch.as_tensor(image)
+        if array.ndim not in (2, 3):
+            raise InputError(
+                f"projections are (angles, bins) or (rows, angles, bins), got {tuple(array.shape)}"
+            )
+        frames = array.detach().cpu().float().reshape(-1, *array.shape[-2:])
+        return "the scan", Sinogram(frames, self.geometry, self.quantity)
+
+    def _truth(self, slices: int, size: int, unit: float) -> Tensor:
+        """Attenuation in units of the images, from HU."""
+        if is_path(self.truth):
+            hu = read_volume(self.truth, max_megapixels=self.max_megapixels).images
+        else:
+            hu = torch.as_tensor(self.truth)
+            hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
+        if tuple(hu.shape) != (slices, 1, size, size):
+            called = self.truth if is_path(self.truth) else "given"
+            raise InputError(
+                f"the truth {called} has {tuple(hu.shape)}, but {slices} slice(s) of "
+                f"{size} x {size} are reconstructed; see --size"
+            )
+        return (hounsfield_to_attenuation(hu, self.water) / unit).float()
+
+    def _stated(
+        self, scan: Sinogram, rays: LinearOperator, in_mm: bool
+    ) -> tuple[Measurement, float, Noise | None, str]:
+        """The data, the attenuation of an image of 1, and what is assumed of the noise."""
+        quantity, y = self.quantity or scan.quantity, scan.data.float()
+        flat, dark = (
+            stored if (given := self._field(name)) is None else given
+            for name, stored in (("flat", scan.flat), ("dark", scan.dark))
+        )
+        self._require_use(quantity, flat)
+        unit, box = unit_attenuation(self.water), self.box or (0.0, None)
+        if quantity == "counts" and flat is None:
+            if self.background is None:
+                raise InputError(
+                    "counts need readings without object (--flat), or --background if they are "
+                    "emission counts y ~ Poisson(A x + background)"
+                )
+            unit = unit if in_mm else 1.0
+            counts = KullbackLeibler(y.round(), self.background)
+            return Measurement(counts, unit * rays, box, counts.y), unit, None, ""
+        noise, note = None, ""
+        if quantity == "counts":
+            assert flat is not None
+            taken = line_integrals(y, flat, 0.0 if dark is None else dark)
+            values, omega = taken.values, taken.weights
+        else:
+            values = y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
+            if self.sigma is not None:
+                noise = Noise("gaussian", self.sigma, estimated=False)
+                omega = torch.full_like(values, self.sigma**-2)
+            else:
+                photons = self.photons or photons_of(values)
+                if photons is None:
+                    raise InputError(
+                        "the noise of these data cannot be estimated; give --photons or --sigma"
+                    )
+                omega = photons * torch.exp(-values.clamp_min(0))  # those that arrive
+                how = "given" if self.photons else "estimated"
+                note = f"{photons:.3g} photons in a free ray ({how})"
+        unit = unit if in_mm else _scale(rays, values)
+        fidelity = WeightedL2(values, omega)
+        return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, note
+
+    def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
+        """Raise for options that say nothing about these data."""
+        counts = quantity == "counts"
+        for name in ("photons", "sigma") if counts else ("flat", "dark"):
+            if getattr(self, name) is not None:
+                others = "transmissions and line integrals" if counts else "counts"
+                raise InputError(
+                    f"--{name} is for {others}, and these are {quantity}; "
+                    "leave it out, or say with --quantity what they are"
+                )
+        if self.background is not None and (not counts or flat is not None):
+            raise InputError(
+                "--background is for emission counts, which have no flat field; leave it out"
+            )
+
+    def _field(self, name: str) -> Tensor | None:
+        given: FieldLike | None = getattr(self, name)
+        if given is None or isinstance(given, Tensor | np.ndarray):
+            return None if given is None else torch.as_tensor(given).float()
+        try:
+            return torch.tensor(float(given))  # type: ignore[arg-type]
+        except (ValueError, TypeError):
+            path = Path(str(given))
+        if not path.is_file():
+            raise InputError(f"--{name} is a number or an NPY file, and there is no file {path}")
+        with reading(path, "NPY"):
+            array = read_npy(path, self.max_megapixels)
+            if array.dtype.kind not in "biuf":
+                raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
+            return torch.from_numpy(array.astype(np.float32))
+
+
+@lru_cache(maxsize=2)
+def _scanner(height: int, width: int, views: int, bins: int) -> LinearOperator:
+    """The paper's, for other sizes. The last two are kept: their tables take a while to make."""
+    pixel = PAPER_EXTENT / max(height, width)
+    beam = ParallelBeam((height, width), views, bins, (pixel * height, pixel * width))
+    return beam * (1 / PAPER_UNIT)
+
+
+def _field_of_view(scan: Sinogram) -> float:
+    """What all rays of the detector see: its width, made smaller by the fan's magnification."""
+    width = scan.projections.shape[2] * scan.geometry.bin_width
+    if isinstance(scan.geometry, FanGeometry):
+        near, far = scan.geometry.source_distance, scan.geometry.detector_distance
+        width *= near / (near + far)
+    return width
+
+
+def _scale(rays: LinearOperator, values: Tensor) -> float:
+    if not rays.invertible:
+        return 1.0
+    pixels = fbp(rays, values, "hann").flatten()
+    bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
+    return bright if bright > 0 else 1.0
