@@ -32,6 +32,7 @@ def _double_precision():
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)  # a server or the soak may have asked for more
 
 
 @pytest.fixture(autouse=True)
