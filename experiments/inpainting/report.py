@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.comparing import Run, SideBySide, psnr_comparisons
+from experiments.document import Document, document
 from experiments.figures import Figure
 from experiments.inpainting.settings import InpaintingSettings
 from experiments.inpainting.times import Times
 from experiments.paper import Comparison, Printed, psnr
-from experiments.runner import Document, Parts, document
+from experiments.runner import Parts
 from experiments.tables import number
 
 FULL = InpaintingSettings()
