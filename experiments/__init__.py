@@ -12,12 +12,12 @@ An experiment of the paper is a folder:
    settings that its result depends on, the earlier steps it ``needs``, and ``compute(work) ->
    Part``. A part is plain values and NumPy arrays. It is written to OUTPUT/parts when it is done,
    and computed again only when its settings, or those of its needs, change.
-3. ``report(parts, settings) -> Document``: a summary, comparisons with the paper's numbers, and
-   sections of paragraphs, tables and figures, from the parts alone.
+3. ``report(parts, settings) -> Document``, from the parts alone: ``report.md``, a text template,
+   with numbers, comparisons with the paper's, tables and figures from ``report.py``.
 4. ``EXPERIMENT``, entered in ``registry``.
 
 Shared by all: ``setups`` (a task with a regularizer and images), ``methods``, ``measuring``
 (reference optima, curves, times), ``common_steps``, ``learned`` (trainings), ``comparing`` (runs
-side by side), ``figures``, ``tables``, ``paper``, ``report_text``. ``denoising`` is the example to
+side by side), ``document``, ``figures``, ``tables``, ``paper``. ``denoising`` is the example to
 follow.
 """

@@ -122,7 +122,7 @@ def benchmark_command(
         """
         screen = console()
         check_json_file(json_file)
-        changes = {
+        changes: dict[str, Any] = {
             "count": count, "repeats": repeats, "max_iterations": max_iterations,
             "seconds": seconds, "seed": seed,
             "batches": _numbers("--batch", batch, int),
@@ -132,35 +132,39 @@ def benchmark_command(
         names = _choice("--methods", methods, all_methods, all_methods)
         chosen = _choice("--tasks", tasks, all_cases, quick_tasks if quick else list(all_cases))
         try:
-            request = _checked(
-                [all_cases[name] for name in chosen],
-                [all_methods[name] for name in names],
-                images, mask, size, quick, changes, device, threads,
-            )  # fmt: skip
+            settings = replace(
+                BenchmarkSettings.quick() if quick else BenchmarkSettings(),
+                **{name: value for name, value in changes.items() if value is not None},
+            )
+            pictures = example_images() if images is None else folder_images(images, settings.count)
+            choose_images(pictures, settings.count, 16)  # are there enough?
+            cases = _checked_cases([all_cases[name] for name in chosen], size, mask, quick)
         except (ValueError, ImportError) as error:
             raise BadInput(f"{error}.") from error
+        if threads is not None:
+            if threads < 1:
+                raise BadInput(f"--threads must be at least 1, got {threads}.")
+            torch.set_num_threads(threads)
+        request = Request(
+            cases, [all_methods[name] for name in names],
+            partial(choose_images, pictures, settings.count), settings, choose_device(device),
+            _side(size, quick),
+        )  # fmt: skip
         make_folder(output)
         _finish(_run(request, output, json_file, screen), output, json_file, screen)
 
     return benchmark
 
 
-def _checked(
-    cases: list[Case],
-    methods: list[cl.NamedMethod],
-    images: Path | None,
-    mask: Path | None,
-    size: int | None,
-    quick: bool,
-    changes: Mapping[str, Any],
-    device: DeviceChoice,
-    threads: int | None,
-) -> Request:
-    settings = replace(
-        BenchmarkSettings.quick() if quick else BenchmarkSettings(),
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    side = size if size is not None else QUICK_SIZE if quick else SIZE
+def _side(size: int | None, quick: bool) -> int:
+    return size if size is not None else QUICK_SIZE if quick else SIZE
+
+
+def _checked_cases(
+    cases: list[Case], size: int | None, mask: Path | None, quick: bool
+) -> list[Case]:
+    """The cases with their mask, if their sizes fit ``--size`` and ``--mask``."""
+    side = _side(size, quick)
     if side < 16 or side % 16:
         raise BadInput(f"--size must be a multiple of 16, got {side}.")
     for case in cases:
@@ -169,16 +173,7 @@ def _checked(
             raise BadInput(
                 f"{case.name} is for pictures of {only} x {only} only: leave --size out."
             )
-    if threads is not None:
-        if threads < 1:
-            raise BadInput(f"--threads must be at least 1, got {threads}.")
-        torch.set_num_threads(threads)
-    pictures = example_images() if images is None else folder_images(images, settings.count)
-    choose_images(pictures, settings.count, 16)  # are there enough?
-    if mask is not None:
-        cases = _with_mask(cases, mask, side)
-    chosen = partial(choose_images, pictures, settings.count)
-    return Request(cases, methods, chosen, settings, choose_device(device), side)
+    return cases if mask is None else _with_mask(cases, mask, side)
 
 
 def _run(request: Request, output: Path, json_file: Path | None, screen: Console) -> Results:

@@ -22,8 +22,9 @@ from experiments.command_line import (
     progress_bar,
     write_json,
 )
+from experiments.document import Document
 from experiments.images import find_data
-from experiments.runner import Document, Experiment, Study
+from experiments.runner import Experiment, Study
 from experiments.runner.report import results, write
 from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
 

@@ -16,9 +16,10 @@ from convexlift.training import ImageSet
 from experiments import ct, ct_deep, training
 from experiments.common_steps import Search
 from experiments.comparing import SideBySide
+from experiments.document import Document
 from experiments.learned import Training
 from experiments.methods import proposed
-from experiments.runner import Document, Study
+from experiments.runner import Study
 from experiments.runner.report import results, write
 from experiments.runner.run import compute
 from experiments.tomography.slices import (

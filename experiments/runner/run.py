@@ -12,9 +12,9 @@ import torch
 
 import convexlift as cl
 from convexlift.images import atomic_path
+from experiments.document import Document
 from experiments.environment import environment
 from experiments.runner.parts import Part, Parts, PartStore
-from experiments.runner.report import Document
 from experiments.runner.steps import Listener, Plan, Step
 
 S = TypeVar("S")

@@ -9,9 +9,10 @@ from statistics import mean
 from typing import Any
 
 from experiments.comparing import Run, SideBySide, psnr_comparisons
+from experiments.document import Document, document
 from experiments.figures import Figure, Tile, magnified
 from experiments.measuring import Curve
-from experiments.runner import Document, Parts, document
+from experiments.runner import Parts
 from experiments.tables import Table, number, small
 from experiments.tomography.settings import TomographySettings
 from experiments.tomography.steps import AS_PRINTED, BOX, TRAINING

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.comparing import Run, SideBySide
+from experiments.document import Document, document
 from experiments.figures import Figure, Tile, magnified
 from experiments.paper import Comparison, Printed, psnr
-from experiments.runner import Array, Document, Part, Parts, document
+from experiments.runner import Array, Part, Parts
 from experiments.tables import Table, number, small
 from experiments.training.settings import SCHEMES, SEARCHED, TrainingSettings
 
