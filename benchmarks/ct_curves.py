@@ -167,9 +167,8 @@ def compare(
     start = measured[HALFLINE].picture
     print(f"\n{name}: weight {weight:g}, {len(network.layers)} layers, FBP "
           f"{float(psnr(start, clean)):.2f} dB", flush=True)  # fmt: skip
-    reference = find_reference(
-        problems[BOX], REFERENCE_ITERATIONS, gap=REFERENCE_GAP, start=start, double=arguments.double
-    )
+    accurate = cl.StopWhen(gap=REFERENCE_GAP, max_iterations=REFERENCE_ITERATIONS)
+    reference = find_reference(problems[BOX], accurate, start=start, double=arguments.double)
     known, largest = reference.objective, float(reference.x.max())
     print(
         f"reference: {known:.8g}, certified to {reference.gap:.1e} after {reference.iterations} "

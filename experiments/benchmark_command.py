@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from experiments.benchmark.cases import (
 )
 from experiments.benchmark.plot import write_plots
 from experiments.benchmark.results import ERROR, Results, Row
-from experiments.benchmark.run import describe_run, run_benchmark
+from experiments.benchmark.run import Request, run_benchmark
 from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
 from experiments.command_line import (
     BadInput,
@@ -51,18 +51,6 @@ def _unless_given(name: str) -> str:
         values.append(",".join(f"{number:g}" for number in each))
     usual, quick = values
     return f"{usual} unless given" + (f", {quick} with --quick." if quick != usual else ".")
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """The checked options of a run."""
-
-    cases: list[Case]
-    methods: list[cl.NamedMethod]
-    images: Callable[[int], torch.Tensor]
-    settings: BenchmarkSettings
-    device: torch.device
-    size: int
 
 
 def benchmark_command(
@@ -195,15 +183,11 @@ def _checked(
 
 def _run(request: Request, output: Path, json_file: Path | None, screen: Console) -> Results:
     command = f"convexlift {shlex.join(sys.argv[1:])}"
-    results = Results(
-        describe_run(request.settings, request.device, version=cl.__version__, command=command,
-                     size=request.size)
-    )  # fmt: skip
+    results = Results(request.about(version=cl.__version__, command=command))
     try:
         with progress_bar(screen) as show:
             return run_benchmark(
-                request.cases, request.methods, request.images, request.settings, request.device,
-                size=request.size, results=results, tell=lambda text, done: show(text, done, 1.0),
+                request, results, lambda text, done: show(text, done, 1.0),
                 keep=lambda now: now.write(output),
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ class BadInput(Exception):
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
-    """The device asked for, or the best one there is."""
+    """The device asked for, or the best one available."""
     if choice is DeviceChoice.cuda and not torch.cuda.is_available():
         raise BadInput("No CUDA device is available here. Use --device cpu or --device auto.")
     if choice is DeviceChoice.auto:

@@ -29,20 +29,7 @@ def data_step(setup: Setup) -> Step:
     return setup.step("data", setup.data, title="Data")
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """A reference optimum is searched for to a certified relative gap, or for so many iterations.
-
-    Attributes:
-        gap: certified relative gap.
-        iterations: limit.
-    """
-
-    gap: float
-    iterations: int
-
-
-def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
+def reference_step(setup: Setup, stop: cl.StopWhen, cost: float) -> Step:
     """For each image the best objective known, and a lower bound: part ``reference``.
 
     The bound holds for all images in the box, so that it measures every method.
@@ -52,10 +39,7 @@ def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
         found = []
         for i in range(trial.count):
             work.tell(i / trial.count)
-            problem = trial.problem([i])
-            found.append(
-                find_reference(problem, accuracy.iterations, gap=accuracy.gap, double=False)
-            )
+            found.append(find_reference(trial.problem([i]), stop, double=False))
         values = {
             "objective": [each.objective for each in found],
             "gap": [each.gap for each in found],
@@ -64,13 +48,13 @@ def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
         }
         return Part(values, {"picture": found[0].x[0, 0].cpu().numpy()})
 
-    return setup.step("reference", compute, {"accuracy": accuracy}, cost=cost,
+    return setup.step("reference", compute, {"stop": stop}, cost=cost,
                       title="Reference optimum")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Looks:
-    """The length of curves, and what is kept of them.
+class Checks:
+    """The length of a curve, and its checks.
 
     Attributes:
         iterations: of each run.
@@ -88,7 +72,7 @@ class Looks:
 def curve_step(
     setup: Setup,
     competitor: Competitor | Chosen,
-    looks: Looks,
+    checks: Checks,
     *,
     name: str = "",
     cost: float = 1.0,
@@ -98,17 +82,17 @@ def curve_step(
 
     def compute(trial: Trial, work: Work) -> Part:
         found = _chosen(competitor, work.parts)
-        count = min(looks.images, trial.count)
+        count = min(checks.images, trial.count)
         # All images at once on a GPU; one by one on a CPU, whose cache holds one.
         size = count if trial.device.type == "cuda" else 1
         groups = [range(i, min(i + size, count)) for i in range(0, count, size)]
         curve = record_batches(
             [_start(trial, group, found, bounded) for group in groups], found.method,
-            looks.iterations, every=looks.every, keep=looks.keep, tell=work.tell,
+            checks.iterations, every=checks.every, keep=checks.keep, tell=work.tell,
         )  # fmt: skip
         return curve.part(**_named(found))
 
-    settings = {"competitor": competitor, "looks": looks, "bounded": bounded}
+    settings = {"competitor": competitor, "checks": checks, "bounded": bounded}
     needs = competitor.needs if isinstance(competitor, Chosen) else ()
     return setup.step(name or f"curve-{competitor.key}", compute, settings, needs=needs, cost=cost,
                       title=competitor.label)  # fmt: skip
@@ -165,7 +149,7 @@ class Search:
 
 
 def searched_curve_steps(
-    setup: Setup, search: Search, looks: Looks, *, on: Setup, cost: float
+    setup: Setup, search: Search, checks: Checks, *, on: Setup, cost: float
 ) -> list[Step]:
     """A search on the first image of ``on``, part ``search-KEY``, and a run with its winner.
 
@@ -204,7 +188,10 @@ def searched_curve_steps(
         return replace(search.make(best), key=f"{search.key}-searched", label=label, printed=False)
 
     chosen = Chosen(f"{search.key}-searched", label, winner, (found.name,))
-    return [found, curve_step(setup, chosen, looks, cost=cost * looks.iterations * looks.images)]
+    return [
+        found,
+        curve_step(setup, chosen, checks, cost=cost * checks.iterations * checks.images),
+    ]
 
 
 @dataclass(frozen=True)

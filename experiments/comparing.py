@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures import Line, Panel, Tile, shades
+from experiments.figures import Line, Panel, Tile
 from experiments.measuring import Curve
 from experiments.paper import Comparison, Printed
 from experiments.runner import Array, Part, Parts
@@ -105,7 +105,7 @@ class SideBySide:
 
     @classmethod
     def of(cls, parts: Parts, early: int, late: int, prefix: str = "") -> SideBySide:
-        """From ``data``, ``reference`` if it is there, and all curves with such a prefix."""
+        """From ``data``, ``reference`` if it is there, and all curves with a prefix."""
         curves = [part for name, part in parts.items() if name.startswith(f"{prefix}curve-")]
         runs = [Run.of(part) for part in curves]
         optimum = Optimum.of([run.curve for run in runs], parts.get(f"{prefix}reference"))
@@ -113,7 +113,7 @@ class SideBySide:
         return cls({run.key: run for run in runs}, optimum, weight, early, late)
 
     def family(self, family: str, *, printed: bool | None = None) -> list[Run]:
-        """Its runs in their order; only those with the paper's step sizes, or only others."""
+        """Its runs in their order; with ``printed``, only with the paper's step sizes or others."""
         return [
             run
             for run in self.runs.values()
@@ -151,7 +151,7 @@ class SideBySide:
         return float(run.curve.gap[run.curve.at(iteration)].max())
 
     def iterations_to(self, run: Run, error: float) -> float | None:
-        """Mean over the images of the first check with such an error; None if one has none."""
+        """Mean over the images of the first check below an error; None if an image has none."""
         below = self.optimum.error(run.curve) <= error
         if not below.any(axis=0).all():
             return None
@@ -248,7 +248,7 @@ class SideBySide:
         found = []
         for run in runs:
             members = [each for each in runs if each.family == run.family]
-            found.append((run, shades(len(members))[members.index(run)]))
+            found.append((run, 0.62 * members.index(run) / max(len(members) - 1, 1)))
         return found
 
     def _final(self, run: Run) -> float:

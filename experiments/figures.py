@@ -96,8 +96,7 @@ def curves(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
             for label, handle in _fill(axis, panel):
                 entries.setdefault(label, handle)
     above = 0.3 if title else 0.0
-    if title:
-        figure.suptitle(title, fontsize=12)
+    figure.text(0.5, 1 - 0.25 / height, title, fontsize=12, ha="center")
     lines = math.ceil(len(entries) / _legend(figure, entries, 1 - above / height))
     figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines + above) / height))
     return figure
@@ -159,41 +158,44 @@ class Figure:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class HeatMap:
-    """Numbers on a grid with marks, (row, column, shape, colour) by label."""
+def heat_map_with_curves(
+    values: Array,
+    rows: tuple[str, Sequence[float]],
+    columns: tuple[str, Sequence[float]],
+    title: str,
+    marks: Mapping[str, tuple[int, int, str, str]],
+    panel: Panel,
+) -> Any:
+    """Numbers on a grid on the left, and on the right a curve for each mark.
 
-    values: Array
-    rows: Sequence[float]
-    columns: Sequence[float]
-    row_label: str
-    column_label: str
-    title: str
-    marks: Mapping[str, tuple[int, int, str, str]]
-
-
-def heat_map_with_curves(heat: HeatMap, panel: Panel) -> Any:
-    """The grid on the left, on the right a curve for each mark, whose label it has."""
+    Args:
+        values: the numbers.
+        rows: a label, and the coordinate of each.
+        columns: the same.
+        title: above the grid.
+        marks: (row, column, shape, colour), by the label of the curve.
+        panel: the curves.
+    """
     plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11.0, 4.6), gridspec_kw={"width_ratios": (1.1, 1)}
     )
-    image = left.imshow(heat.values, cmap="viridis", aspect="auto")
-    left.set_xticks(range(len(heat.columns)), [f"{value:g}" for value in heat.columns])
-    left.set_yticks(range(len(heat.rows)), [f"{value:g}" for value in heat.rows])
-    left.set(xlabel=heat.column_label, ylabel=heat.row_label)
-    left.set_title(heat.title, fontsize=10)
-    low, high = float(np.nanmin(heat.values)), float(np.nanmax(heat.values))
-    for (i, j), value in np.ndenumerate(heat.values):
+    image = left.imshow(values, cmap="viridis", aspect="auto")
+    left.set_xticks(range(len(columns[1])), [f"{value:g}" for value in columns[1]])
+    left.set_yticks(range(len(rows[1])), [f"{value:g}" for value in rows[1]])
+    left.set(xlabel=columns[0], ylabel=rows[0])
+    left.set_title(title, fontsize=10)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    for (i, j), value in np.ndenumerate(values):
         bright = value > low + 0.6 * (high - low)
         left.text(j, i + 0.27, f"{value:.1f}", ha="center", va="center", fontsize=8,
                   color="black" if bright else "white")  # fmt: skip
-    for row, column, shape, colour in heat.marks.values():
+    for row, column, shape, colour in marks.values():
         left.plot(column, row - 0.14, shape, color=colour, markersize=10,
                   markeredgecolor="white", markeredgewidth=1.0)  # fmt: skip
     figure.colorbar(image, ax=left, fraction=0.046, pad=0.03)
     for line in panel.lines:
-        *_, shape, colour = heat.marks[line.label]
+        *_, shape, colour = marks[line.label]
         right.plot(
             line.x, _drawable(line.y, panel.log), color=colour, label=line.label,
             linewidth=1.6, marker=shape, markevery=0.17, markersize=6,
@@ -206,10 +208,10 @@ def heat_map_with_curves(heat: HeatMap, panel: Panel) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A picture with a title, and a number in its corner; without a picture, empty space."""
+    """A picture with a title, and perhaps a number in its corner."""
 
-    title: str = ""
-    picture: Array | None = None
+    title: str
+    picture: Array
     corner: str = ""
 
 
@@ -218,10 +220,10 @@ def pictures(rows: Sequence[Sequence[Tile]], *, high: float = 1.0) -> Any:
 
     Args:
         rows: of tiles, all of one size.
-        high: what is drawn white; black is 0.
+        high: the value that is white; black is 0.
     """
     plt = pyplot()
-    side_y, side_x = next(t.picture.shape for row in rows for t in row if t.picture is not None)
+    side_y, side_x = rows[0][0].picture.shape
     gap, strip = 8, 22
     across, down = max(len(row) for row in rows), len(rows)
     width = across * side_x + (across + 1) * gap
@@ -229,8 +231,6 @@ def pictures(rows: Sequence[Sequence[Tile]], *, high: float = 1.0) -> Any:
     figure = plt.figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     for i, row in enumerate(rows):
         for j, tile in enumerate(row):
-            if tile.picture is None:
-                continue
             left = gap + j * (side_x + gap)
             top = gap + i * (side_y + strip + gap) + strip
             box = (left / width, 1 - (top + side_y) / height, side_x / width, side_y / height)
@@ -256,7 +256,7 @@ def tile_file(picture: Array, high: float = 1.0) -> bytes:
 
 
 def magnified(picture: Array, times: int) -> Array:
-    """Every pixel a square of so many by so many."""
+    """Every pixel as a square of times x times pixels."""
     return np.kron(picture, np.ones((times, times), picture.dtype))
 
 
@@ -274,11 +274,6 @@ def pale(colour: str, shade: float) -> str:
     """A colour mixed with white."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(p + (255 - p) * min(shade, 0.8)):02x}" for p in parts)
-
-
-def shades(count: int) -> list[float]:
-    """For several members of a family: from the colour itself to a pale one."""
-    return [0.62 * i / max(count - 1, 1) for i in range(count)]
 
 
 def _fill(axis: Any, panel: Panel) -> list[tuple[str, Any]]:
@@ -307,7 +302,12 @@ def _finish(axis: Any, panel: Panel) -> None:
         axis.set_xticks(ticks, [str(k) for k in ticks])
         axis.set_xticks([], minor=True)
     else:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
     if panel.unknown is not None and panel.limits is not None:
         axis.axhspan(panel.limits[0], panel.unknown, color="0.5", alpha=0.13, linewidth=0)
     for place in panel.marked:

@@ -24,7 +24,7 @@ from experiments.runner.parts import Array, Part
 REFERENCE_GAP = 1e-6
 """The certified relative gap asked of reference optima."""
 PATIENCE, IMPROVEMENT = 200, 0.9
-"""A search for a reference ends when so many iterations make the gap no smaller by this factor."""
+"""A search for a reference ends when the gap does not fall by this factor in 200 iterations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,25 +49,25 @@ class Reference:
 
     @property
     def certified(self) -> bool:
-        """Whether the gap is as small as is asked of references."""
+        """Whether the gap is as small as references should have it."""
         return self.gap <= REFERENCE_GAP
 
 
 def find_reference(
     problem: cl.VariationalProblem,
-    max_iterations: int,
+    stop: cl.StopWhen,
     *,
-    gap: float = REFERENCE_GAP,
     start: Tensor | None = None,
     double: bool = True,
 ) -> Reference:
     """Solve one problem to a certified gap: as it is, then in double precision if need be."""
+    assert stop.gap is not None
     double = double and problem.fidelity.y.dtype != torch.float64
-    single = _to_gap(problem, gap, max_iterations, start)
+    single = _to_gap(problem, stop, start)
     found = [(single, str(problem.fidelity.y.dtype).removeprefix("torch."))]
-    if float(single.gap) > gap and double:
+    if float(single.gap) > stop.gap and double:
         precise = problem.to(dtype=torch.float64)
-        found.append((_to_gap(precise, gap, max_iterations, single.x.double()), "float64"))
+        found.append((_to_gap(precise, stop, single.x.double()), "float64"))
     best, precision = min(found, key=lambda each: float(each[0].gap))
     return Reference(
         objective=float(best.objective),
@@ -203,7 +203,7 @@ def record_batches(
     keep: Sequence[int] = (),
     tell: Callable[[float], None] = lambda fraction: None,
 ) -> Curve:
-    """Run a method on one batch after another, for so many iterations whatever it reaches.
+    """Run a method on one batch after another, for a fixed number of iterations.
 
     Args:
         starts: batches of problems of the same kind; their images become columns of the curve.
@@ -252,7 +252,7 @@ def time_iterations(
     repeats: int,
     start: Tensor | None = None,
 ) -> list[float]:
-    """Seconds of runs of so many iterations, set-up included, with one evaluation at the end."""
+    """Seconds of runs of some iterations, set-up included, with one evaluation at the end."""
     stop = cl.StopWhen(gap=None, max_iterations=iterations, check_every=max(iterations, 1))
     device = problem.fidelity.y.device
     seconds = []
@@ -311,15 +311,13 @@ def warm_up(problem: cl.VariationalProblem, method: cl.Method) -> None:
 
 
 def finished(solution: cl.Solution) -> cl.Solution:
-    """Ctrl-C ends a solve with its best images, but half a measurement is none."""
+    """The solution, unless Ctrl-C ended it early: half a measurement is none."""
     if cl.Status.INTERRUPTED in solution.status:
         raise KeyboardInterrupt
     return solution
 
 
-def _to_gap(
-    problem: cl.VariationalProblem, gap: float, max_iterations: int, start: Tensor | None
-) -> cl.Solution:
+def _to_gap(problem: cl.VariationalProblem, stop: cl.StopWhen, start: Tensor | None) -> cl.Solution:
     best, since = float("inf"), 0
 
     def stalled(progress: cl.Progress) -> bool:
@@ -329,7 +327,6 @@ def _to_gap(
             best, since = now, progress.iteration
         return progress.iteration - since >= PATIENCE
 
-    stop = cl.StopWhen(gap=gap, max_iterations=max_iterations)
     return finished(cl.solve(problem, stop=stop, start=start, callback=stalled))
 
 

@@ -35,7 +35,7 @@ class Competitor:
 
     @property
     def parameters(self) -> Numbers:
-        """The step sizes, or (c_1, ..., c_L), that somebody chose; empty where there are none."""
+        """The chosen step sizes, or (c_1, ..., c_L); empty for a method without."""
         if isinstance(self.method, cl.PDHG) and isinstance(self.method.steps, cl.PaperSteps):
             return self.method.steps.c
         if isinstance(self.method, cl.Subgradient | cl.NMAPG):

@@ -26,8 +26,7 @@ from pathlib import Path
 import torch
 
 import convexlift as cl
-from convexlift.problems.claims import in_double
-from convexlift.problems.rigorous_objective import objective_above
+from convexlift.problems.claims import in_double, objective_above
 from soak.random_problems import Case, random_case
 
 SECONDS = 30.0

@@ -31,7 +31,7 @@ from experiments.benchmark.results import (
     spread,
     thinned,
 )
-from experiments.benchmark.run import describe_run, run_benchmark
+from experiments.benchmark.run import Request, run_benchmark
 from experiments.benchmark.settings import BenchmarkSettings
 from experiments.benchmark.tuning import choose_steps
 from experiments.benchmark_command import benchmark_command, table
@@ -72,7 +72,7 @@ def pictures(size):
 @pytest.fixture(scope="module")
 def results():
     torch.set_default_dtype(torch.float32)
-    return run_benchmark([TINY], list(METHODS.values()), pictures, OPTIONS, CPU, size=SIZE)
+    return run_benchmark(Request([TINY], list(METHODS.values()), pictures, OPTIONS, CPU, SIZE))
 
 
 def test_first_crossings():
@@ -151,18 +151,18 @@ def test_references_are_certified(results):
 
 def test_a_reference_out_of_reach_is_said_to_be():
     trial = KINKS.trial(pictures(SIZE), 0, CPU)
-    found = find_reference(trial.problem([0]), 20)
+    found = find_reference(trial.problem([0]), cl.StopWhen(gap=1e-6, max_iterations=20))
     assert not found.certified
     options = BenchmarkSettings(
         tolerances=(1e-2,), repeats=1, max_iterations=5, reference_iterations=20
     )
-    results = run_benchmark([KINKS], [METHODS["default"]], pictures, options, CPU, size=SIZE)
+    results = run_benchmark(Request([KINKS], [METHODS["default"]], pictures, options, CPU, SIZE))
     assert any("is certified to a gap of" in note for note in results.notes)
 
 
 def test_an_unreached_tolerance_is_an_empty_cell():
     options = BenchmarkSettings(tolerances=(1e-2, 1e-5), repeats=1, max_iterations=3)
-    results = run_benchmark([TINY], [METHODS["default"]], pictures, options, CPU, size=SIZE)
+    results = run_benchmark(Request([TINY], [METHODS["default"]], pictures, options, CPU, SIZE))
     lost = [row for row in results.rows if row.tolerance == 1e-5]
     assert len(lost) == 2
     for row in lost:
@@ -181,7 +181,7 @@ def test_a_method_that_does_not_apply_is_not_hidden():
             raise ValueError("not for this problem")
 
     picky = cl.NamedMethod("nmapg", lambda problem, coarse: [Picky()])
-    results = run_benchmark([TINY], [picky], pictures, OPTIONS, CPU, size=SIZE)
+    results = run_benchmark(Request([TINY], [picky], pictures, OPTIONS, CPU, SIZE))
     assert len(results.rows) == 8
     assert all(row.iterations is None and row.reached == 0 for row in results.rows)
     assert results.notes == ["tiny: nmapg does not apply: not for this problem."]
@@ -190,7 +190,7 @@ def test_a_method_that_does_not_apply_is_not_hidden():
 def test_steps_are_chosen_by_iterations():
     trial = TINY.trial(pictures(SIZE), 0, CPU)
     problem = trial.problem([0], bounded=False)
-    reference = find_reference(problem, 1000)
+    reference = find_reference(problem, cl.StopWhen(gap=1e-6, max_iterations=1000))
     candidates = [cl.Subgradient(step) for step in (1e-6, 0.2, 1e3)]
     method, choice = choose_steps(problem, candidates, reference, 100, 10.0)
     assert method is candidates[1]
@@ -253,7 +253,7 @@ def test_plots(results, tmp_path):
 
 
 def test_infinity_and_nan_are_empty_in_files(tmp_path):
-    results = Results(describe_run(OPTIONS, CPU))
+    results = Results(Request([], [], pictures, OPTIONS, CPU).about())
     curve = Convergence((math.inf, 1.0), (math.inf, math.nan), (20.0, 20.0))
     results.entries.append(Entry("t", "default", "", (curve,), ((1, 0.5), (2, 0.6)), None))
     results.write(tmp_path)

@@ -12,7 +12,7 @@ from oracle import optimum
 
 import convexlift as cl
 from convexlift.networks import Convolution, Dense
-from convexlift.problems.rigorous_objective import objective_above
+from convexlift.problems.claims import objective_above
 from convexlift.tensors import Blocks
 
 single = torch.float32

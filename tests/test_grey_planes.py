@@ -137,6 +137,22 @@ def test_tiff_with_several_pages(tmp_path, dtype):
         load_image(tmp_path / "a.tif")
 
 
+def test_the_second_page_of_a_pyramid_is_not_dropped(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        for size in ((16, 16), (8, 8)):
+            writer.write(np.zeros(size), metadata=None)
+    with pytest.raises(ValueError, match=r"a\.tif cannot .* 2 pages"):
+        load_image(tmp_path / "a.tif")
+
+
+def test_unknown_colours_are_named(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8)), metadata=None)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+b") as file:
+        file.pages.first.tags[262].overwrite(777)
+    with pytest.raises(ValueError, match=r"its colours are 777; save it as grey"):
+        load_image(tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
 def test_numbers_that_are_not_finite(tmp_path, bad):
     array = np.zeros((3, 4))

@@ -15,7 +15,7 @@ import convexlift as cl
 from convexlift.images import load_image
 from convexlift.training import start_from_filters_
 from experiments import denoising, inpainting
-from experiments.common_steps import Accuracy, TimeToError
+from experiments.common_steps import TimeToError
 from experiments.comparing import SideBySide
 from experiments.denoising.report import of_the_pairs, of_the_steps
 from experiments.denoising.settings import DenoisingSettings
@@ -58,7 +58,7 @@ def denoised(tmp_path_factory):
         model=network(tmp_path_factory.mktemp("model"), 0.0), weight=0.3, size=SIZE,
         c_1=(5e-2, 1.0), c_2=(1e-4,), ablation_iterations=20, ablation_every=5, sm_c=(0.5, 2.0),
         sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(), iterations=ITERATIONS, every=5, images=2,
-        reference=Accuracy(gap=1e-3, iterations=400),
+        reference=cl.StopWhen(gap=1e-3, max_iterations=400),
     )  # fmt: skip
     experiment = replace(denoising.EXPERIMENT, quick=tiny)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +80,7 @@ def inpainted(tmp_path_factory):
         adversarial=model, bilevel=model, weight=1.0, size=SIZE,
         more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
         more_sm_d=(5.0,), search_iterations=20, early=20, iterations=80, every=2, images=1,
-        reference=Accuracy(gap=1e-4, iterations=400),
+        reference=cl.StopWhen(gap=1e-4, max_iterations=400),
         race=TimeToError(error=1e-3, iterations=80, repeats=1),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

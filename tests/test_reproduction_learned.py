@@ -14,7 +14,7 @@ from convexlift.images import load_image, save_image
 from convexlift.tasks import SparseViewCT
 from convexlift.training import ImageSet
 from experiments import ct, ct_deep, training
-from experiments.common_steps import Accuracy, Search
+from experiments.common_steps import Search
 from experiments.comparing import SideBySide
 from experiments.learned import Training
 from experiments.methods import proposed
@@ -60,7 +60,7 @@ def short(values, **changes):
         batch_size=4, early=20, iterations=ITERATIONS, every=10,
         validation_stop=cl.StopWhen(gap=1e-2, max_iterations=20),
         test_stop=cl.StopWhen(gap=1e-2, max_iterations=30),
-        reference=Accuracy(gap=1e-3, iterations=200), search_iterations=20, tries_c=4,
+        reference=cl.StopWhen(gap=1e-3, max_iterations=200), search_iterations=20, tries_c=4,
         tries_step=2, **changes,
     )  # fmt: skip
 

@@ -19,9 +19,9 @@ from experiments.tables import Table
 
 def straight(step, last):
     """A run of one image whose objective ends at ``last``, and whose PSNR is 10 times its step."""
-    looks, one = np.array([0, 10]), np.ones((2, 1))
+    checks, one = np.array([0, 10]), np.ones((2, 1))
     objective = np.array([[2.0], [last]])
-    curve = Curve(looks, looks, objective, one, one, 10 * step * one, 0 * one, one, looks, one)
+    curve = Curve(checks, checks, objective, one, one, 10 * step * one, 0 * one, one, checks, one)
     return Run(f"sm-c-{step}", f"SM-C, {step}", "SM-C", True, (step,), curve)
 
 

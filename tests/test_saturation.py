@@ -163,3 +163,14 @@ def test_continuing_a_batch_is_continuing_each_image():
     together = twice(y)
     for i in range(3):
         torch.testing.assert_close(twice(y[i : i + 1]).x, together.x[i : i + 1])
+
+
+def test_the_smaller_problem_keeps_its_network_in_another_precision_and_for_some_images():
+    full = problem(5.0, batch=3)
+    smaller = head_of(full).problem
+    x = torch.rand(3, 1, 8, 8)
+    single, some = smaller.to(dtype=torch.float32), smaller.select(torch.tensor([2, 0]))
+    for other in (single, some):
+        assert len(other.network.layers) == len(full.network.layers) - 1
+    torch.testing.assert_close(single.objective(x.float()), smaller.objective(x), rtol=1e-5, atol=0)
+    torch.testing.assert_close(some.objective(x[[2, 0]]), smaller.objective(x)[[2, 0]])

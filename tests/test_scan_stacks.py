@@ -159,14 +159,18 @@ def test_bad_arguments_of_write_png_are_refused(tmp_path, change, message):
 def test_colours_are_refused(tmp_path):
     colour = np.zeros((4, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "a.png")
-    with pytest.raises(scans.ScanFileError, match=r"a\.png holds uint8 with 3 channel.*slices are"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.png has 3 channel.*slices are grey"):
         scans.read_stack(tmp_path / "a.png", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "a.tif", colour, photometric="rgb")
-    with pytest.raises(scans.ScanFileError, match=r"a\.tif holds uint8 with 3 channel"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.tif is RGB with 3 sample"):
         scans.read_stack(tmp_path / "a.tif", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "b.tif", colour[..., 0], photometric="miniswhite")
-    with pytest.raises(scans.ScanFileError, match=r"b\.tif holds uint8 with 1 .* 0 is white"):
+    with pytest.raises(scans.ScanFileError, match=r"b\.tif is MINISWHITE"):
         scans.read_stack(tmp_path / "b.tif", spacing=(1, 1), intercept=0)
+    colours = np.zeros((3, 256), np.uint16)
+    tifffile.imwrite(tmp_path / "c.tif", colour[..., 0], photometric="palette", colormap=colours)
+    with pytest.raises(scans.ScanFileError, match=r"c\.tif is PALETTE"):
+        scans.read_stack(tmp_path / "c.tif", spacing=(1, 1), intercept=0)
 
 
 def test_slices_of_several_sizes_or_formats_are_refused(tmp_path):

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from convexlift.__main__ import main
-from convexlift.cli.app import COMMANDS, load
+from convexlift.cli.app import COMMANDS, app, load
 
 SCRIPT = "import sys\nfrom convexlift.__main__ import main\nsys.exit(main())\n"
 """What installers make of an entry point."""
@@ -56,6 +57,12 @@ def interrupted(words: list[str], module: str, folder: Path) -> tuple[int, str]:
 def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_path):
     start = ["-m", "convexlift"] if form == "module" else [str(script)]
     found = interrupted([*start, "reconstruct", "denoise", "a.png"], module, tmp_path)
+    assert found == (130, "convexlift: Interrupted.\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "train bilevel pictures", "serve", "reproduce ct"])
+def test_control_c_while_a_command_imports_torch_is_one_line_and_130(command, tmp_path):
+    found = interrupted(["-m", "convexlift", *command.split()], "torch", tmp_path)
     assert found == (130, "convexlift: Interrupted.\n")
 
 
@@ -134,3 +141,9 @@ def test_the_module_goes_by_the_name_of_the_script():
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert "Usage: convexlift models" in printed
+
+
+def test_a_misspelt_command_gets_a_suggestion():
+    result = CliRunner().invoke(app, ["dem"])
+    assert result.exit_code == 2
+    assert "No such command 'dem'. Did you mean 'demo'?" in result.output

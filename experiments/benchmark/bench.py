@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean
+from statistics import mean, median
 
 import convexlift as cl
 from convexlift import NamedMethod
@@ -43,16 +43,16 @@ class Bench:
         return self.settings.count
 
     def reference(self, image: int, *, bounded: bool) -> Reference:
-        """The optimum of one image; a tenth of the tolerance will do where steps are chosen."""
+        """The optimum of one image; less accurate where it serves to choose steps."""
         if (image, bounded) in self.found:
             return self.found[image, bounded]
         measured = image != self.tuning_image
         start = None if bounded else self.reference(image, bounded=True).x
+        gap = REFERENCE_GAP if measured else TUNING_TOLERANCE / 10
         self.tell(f"{self.name}: reference{'' if bounded else ' without the box'}")
         found = find_reference(
             self.trial.problem([image], bounded=bounded),
-            self.settings.reference_iterations,
-            gap=REFERENCE_GAP if measured else TUNING_TOLERANCE / 10,
+            cl.StopWhen(gap=gap, max_iterations=self.settings.reference_iterations),
             start=start,
             double=measured,
         )
@@ -73,59 +73,55 @@ class Bench:
             inside = self.found[image, True].objective
             change = (inside - found.objective) / abs(inside)
             same = abs(change) <= max(found.gap, REFERENCE_GAP)
+            result = (
+                "the same." if same else f"smaller by {change:.1e}, and they are measured by it."
+            )
             self.results.note(
                 f"{self.name}: sm-c and sm-d solve the problem without the box; its optimum is "
-                + (
-                    "the same."
-                    if same
-                    else f"smaller by {change:.1e}, and they are measured by it."
-                )
+                + result
             )
 
     def measure(self, contender: NamedMethod) -> None:
         """Choose steps, record curves, time them, and add the rows."""
-        label = f"{self.name}: {contender.name}"
+        label, settings = f"{self.name}: {contender.name}", self.settings
         try:
             method = self.choose(contender)
             curves = []
-            for image in range(self.settings.count):
+            for image in range(settings.count):
                 self.tell(f"{label}, counting iterations")
                 curves.append(self.curve(contender, method, image))
         except ValueError as error:  # the method does not apply
             self.results.note(f"{label} does not apply: {error}.")
             self.results.rows += [
                 self._row(contender, batch, measure, tolerance, [], [])
-                for batch in self.settings.batches
+                for batch in settings.batches
                 for measure in (ERROR, GAP)
-                for tolerance in self.settings.tolerances
+                for tolerance in settings.tolerances
             ]
             return
         rows: list[Row] = []
-        clock: dict[int, float] = {}
-        trace: Trace | None = None
-        for batch in self.settings.batches:
+        timed: dict[int, list[TimedBatch]] = {}
+        for batch in settings.batches:
             self.tell(f"{label}, timing batches of {batch}")
-            timed = self.time_errors(contender, method, curves, batch)
-            traces = self.time_gaps(contender, method, batch)
-            rows += self.rows(contender, curves, batch, timed, traces)
-            if batch == min(self.settings.batches):
-                clock = timed[0].clock
-                trace = traces[0][0]
+            groups = [range(i, i + batch) for i in range(0, settings.count, batch)]
+            timed[batch] = [
+                self.time(self.trial.problem(group, bounded=contender.bounded), method,
+                          [curves[i] for i in group])
+                for group in groups
+            ]  # fmt: skip
+            for measure, tolerance in timed[batch][0].efforts:
+                efforts = [each.efforts[measure, tolerance] for each in timed[batch]]
+                rows.append(self._row(contender, batch, measure, tolerance, efforts, curves))
+        first = timed[min(settings.batches)][0]
         self.results.rows += rows
+        steps = cl.describe_steps(method)
         self.results.entries.append(
-            Entry(
-                self.name,
-                contender.name,
-                cl.describe_steps(method),
-                tuple(curves),
-                tuple(sorted(clock.items())),
-                trace,
-            )
+            Entry(self.name, contender.name, steps, tuple(curves), first.clock, first.trace)
         )
 
     def choose(self, contender: NamedMethod) -> cl.Method:
         """The best steps on the tuning image, where there is something to choose."""
-        image = self.tuning_image
+        image, label = self.tuning_image, f"{self.name}: {contender.name}"
         problem = self.trial.problem([image], bounded=contender.bounded)
         candidates = contender.grid(problem, self.settings.coarse)
         if len(candidates) == 1:
@@ -136,9 +132,7 @@ class Bench:
             self.reference(image, bounded=contender.bounded),
             self.settings.tuning_iterations,
             self.settings.seconds,
-            lambda i: self.tell(
-                f"{self.name}: {contender.name}, steps {i + 1} of {len(candidates)}"
-            ),
+            lambda i: self.tell(f"{label}, steps {i + 1} of {len(candidates)}"),
         )
         self.results.choices.append(replace(choice, task=self.name, method=contender.name))
         return method
@@ -160,85 +154,34 @@ class Bench:
         limit, seconds = self.settings.max_iterations, self.settings.seconds
         return cl.StopWhen(gap=gap, max_iterations=limit, seconds=seconds, **options)
 
-    def groups(self, batch: int) -> list[range]:
-        """The images, batch by batch."""
-        return [range(i, i + batch) for i in range(0, self.settings.count, batch)]
-
-    def time_errors(
-        self,
-        contender: NamedMethod,
-        method: cl.Method,
-        curves: Sequence[Convergence],
-        batch: int,
-    ) -> list[TimedBatch]:
-        """For each batch, the time of as many iterations as its slowest image needs."""
-        timed = []
-        for group in self.groups(batch):
-            problem = self.trial.problem(group, bounded=contender.bounded)
-            warm_up(problem, method)
-            needed: dict[float, int | None] = {}
-            for tolerance in self.settings.tolerances:
-                counts = [first_below(curves[i].error, tolerance) for i in group]
-                needed[tolerance] = (
-                    None if None in counts else max(c for c in counts if c is not None)
-                )
-            runs = {k for k in needed.values() if k is not None} | {1}  # 1 tells the set-up
-            if not runs - {0, 1}:  # nothing was reached: what does an iteration take?
-                runs.add(min(max(len(curves[group[0]]) - 1, 2), 20))
-            times = {k: time_iterations(problem, method, k, self.settings.repeats) for k in runs}
-            timed.append(TimedBatch(needed, times))
-        return timed
-
-    def time_gaps(self, contender: NamedMethod, method: cl.Method, batch: int) -> list[list[Trace]]:
-        """For each batch, a run to the smallest gap, and repetitions as far as that one got."""
-        traces: list[list[Trace]] = []
-        repeats = self.settings.repeats
-        for group in self.groups(batch):
-            problem = self.trial.problem(group, bounded=contender.bounded)
-            warm_up(problem, method)
-            runs = time_gap(problem, method, self.stop(min(self.settings.tolerances)), 1)
-            reached = [t for t in self.settings.tolerances if runs[0].reached(t) is not None]
-            if reached and repeats > 1:
-                runs += time_gap(problem, method, self.stop(min(reached)), repeats - 1)
-            traces.append(runs)
-        return traces
-
-    def rows(
-        self,
-        contender: NamedMethod,
-        curves: Sequence[Convergence],
-        batch: int,
-        timed: Sequence[TimedBatch],
-        traces: Sequence[Sequence[Trace]],
-    ) -> list[Row]:
-        """For every tolerance, of the error and of the gap."""
-        rows = []
-        for tolerance in self.settings.tolerances:
-            moments = [first_below(curve.error, tolerance) for curve in curves]
-            rows.append(
-                self._row(
-                    contender, batch, ERROR, tolerance,
-                    [each.needed[tolerance] for each in timed],
-                    [s for each in timed for s in each.seconds(tolerance, self.settings.repeats)],
-                    curves, moments,
-                )
-            )  # fmt: skip
-        for tolerance in self.settings.tolerances:
-            iterations: list[float | None] = []
-            seconds: list[float | None] = []
-            moments = []
-            for group, runs in zip(self.groups(batch), traces, strict=True):
-                reached = [run.reached(tolerance) for run in runs]
-                first = reached[0]
-                iterations.append(None if first is None else first[0])
-                seconds += [None if each is None else each[1] for each in reached]
-                moments += [None if first is None else first[0]] * len(group)
-            rows.append(
-                self._row(
-                    contender, batch, GAP, tolerance, iterations, seconds, curves, moments
-                )
-            )  # fmt: skip
-        return rows
+    def time(
+        self, problem: cl.VariationalProblem, method: cl.Method, curves: Sequence[Convergence]
+    ) -> TimedBatch:
+        """The efforts of one batch of images with known curves."""
+        tolerances, repeats = self.settings.tolerances, self.settings.repeats
+        efforts: dict[tuple[str, float], Effort] = {}
+        warm_up(problem, method)
+        # To an objective error: as many iterations as the slowest image needs.
+        moments = {t: [first_below(curve.error, t) for curve in curves] for t in tolerances}
+        needed = {t: _slowest(each) for t, each in moments.items()}
+        counts = {k for k in needed.values() if k is not None} | {1}  # 1 tells the set-up
+        if not counts - {0, 1}:  # nothing was reached: what does an iteration take?
+            counts.add(min(max(len(curves[0]) - 1, 2), 20))
+        times = {k: time_iterations(problem, method, k, repeats) for k in counts}
+        for t, k in needed.items():
+            efforts[ERROR, t] = Effort(k, [None] * repeats if k is None else times[k], moments[t])
+        # To a certified gap: one run to the smallest, and repetitions as far as that one got.
+        runs = time_gap(problem, method, self.stop(min(tolerances)), 1)
+        certified = [t for t in tolerances if runs[0].reached(t) is not None]
+        if certified and repeats > 1:
+            runs += time_gap(problem, method, self.stop(min(certified)), repeats - 1)
+        for t in tolerances:
+            reached = [run.reached(t) for run in runs]
+            k = reached[0] and reached[0][0]
+            seconds = [each and each[1] for each in reached]
+            efforts[GAP, t] = Effort(k, seconds, [k] * len(curves))
+        clock = tuple(sorted((k, median(times[k])) for k in counts if k > 0))
+        return TimedBatch(efforts, clock, runs[0])
 
     def _row(
         self,
@@ -246,18 +189,16 @@ class Bench:
         batch: int,
         measure: str,
         tolerance: float,
-        iterations: Sequence[float | None],
-        seconds: Sequence[float | None],
-        curves: Sequence[Convergence] = (),
-        moments: Sequence[int | None] = (),
+        efforts: Sequence[Effort],
+        curves: Sequence[Convergence],
     ) -> Row:
-        places = [
-            len(curve) - 1 if moment is None else min(moment, len(curve) - 1)
+        moments = [moment for effort in efforts for moment in effort.moments]
+        now = [  # or at the end of curves that did not get there
+            (curve, len(curve) - 1 if moment is None else min(moment, len(curve) - 1))
             for curve, moment in zip(curves, moments, strict=True)
         ]
-        now = list(zip(curves, places, strict=True))
-        k, k_min, k_max = spread(iterations or [None])
-        s, s_min, s_max = spread(seconds or [None])
+        k, k_min, k_max = spread([effort.iterations for effort in efforts] or [None])
+        s, s_min, s_max = spread([s for effort in efforts for s in effort.seconds] or [None])
         return Row(
             task=self.name, method=contender.name, device=self.trial.device.type, batch=batch,
             measure=measure, tolerance=tolerance,
@@ -272,19 +213,26 @@ class Bench:
 
 
 @dataclass(frozen=True)
+class Effort:
+    """Iterations of a batch to an accuracy, seconds of each repetition, iterations of each image.
+
+    None stands for an accuracy that was not reached.
+    """
+
+    iterations: int | None
+    seconds: Sequence[float | None]
+    moments: Sequence[int | None]
+
+
+@dataclass(frozen=True)
 class TimedBatch:
-    """Iterations that one batch needs for each tolerance, and seconds of so many iterations."""
+    """The efforts of a batch by measure and tolerance, and the times behind them: see ``Entry``."""
 
-    needed: dict[float, int | None]
-    times: dict[int, list[float]]
+    efforts: dict[tuple[str, float], Effort]
+    clock: tuple[tuple[int, float], ...]
+    trace: Trace
 
-    def seconds(self, tolerance: float, repeats: int) -> Sequence[float | None]:
-        """All repetitions, or None for each of them."""
-        k = self.needed[tolerance]
-        return [None] * repeats if k is None else self.times[k]
 
-    @property
-    def clock(self) -> dict[int, float]:
-        """Iterations and the median of their seconds."""
-        middle = {k: spread(seconds)[0] for k, seconds in self.times.items() if k > 0}
-        return {k: seconds for k, seconds in middle.items() if seconds is not None}
+def _slowest(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return max(known) if len(known) == len(counts) else None

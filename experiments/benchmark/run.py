@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,14 +18,41 @@ from experiments.environment import machine, now
 from experiments.measuring import REFERENCE_GAP
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The input of a benchmark.
+
+    Attributes:
+        cases: tasks with regularizers.
+        methods: with the step sizes among which to choose.
+        images: for a size, ``settings.count`` clean images and, last, one to choose steps on.
+        settings: accuracies and limits.
+        device: where to compute.
+        size: of the images, where a case does not need another.
+    """
+
+    cases: Sequence[Case]
+    methods: Sequence[cl.NamedMethod]
+    images: Callable[[int], Tensor]
+    settings: BenchmarkSettings
+    device: torch.device
+    size: int = SIZE
+
+    def about(self, **more: Any) -> dict[str, Any]:
+        """Date, machine and settings, and ``more``."""
+        return {
+            **more,
+            "size": self.size,
+            "date": now(),
+            "device": self.device.type,
+            "machine": machine(self.device),
+            "reference_gap": REFERENCE_GAP,
+            "options": asdict(self.settings),
+        }
+
+
 def run_benchmark(
-    cases: Sequence[Case],
-    methods: Sequence[cl.NamedMethod],
-    images: Callable[[int], Tensor],
-    settings: BenchmarkSettings,
-    device: torch.device,
-    *,
-    size: int = SIZE,
+    request: Request,
     results: Results | None = None,
     tell: Callable[[str, float], None] = lambda text, done: None,
     keep: Callable[[Results], object] = lambda results: None,
@@ -33,28 +60,24 @@ def run_benchmark(
     """Measure every method on every case.
 
     Args:
-        cases: tasks with regularizers.
-        methods: with the step sizes among which to choose.
-        images: for a size, ``settings.count`` clean images and, last, one to choose steps on.
-        settings: accuracies and limits.
-        device: where to compute.
-        size: of the images, where a case does not need another.
+        request: the input.
         results: to add to; on Ctrl-C it holds all that was measured so far.
         tell: called with the present work and the fraction that is done.
         keep: called whenever there is more to keep.
     """
-    results = Results(describe_run(settings, device)) if results is None else results
-    total, done = len(cases) * (len(methods) + 1), 0
+    results = Results(request.about()) if results is None else results
+    total, done = len(request.cases) * (len(request.methods) + 1), 0
 
     def show(text: str) -> None:
         tell(text, done / total)
 
-    for case in cases:
-        trial = case.trial(images(case.size(size)), settings.seed, device)
-        bench = Bench(case.name, trial, settings, results, show)
+    for case in request.cases:
+        images = request.images(case.size(request.size))
+        trial = case.trial(images, request.settings.seed, request.device)
+        bench = Bench(case.name, trial, request.settings, results, show)
         bench.reference(0, bounded=True)
         done += 1
-        for method in methods:
+        for method in request.methods:
             bench.measure(method)
             done += 1
             keep(results)
@@ -62,15 +85,3 @@ def run_benchmark(
     keep(results)
     tell("done", 1.0)
     return results
-
-
-def describe_run(settings: BenchmarkSettings, device: torch.device, **more: Any) -> dict[str, Any]:
-    """Date, machine and settings, and ``more``."""
-    return {
-        **more,
-        "date": now(),
-        "device": device.type,
-        "machine": machine(device),
-        "reference_gap": REFERENCE_GAP,
-        "options": asdict(settings),
-    }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import convexlift as cl
-from experiments.common_steps import Accuracy
 from experiments.paper import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
@@ -43,7 +42,8 @@ QUICK = replace(
     validation_stop=cl.StopWhen(gap=1e-2, max_iterations=60),
     test_stop=cl.StopWhen(gap=1e-2, max_iterations=200),
     sm_c=(1e-3, 5e-3), sm_d=(1e-2, 7e-2), every=10,
-    reference=Accuracy(gap=1e-4, iterations=500), search_iterations=100, tries_c=6, tries_step=3,
+    reference=cl.StopWhen(gap=1e-4, max_iterations=500),
+    search_iterations=100, tries_c=6, tries_step=3,
 )  # fmt: skip
 
 EXPERIMENT = Experiment(

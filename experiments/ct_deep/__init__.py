@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import convexlift as cl
-from experiments.common_steps import Accuracy
 from experiments.ct import QUICK as QUICK_BASELINE
 from experiments.paper import psnr
 from experiments.runner import Experiment
@@ -44,7 +43,7 @@ FULL = TomographySettings(
     steps=300, batch_size=8, as_printed=False,
     counts=SliceCounts(training=None, validation=4, test=5),
     validation_stop=cl.StopWhen(gap=1e-2, max_iterations=60),
-    reference=Accuracy(gap=1e-5, iterations=1500),
+    reference=cl.StopWhen(gap=1e-5, max_iterations=1500),
     tries_step=4, every=10,
 )  # fmt: skip
 QUICK = replace(
@@ -52,7 +51,7 @@ QUICK = replace(
     shipped=FULL.shipped, size=64, counts=SliceCounts(training=48, validation=2, test=2), steps=60,
     iterations=250, validation_stop=cl.StopWhen(gap=1e-2, max_iterations=40),
     test_stop=cl.StopWhen(gap=1e-2, max_iterations=120),
-    search_iterations=40, reference=Accuracy(gap=1e-4, iterations=300),
+    search_iterations=40, reference=cl.StopWhen(gap=1e-4, max_iterations=300),
     sm_c=(1e-3,), sm_d=(1e-2,),
 )  # fmt: skip
 

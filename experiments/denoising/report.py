@@ -10,7 +10,7 @@ from experiments.common_steps import average_objective
 from experiments.comparing import SideBySide, psnr_comparisons
 from experiments.denoising.settings import DenoisingSettings
 from experiments.denoising.steps import ablation_name
-from experiments.figures import Figure, HeatMap, Line, Panel, heat_map_with_curves
+from experiments.figures import Figure, Line, Panel, heat_map_with_curves
 from experiments.measuring import Curve
 from experiments.paper import psnr
 from experiments.runner import Array, Document, Parts, document
@@ -111,9 +111,11 @@ def ablation_figure(
             marks[label] = (values.c_1.index(c_1), values.c_2.index(c_2), *style)
             lines.append(Line(curve.iteration, found.optimum.error(curve)[:, 0], "paper", label))
     title = f"average objective over {values.ablation_iterations} iterations"
-    heat = HeatMap(grid, values.c_1, values.c_2, "$c_1$", "$c_2$", title, marks)
     panel = Panel("the five marked pairs", "relative objective error", lines)
-    return Figure("ablation", lambda: heat_map_with_curves(heat, panel))
+    rows, columns = ("$c_1$", values.c_1), ("$c_2$", values.c_2)
+    return Figure(
+        "ablation", lambda: heat_map_with_curves(grid, rows, columns, title, marks, panel)
+    )
 
 
 def pair(c_1: float, c_2: float) -> str:

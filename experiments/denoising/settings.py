@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.common_steps import Accuracy
+import convexlift as cl
 
-REFERENCE = Accuracy(gap=1e-4, iterations=3000)
+REFERENCE = cl.StopWhen(gap=1e-4, max_iterations=3000)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class DenoisingSettings:
     every: int = 1
     early: int = 15  # Figure "Denoising: Visual comparison"
     images: int = 20  # the released test set; the paper shows one image
-    reference: Accuracy = REFERENCE  # ours
+    reference: cl.StopWhen = REFERENCE  # ours
 
     @classmethod
     def quick(cls) -> DenoisingSettings:
@@ -39,5 +39,5 @@ class DenoisingSettings:
             c_1=(5e-3, 5e-2, 1.0, 5.0), c_2=(5e-6, 1e-4, 5e-3),
             sm_c=(0.5, 2.0), sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(30.0,),
             ablation_iterations=60, ablation_every=5, every=5, images=1,
-            reference=Accuracy(gap=1e-4, iterations=400),
+            reference=cl.StopWhen(gap=1e-4, max_iterations=400),
         )  # fmt: skip

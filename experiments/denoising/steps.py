@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convexlift.tasks import SaltAndPepper
-from experiments.common_steps import Looks, average_objective, curve_step, data_step, reference_step
+from experiments.common_steps import (
+    Checks,
+    average_objective,
+    curve_step,
+    data_step,
+    reference_step,
+)
 from experiments.denoising.settings import DenoisingSettings
 from experiments.images import load_faces
 from experiments.methods import (
@@ -30,7 +36,7 @@ def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
         curve_step(
             setup,
             proposed((c_1, c_2)),
-            Looks(values.ablation_iterations, values.ablation_every),
+            Checks(values.ablation_iterations, values.ablation_every),
             name=ablation_name(c_1, c_2),
             cost=0.1 * values.ablation_iterations,
         )
@@ -46,7 +52,9 @@ def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
         DEFAULT,
         L_BFGS,
     ]
-    looks = Looks(values.iterations, values.every, (values.early, values.iterations), values.images)
+    checks = Checks(
+        values.iterations, values.every, (values.early, values.iterations), values.images
+    )
     long = values.images * values.iterations
     # The paper states no box: its methods once more without one, on the first image.
     unbounded: list[Competitor | Chosen] = [
@@ -56,10 +64,10 @@ def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
         data_step(setup),
         reference_step(setup, values.reference, cost=15.0 * values.images),
         *ablation,
-        curve_step(setup, best, looks, cost=0.12 * long),
-        *(curve_step(setup, other, looks, cost=0.05 * long) for other in others),
+        curve_step(setup, best, checks, cost=0.12 * long),
+        *(curve_step(setup, other, checks, cost=0.05 * long) for other in others),
         *(
-            curve_step(setup, each, Looks(values.iterations, values.iterations), bounded=False,
+            curve_step(setup, each, Checks(values.iterations, values.iterations), bounded=False,
                        name=f"unbounded-{each.key}", cost=0.05 * values.iterations)
             for each in unbounded
         ),

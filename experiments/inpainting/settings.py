@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.common_steps import Accuracy, TimeToError
+import convexlift as cl
+from experiments.common_steps import TimeToError
 from experiments.methods import (
     DEFAULT,
     DEFAULT_SAME_START,
@@ -16,7 +17,7 @@ from experiments.methods import (
 )
 from experiments.paper import PaperInpainting
 
-REFERENCE = Accuracy(gap=1e-5, iterations=2000)
+REFERENCE = cl.StopWhen(gap=1e-5, max_iterations=2000)
 RACE = TimeToError(error=1e-3, iterations=300, repeats=1)  # the error: section 5.3, Results
 
 
@@ -40,7 +41,7 @@ class InpaintingSettings(PaperInpainting):
     images: int = 20  # section 5.3, Results
     pictures: bool = True  # with the bilevel network, whose pictures the paper shows
     unbounded: bool = True
-    reference: Accuracy = REFERENCE
+    reference: cl.StopWhen = REFERENCE
     race: TimeToError = RACE
 
     @classmethod
@@ -49,7 +50,7 @@ class InpaintingSettings(PaperInpainting):
         return cls(
             more_c_1=(0.1, 1.0), more_c_2=(1e-5,), more_sm_c=(0.3,), more_sm_d=(5.0,),
             search_iterations=40, iterations=150, every=5, images=1, pictures=False,
-            unbounded=False, reference=Accuracy(gap=1e-5, iterations=300),
+            unbounded=False, reference=cl.StopWhen(gap=1e-5, max_iterations=300),
             race=TimeToError(error=1e-3, iterations=150, repeats=1),
         )  # fmt: skip
 

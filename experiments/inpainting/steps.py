@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from convexlift.tasks import Inpainting
 from experiments.common_steps import (
-    Looks,
+    Checks,
     average_objective,
     curve_step,
     data_step,
@@ -29,7 +29,7 @@ def steps(study: Study, values: InpaintingSettings) -> Sequence[Step]:
     keep = (values.early, values.iterations)
     regularizer = Regularizer.loaded(values.adversarial, task, values.weight)
     setup = Setup(task, regularizer, images, study)
-    found = lineup(setup, values, Looks(values.iterations, values.every, keep, values.images))
+    found = lineup(setup, values, Checks(values.iterations, values.every, keep, values.images))
     searched = Chosen("searched", "Searched", same_pair, ("curve-searched",))
     for each in values.competitors:
         limit = values.race.iterations if each.printed else values.iterations
@@ -37,24 +37,24 @@ def steps(study: Study, values: InpaintingSettings) -> Sequence[Step]:
         found.append(time_step(setup, each, race, cost=6.0 * values.images))
     found.append(time_step(setup, searched, values.race, cost=6.0 * values.images))
     if values.unbounded:
-        looks = Looks(values.iterations, values.iterations)
+        checks = Checks(values.iterations, values.iterations)
         for each in values.competitors[:4]:
             name = f"unbounded-{each.key}"
-            found.append(curve_step(setup, each, looks, name=name, cost=20.0, bounded=False))
+            found.append(curve_step(setup, each, checks, name=name, cost=20.0, bounded=False))
     if values.pictures:
         regularizer = Regularizer.loaded(values.bilevel, task, values.weight)
         shown = Setup(task, regularizer, images, study, prefix="bilevel-")
-        found += lineup(shown, values, Looks(values.iterations, values.early, keep, values.images))
+        found += lineup(shown, values, Checks(values.iterations, values.early, keep, values.images))
     return found
 
 
-def lineup(setup: Setup, values: InpaintingSettings, looks: Looks) -> list[Step]:
+def lineup(setup: Setup, values: InpaintingSettings, checks: Checks) -> list[Step]:
     """All methods on one network, and a search for step sizes of the proposed one."""
     search = [
         curve_step(
             setup,
             proposed((c_1, c_2)),
-            Looks(values.search_iterations, values.search_every),
+            Checks(values.search_iterations, values.search_every),
             name=f"search-{c_1:g}-{c_2:g}",
             cost=0.2 * values.search_iterations,
         )
@@ -67,9 +67,9 @@ def lineup(setup: Setup, values: InpaintingSettings, looks: Looks) -> list[Step]
         data_step(setup),
         reference_step(setup, values.reference, cost=10.0 * values.images),
         *search,
-        curve_step(setup, searched, looks, cost=0.25 * long),
+        curve_step(setup, searched, checks, cost=0.25 * long),
         *(
-            curve_step(setup, each, looks, cost=(0.25 if each.family == "paper" else 0.06) * long)
+            curve_step(setup, each, checks, cost=(0.25 if each.family == "paper" else 0.06) * long)
             for each in values.competitors
         ),
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.runner import Parts
+import numpy as np
+
+from experiments.runner import Array, Parts
 from experiments.tables import Table, number
 
 OURS = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
@@ -15,71 +17,62 @@ OURS = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Seconds to the error for every method and image; None where it was not reached."""
+    """Seconds and iterations to the error, by the key of the method.
+
+    Means are None unless all images got there: a mean over some of them would flatter.
+    """
 
     parts: Parts
 
     @classmethod
     def of(cls, parts: Parts) -> Times:
-        """Of all methods that were timed, by their keys."""
+        """All methods that were timed."""
         timed = [part for name, part in parts.items() if name.startswith("time-")]
         return cls({part.values["key"]: part for part in timed})
-
-    def seconds(self, key: str) -> list[float]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["seconds"] if each is not None]
-
-    def iterations(self, key: str) -> list[int]:
-        """Of the images that got there."""
-        return [each for each in self.parts[key].values["iterations"] if each is not None]
-
-    def all_reached(self, key: str) -> bool:
-        """Whether all images did."""
-        return None not in self.parts[key].values["seconds"]
-
-    def mean(self, key: str) -> float | None:
-        """Seconds, if all images got there: a mean over some of them would flatter."""
-        return statistics.mean(self.seconds(key)) if self.all_reached(key) else None
-
-    def deviation(self, key: str) -> float | None:
-        """Over the images."""
-        several = self.all_reached(key) and len(self.seconds(key)) > 1
-        return statistics.stdev(self.seconds(key)) if several else None
-
-    def speed_up(self, key: str, over: str) -> float | None:
-        """Mean over the images of how many times longer ``over`` takes than ``key``."""
-        if not (self.all_reached(key) and self.all_reached(over)):
-            return None
-        pairs = zip(self.seconds(over), self.seconds(key), strict=True)
-        return statistics.mean(slow / fast for slow, fast in pairs)
-
-    def fastest(self, family: str) -> str | None:
-        """The key of the fastest with step sizes that are not the paper's."""
-        keys = [
-            key
-            for key, part in self.parts.items()
-            if part.values["family"] == family and not part.values["printed"]
-        ]
-        reached = {key: self.mean(key) for key in keys if self.all_reached(key)}
-        return min(reached, key=lambda key: reached[key] or 0.0) if reached else None
 
     def label(self, key: str) -> str:
         """The label of a method."""
         return str(self.parts[key].values["label"])
 
+    def all_reached(self, key: str) -> bool:
+        """Whether all images got there."""
+        return self.mean(key) is not None
+
+    def mean(self, key: str) -> float | None:
+        """Seconds, mean over the images."""
+        return _known(self._values(key, "seconds").mean())
+
+    def deviation(self, key: str) -> float | None:
+        """The standard deviation of the seconds over the images, if there are several."""
+        seconds = self._values(key, "seconds")
+        return _known(seconds.std(ddof=1)) if len(seconds) > 1 else None
+
+    def speed_up(self, key: str, over: str) -> float | None:
+        """The factor by which ``over`` takes longer than ``key``, mean over the images."""
+        return _known((self._values(over, "seconds") / self._values(key, "seconds")).mean())
+
+    def fastest(self, family: str) -> str | None:
+        """The key of the fastest with step sizes that are not the paper's."""
+        means = {
+            key: mean
+            for key, part in self.parts.items()
+            if part.values["family"] == family and not part.values["printed"]
+            if (mean := self.mean(key)) is not None
+        }
+        return min(means, key=means.__getitem__) if means else None
+
     def table(self) -> Table:
         """Mean and deviation of seconds, iterations, speed-ups, and images that got there."""
         rows = []
         for key, part in self.parts.items():
-            mean, deviation = self.mean(key), self.deviation(key)
-            steps = statistics.mean(self.iterations(key)) if self.all_reached(key) else None
+            deviation, steps = self.deviation(key), self._values(key, "iterations")
             rows.append(
                 (
                     self.label(key) + ("" if part.values["printed"] else " *"),
-                    number(mean) + ("" if deviation is None else f" ± {number(deviation)}"),
-                    "-" if steps is None else f"{steps:.0f}",
+                    number(self.mean(key)) + (f" ± {number(deviation)}" if deviation else ""),
+                    "-" if np.isnan(steps).any() else f"{steps.mean():.0f}",
                     *(number(self.speed_up(ours, key)) for ours in OURS),
-                    f"{len(self.seconds(key))} of {len(part.values['seconds'])}",
+                    f"{np.isfinite(steps).sum()} of {len(steps)}",
                 )
             )
         faster = (f"{label} is faster" for label in OURS.values())
@@ -88,3 +81,11 @@ class Times:
     def as_plain(self) -> list[dict[str, Any]]:
         """For JSON."""
         return [dict(part.values) for part in self.parts.values()]
+
+    def _values(self, key: str, name: str) -> Array:
+        """Of all images; NaN where the error was not reached."""
+        return np.array(self.parts[key].values[name], dtype=float)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from convexlift.images import atomic_path
 
 FORMAT = 1
-"""Changes when the files, or what is computed for them, no longer mean the same."""
+"""Changes when the files, or their values, no longer mean the same."""
 
 Array = NDArray[Any]
 

@@ -62,7 +62,7 @@ def templates(*folders: Path, autoescape: bool = False) -> Any:
     from markupsafe import Markup, escape
 
     def code(text: str) -> Markup:
-        """Text in which what is between backticks is code."""
+        """Text as HTML, with code between backticks."""
         pieces = [
             Markup("<code>{}</code>").format(piece) if i % 2 else escape(piece)
             for i, piece in enumerate(text.split("`"))
@@ -74,7 +74,7 @@ def templates(*folders: Path, autoescape: bool = False) -> Any:
 
     found = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parents[1]]), autoescape=autoescape,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     found.filters.update(
         code=code, embedded=embedded, tile_file=tile_file, g=lambda value: f"{value:g}",

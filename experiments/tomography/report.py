@@ -37,7 +37,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
     ]  # fmt: skip
     printed = [*found.family("sm-c", printed=True), *found.family("sm-d", printed=True)]
     free, inside = Curve.of(parts["halfline-curve-proposed"]), ours.curve
-    tiles = enlarged(found.tiles(data, {**shown, "Default": default}))
+    tiles = [list(map(enlarged, row)) for row in found.tiles(data, {**shown, "Default": default})]
     return document(
         Path(__file__).parent,
         {
@@ -130,13 +130,7 @@ def curves_figure(name: str, found: SideBySide, *, released: bool) -> Figure:
     return Figure.of_curves(name, found.panels(columns, "objective", "psnr", "data", "regularizer"))
 
 
-def enlarged(tiles: list[list[Tile]]) -> list[list[Tile]]:
-    """Small pictures, magnified."""
-
-    def one(tile: Tile) -> Tile:
-        if tile.picture is None:
-            return tile
-        times = max(1, SMALLEST // tile.picture.shape[-1])
-        return replace(tile, picture=magnified(tile.picture, times))
-
-    return [[one(tile) for tile in row] for row in tiles]
+def enlarged(tile: Tile) -> Tile:
+    """A small picture, magnified."""
+    times = max(1, SMALLEST // tile.picture.shape[-1])
+    return replace(tile, picture=magnified(tile.picture, times))

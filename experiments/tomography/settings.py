@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import convexlift as cl
-from experiments.common_steps import Accuracy
 from experiments.methods import Numbers
 from experiments.paper import Printed
 from experiments.tomography.slices import FULL_SIZE, SliceCounts
@@ -15,7 +14,7 @@ from experiments.tomography.slices import FULL_SIZE, SliceCounts
 COUNTS = SliceCounts(training=None, validation=8, test=10)
 VALIDATION_STOP = cl.StopWhen(gap=1e-2, max_iterations=100)
 TEST_STOP = cl.StopWhen(gap=2e-3, max_iterations=300)
-REFERENCE = Accuracy(gap=1e-5, iterations=2000)
+REFERENCE = cl.StopWhen(gap=1e-5, max_iterations=2000)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class TomographySettings:
     validation_stop: cl.StopWhen = VALIDATION_STOP
     test_stop: cl.StopWhen = TEST_STOP
     tv_weight: float = 4.0  # the best on the test slices, at full size
-    reference: Accuracy = REFERENCE
+    reference: cl.StopWhen = REFERENCE
     search_iterations: int = 100
     tries_c: int = 10
     tries_step: int = 6

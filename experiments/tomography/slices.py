@@ -34,7 +34,7 @@ WATER = 0.406
 
 @dataclass(frozen=True)
 class SliceCounts:
-    """How many slices; None for all there are, and for 64 phantoms where there are none."""
+    """Numbers of slices; None for all of a folder, and for 64 phantoms without one."""
 
     training: int | None
     validation: int
@@ -128,7 +128,7 @@ def scanner(size: int) -> cl.LinearOperator:
 
 
 def _spread(paths: Sequence[Path], count: int | None) -> Sequence[Path]:
-    """So many of them, evenly spread."""
+    """Some of them, evenly spread."""
     if count is None or count >= len(paths):
         return paths
     return [paths[i * len(paths) // count] for i in range(count)]

@@ -10,7 +10,7 @@ import convexlift as cl
 from convexlift.tasks import SparseViewCT
 from convexlift.training import PRESETS, AdversarialRecipe
 from experiments.common_steps import (
-    Looks,
+    Checks,
     Search,
     curve_step,
     data_step,
@@ -50,13 +50,13 @@ def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
     setup = Setup(task, regularizer, slices.shown, study)
     # The proposed method for x >= 0 alone, as the paper states it: does the box matter?
     halfline = Setup(replace(task, box=(0.0, None)), regularizer, slices.shown, study, "halfline-")
-    looks = looks_of(values)
+    checks = checks_of(values)
     return [
         training.step(),
         *(printed_training(values, slices, task, scoring, study) if values.as_printed else ()),
         *tests(values, training, scoring, slices),
-        *methods(setup, values, looks),
-        curve_step(halfline, proposed(values.c), looks, cost=values.iterations * 0.1),
+        *methods(setup, values, checks),
+        curve_step(halfline, proposed(values.c), checks, cost=values.iterations * 0.1),
     ]
 
 
@@ -143,7 +143,7 @@ def tests(
     ]  # fmt: skip
 
 
-def methods(setup: Setup, values: TomographySettings, looks: Looks) -> list[Step]:
+def methods(setup: Setup, values: TomographySettings, checks: Checks) -> list[Step]:
     """Data, reference, and the curves of all methods."""
     iteration = (values.size / 512) ** 2
     cost = values.iterations * iteration
@@ -157,18 +157,18 @@ def methods(setup: Setup, values: TomographySettings, looks: Looks) -> list[Step
     return [
         data_step(setup),
         reference_step(setup, values.reference, cost=2 * cost),
-        *(curve_step(setup, each, looks, cost=cost) for each in fixed),
+        *(curve_step(setup, each, checks, cost=cost) for each in fixed),
         *(
             step
             for search in searches(values)
-            for step in searched_curve_steps(setup, search, looks, on=setup, cost=iteration)
+            for step in searched_curve_steps(setup, search, checks, on=setup, cost=iteration)
         ),
     ]
 
 
-def looks_of(values: TomographySettings) -> Looks:
+def checks_of(values: TomographySettings) -> Checks:
     """The checks of each curve."""
-    return Looks(values.iterations, values.every, (values.early, values.iterations))
+    return Checks(values.iterations, values.every, (values.early, values.iterations))
 
 
 def subgradient_methods(

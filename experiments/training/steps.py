@@ -8,7 +8,7 @@ from dataclasses import replace
 import convexlift as cl
 from convexlift.tasks import Inpainting
 from convexlift.training import absorb_weight_
-from experiments.common_steps import Looks, Search, curve_step, data_step, searched_curve_steps
+from experiments.common_steps import Checks, Search, curve_step, data_step, searched_curve_steps
 from experiments.images import Images, load_faces
 from experiments.learned import Training
 from experiments.methods import DEFAULT, L_BFGS, constant, diminishing, papers_four, proposed
@@ -64,14 +64,14 @@ def bilevel(name: str, method: cl.Method, first: Training, values: TrainingSetti
 
 def table_row(setup: Setup, on: Setup, values: TrainingSettings) -> list[Step]:
     """One row of the table: all solvers with one regularizer; steps are searched for ``on``."""
-    looks = Looks(values.iterations, values.every, (values.iterations,), values.images)
+    checks = Checks(values.iterations, values.every, (values.iterations,), values.images)
     cost = 0.02 * values.iterations * values.images
     return [
         data_step(setup),
-        *(curve_step(setup, each, looks, cost=cost)
+        *(curve_step(setup, each, checks, cost=cost)
           for each in (*papers_four(values), DEFAULT, L_BFGS)),
         *(step for search in searches(values)
-          for step in searched_curve_steps(setup, search, looks, on=on, cost=0.02)),
+          for step in searched_curve_steps(setup, search, checks, on=on, cost=0.02)),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Examinations for your own operators, activations and fidelities.
+"""Examinations of operators, activations and fidelities, for those that users write.
 
 Each function raises ``CheckFailed``, with the numbers, at the first property that does not hold;
 the library's own classes take the same exams in its tests.
@@ -20,7 +20,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, fits, foreign_parts, full_precision
 
 EXAMINED = 400
-"""So many arguments of an activation, or data of a fidelity, are tried when a problem is stated."""
+"""The number of arguments or data that are tried when a problem is stated."""
 LINEARITY = 1e-4
 """The largest relative error of a user's operator that counts as rounding, in single precision."""
 
@@ -54,27 +54,34 @@ def check_operator(
         batch = A(torch.zeros((1, *shape), dtype=dtype)).shape[0]
         x, x2 = random.normal(batch, *shape), random.normal(batch, *shape)
         Ax = A(x)
-        _require(
-            tuple(Ax.shape[1:]) == tuple(A.output_shape(shape)),
-            f"output_shape says {A.output_shape(shape)}, A(x) has {tuple(Ax.shape[1:])}",
-        )
+        said, made = tuple(A.output_shape(shape)), tuple(Ax.shape[1:])
+        _require(said == made, f"output_shape says {said}, A(x) has {made}")
         y = random.normal(*Ax.shape)
         Aty = A.adjoint(y)
         _require(Aty.shape == x.shape, f"A.adjoint gives {tuple(Aty.shape)}, not {tuple(x.shape)}")
         scale = float(Ax.norm() * y.norm()) + torch.finfo(dtype).tiny
         error = abs(float((Ax * y).sum() - (x * Aty).sum())) / scale
-        _require(error <= tolerance, f"<Ax, y> and <x, A*y> differ by {error:.1e}, relatively")
-        error = float((A(2 * x - 3 * x2) - (2 * Ax - 3 * A(x2))).norm()) / (
-            float(Ax.norm()) + 1e-30
-        )
-        _require(error <= tolerance, f"A is not linear: relative error {error:.1e}")
-        if (diagonal := A.diagonal) is not None:
-            error = float((Ax - diagonal.to(dtype) * x).norm()) / (float(Ax.norm()) + 1e-30)
-            _require(error <= tolerance, f"A x and diagonal * x differ by {error:.1e}")
+        _at_most(error, tolerance, "<Ax, y> and <x, A*y> differ by {:.1e}, relatively")
+        _check_linear(A, x, x2, tolerance)
+        if (transfer := A.transfer(shape)) is not None:
+            circular = torch.fft.irfft2(transfer * torch.fft.rfft2(x.double()), s=shape[-2:])
+            error = float((Ax - circular).norm()) / (float(Ax.norm()) + 1e-30)
+            _at_most(error, tolerance, "A x and transfer * F x differ by {:.1e}")
         norm, growth = A.norm(shape), float(Ax.norm() / x.norm())
         _require(
             norm >= growth * (1 - tolerance), f"norm() is {norm:g}, but ||Ax||/||x|| = {growth:g}"
         )
+
+
+def _check_linear(A: LinearOperator, x: Tensor, other: Tensor, tolerance: float) -> None:
+    """A (2 x - 3 x') = 2 A x - 3 A x', and A x = d x if A has a diagonal d."""
+    Ax, diagonal = A(x), A.diagonal
+    scale = float(Ax.norm()) + torch.finfo(x.dtype).tiny
+    error = (A(2 * x - 3 * other) - (2 * Ax - 3 * A(other))).norm()
+    _at_most(error / scale, tolerance, "A is not linear: relative error {:.1e}")
+    if diagonal is not None:
+        error = (Ax - diagonal.to(Ax) * x).norm()
+        _at_most(error / scale, tolerance, "A x and diagonal * x differ by {:.1e}")
 
 
 def check_activation(
@@ -96,22 +103,15 @@ def check_activation(
     h, slope = activation.value(a), activation.derivative(a)
     size = max(1.0, float(h.abs().max()))  # rounding errors grow with the values
     middle = activation.value((a + b) / 2) - (h + activation.value(b)) / 2
-    _require(
-        float(middle.max()) <= 1e-12 * size * scale**2, f"not convex: {float(middle.max()):.1e}"
-    )
-    beyond = float((activation.clip(slope) - slope).abs().max())
-    _require(beyond <= 1e-12 * size, f"derivative leaves {(low, high)} by {beyond:.1e}")
-    below = activation.value(b) - h - _dot(slope, b - a)
-    _require(
-        float(below.min()) >= -1e-10 * size,
-        f"derivative is no subgradient: {float(below.min()):.1e}",
-    )
+    _at_most(middle, 1e-12 * size * scale**2, "not convex: {:.1e}")
+    beyond = (activation.clip(slope) - slope).abs()
+    _at_most(beyond, 1e-12 * size, f"derivative leaves {(low, high)} by {{:.1e}}")
+    above = h + _dot(slope, b - a) - activation.value(b)
+    _at_most(above, 1e-10 * size, "derivative is no subgradient: {:.1e}")
+    _check_ramp(activation, a, 1e-12 * size)
 
     loss = activation.fenchel_young(a, slope)
-    _require(
-        float(loss.abs().max()) <= 1e-10 * size,
-        f"Fenchel-Young at h': {float(loss.max()):.1e}, not 0",
-    )
+    _at_most(loss.abs(), 1e-10 * size, "Fenchel-Young at h': {:.1e}, not 0")
     s = random.uniform(
         low if math.isfinite(low) else -scale, high if math.isfinite(high) else scale, *points
     )
@@ -119,40 +119,49 @@ def check_activation(
         s = 0.999999 * activation.clip(s)
     direct = h + activation.conjugate(s) - _dot(s, a)
     loss = activation.fenchel_young(a, s)
-    _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
-    error = float((loss - direct).abs().max())
-    _require(
-        error <= 1e-9 * size * scale**2, f"fenchel_young and h + h* - s a differ by {error:.1e}"
-    )
+    _at_most(-loss, 0, "Fenchel-Young is negative: -{:.1e}")
+    error = (loss - direct).abs()
+    _at_most(error, 1e-9 * size * scale**2, "fenchel_young and h + h* - s a differ by {:.1e}")
     if math.isfinite(high):
         outside = activation.conjugate(torch.full((1, points[1]), high + 0.1, dtype=torch.float64))
         _require(bool(outside.isinf().all()), "conjugate is finite outside the slopes")
 
     eta = random.uniform(0.01, 3.0, count, 1)
+    each = activation.spread(eta)
+    value, loss = activation.value_and_loss(a, each * s, eta)
+    error = (value - h).abs() + (loss - eta * direct).abs()
+    _at_most(error, 1e-8 * size * scale**2, "value_and_loss is off by {:.1e}")
     point = activation.prox(a, eta)
-    loss = activation.fenchel_young(point, activation.clip((a - point) / activation.spread(eta)))
-    _require(float(loss.max()) <= 1e-8 * size, f"prox is not optimal: {float(loss.max()):.1e}")
+    loss = activation.fenchel_young(point, activation.clip((a - point) / each))
+    _at_most(loss, 1e-8 * size, "prox is not optimal: {:.1e}")
     p = activation.scaled_slope(a, eta, torch.ones_like(eta))
-    error = float((a - p - point).abs().max())
-    _require(error <= 1e-9 * size * scale, f"scaled_slope and prox differ by {error:.1e}")
+    _at_most((a - p - point).abs(), 1e-9 * size * scale, "scaled_slope and prox differ by {:.1e}")
 
     sigma_a, sigma_z = (random.uniform(0.05, 5.0, count, 1) for _ in range(2))
     z = b[:, :1]
     t = activation.multiplier(a, z, sigma_a, sigma_z)
     _require(float(t.min()) >= 0, "the multiplier is negative")
     height = activation.value(activation.prox(a, t / sigma_a)) - (z + t / sigma_z)
-    _require(
-        float(height.max()) <= 1e-7 * size,
-        f"the projection leaves the epigraph by {height.max():.1e}",
-    )
-    slackness = float((t * height).abs().max())
-    _require(slackness <= 1e-6 * size**2, f"the projection is not complementary: {slackness:.1e}")
+    _at_most(height, 1e-7 * size, "the projection leaves the epigraph by {:.1e}")
+    _at_most((t * height).abs(), 1e-6 * size**2, "the projection is not complementary: {:.1e}")
     _require(bool((t[h <= z] == 0).all()), "points of the epigraph are moved")
     p = scale * random.normal(*points)
-    clipped = activation.clip_to_slopes(p, eta)
-    error = float((clipped - activation.spread(eta) * activation.clip(p / activation.spread(eta)))
-                  .abs().max())  # fmt: skip
-    _require(error <= 1e-12 * scale, f"clip_to_slopes and clip differ by {error:.1e}")
+    error = (activation.clip_to_slopes(p, eta) - each * activation.clip(p / each)).abs()
+    _at_most(error, 1e-12 * scale, "clip_to_slopes and clip differ by {:.1e}")
+
+
+def _check_ramp(activation: Activation, a: Tensor, tolerance: float) -> None:
+    """With u = clip((a - left)/width, 0, 1), both h' and h, away from kinks."""
+    if (ramp := activation.ramp) is None:
+        return
+    distance = a - ramp.left
+    u = (distance / ramp.width).clamp(0, 1) if ramp.width else (distance > 0).to(a)
+    away = (distance.abs() > 1e-9) | (ramp.width > 0)
+    slope = ramp.low + (ramp.high - ramp.low) * u
+    _at_most(((activation.derivative(a) - slope) * away).abs(), tolerance, "h' is no ramp: {:.1e}")
+    bent = (ramp.high - ramp.low) * (u * distance - u**2 * ramp.width / 2)
+    error = (activation.value(a) - (ramp.low * a + bent + ramp.offset)).abs()
+    _at_most(error, tolerance, "h is not the integral of its ramp: {:.1e}")
 
 
 def check_functional(
@@ -177,36 +186,40 @@ def check_functional(
     point = f.prox(any_w, step)
     v = (any_w - point) / step
     loss = f.fenchel_young(point, f.clip_to_conjugate_domain(v))
-    _require(float(loss.max()) <= 1e-8, f"prox is not optimal: {float(loss.max()):.1e}")
+    _at_most(loss, 1e-8, "prox is not optimal: {:.1e}")
     dual = f.conjugate_prox(any_w / step, 1 / step)
-    error = float((any_w - step * dual - point).abs().max())
-    _require(error <= 1e-8 * (1 + float(any_w.abs().max())), f"Moreau fails by {error:.1e}")
-    error = abs(float(f.value(w).sum() - f.density(w).sum()))
-    _require(error <= 1e-9 * (1 + float(f.density(w).sum())), f"value is not the sum: {error:.1e}")
+    error = (any_w - step * dual - point).abs()
+    _at_most(error, 1e-8 * (1 + float(any_w.abs().max())), "Moreau fails by {:.1e}")
+    total = float(f.density(w).sum())
+    error = (f.value(w).sum() - total).abs()
+    _at_most(error, 1e-9 * (1 + total), "value is not the sum: {:.1e}")
 
     low, high = (max(end, -5.0) if end < 0 else min(end, 5.0) for end in f.conjugate_domain)
     s = f.clip_to_conjugate_domain(random.uniform(low, high, *shape) * 0.99)
     loss, direct = f.fenchel_young(w, s), f.density(w) + f.conjugate(s) - s * w
-    _require(float(loss.min()) >= 0, f"Fenchel-Young is negative: {float(loss.min()):.1e}")
-    error = float((loss - direct).abs().max())
-    _require(error <= 1e-8 * (1 + float(direct.max())), f"fenchel_young is off by {error:.1e}")
-    loss = f.fenchel_young(w, f.gradient(w))
-    _require(float(loss.max()) <= 1e-8, f"the gradient is no subgradient: {float(loss.max()):.1e}")
+    _at_most(-loss, 0, "Fenchel-Young is negative: -{:.1e}")
+    _at_most(
+        (loss - direct).abs(), 1e-8 * (1 + float(direct.max())), "fenchel_young is off by {:.1e}"
+    )
+    _at_most(f.fenchel_young(w, f.gradient(w)), 1e-8, "the gradient is no subgradient: {:.1e}")
+    if f.curvature is not None:
+        error = (f.gradient(w) - f.curvature * (w - f.y)).abs()
+        _at_most(error, 1e-8, "gradient and curvature * (w - y) differ by {:.1e}")
 
     lower, upper = w - random.uniform(0.0, 1.0, *shape), w + random.uniform(0.0, 1.0, *shape)
     lower = torch.where(torch.isfinite(f.density(lower)), lower, w)
     c = 3 * random.normal(*shape)
     excess = f.excess(w, c, lower, upper)
     best = f.minimiser(c, lower, upper)
-    error = float((excess - (f.density(w) + c * w - f.density(best) - c * best)).abs().max())
-    _require(error <= 1e-8, f"excess and its definition differ by {error:.1e}")
+    least = f.density(best) + c * best
+    error = (excess - (f.density(w) + c * w - least)).abs()
+    _at_most(error, 1e-8, "excess and its definition differ by {:.1e}")
     other = lower + random.uniform(0.0, 1.0, *shape) * (upper - lower)
-    worse = f.density(other) + c * other - f.density(best) - c * best
-    _require(float(worse.min()) >= -1e-9, f"minimiser is beaten by {-float(worse.min()):.1e}")
+    _at_most(least - f.density(other) - c * other, 1e-9, "minimiser is beaten by {:.1e}")
 
 
 def examine_activation(activation: Activation) -> None:
-    """Refuse an activation of a user's that fails ``check_activation``; once for each of them."""
+    """Raise ValueError for a user's activation that fails ``check_activation``; once for each."""
     if any(True for _ in foreign_parts(activation)):
         _examined(activation)
 
@@ -218,10 +231,9 @@ def _examined(activation: Activation) -> None:
 
 
 def examine_fidelity(fidelity: Fidelity) -> None:
-    """Refuse a fidelity of a user's that fails ``check_functional`` on some of its data.
+    """Raise ValueError for a user's fidelity that fails ``check_functional`` on some of its data.
 
-    The data are scaled to at most one for it: what is examined is the formula, and tolerances are
-    absolute.
+    The data are scaled to at most one, since tolerances are absolute.
     """
     if not any(True for _ in foreign_parts(fidelity)):
         return
@@ -243,22 +255,16 @@ def examine_fidelity(fidelity: Fidelity) -> None:
 
 
 def examine_operator(operator: LinearOperator, like: Tensor) -> None:
-    """Refuse an operator of a user's that is affine, not linear, or not the diagonal it says."""
+    """Raise ValueError for a user's operator that is not linear, or not the diagonal it claims."""
     if not any(True for _ in foreign_parts(operator)):
         return
     generator = torch.Generator().manual_seed(1)
     name = f"the operator {type(operator).__name__}"
     with torch.no_grad(), full_precision(), _refusing(name, "cl.check_operator"):
         x, other = (torch.randn(like.shape, generator=generator).to(like) for _ in range(2))
-        Ax, diagonal = operator(x), operator.diagonal
-        scale = float(Ax.norm()) + torch.finfo(like.dtype).tiny
-        at_zero = float(operator(torch.zeros_like(x)).norm())
-        _require(at_zero == 0, f"A(0) is not 0 (its norm is {at_zero:.1e}): an affine map")
-        error = float((operator(2 * x - 3 * other) - (2 * Ax - 3 * operator(other))).norm()) / scale
-        _require(error <= LINEARITY, f"A is not linear: relative error {error:.1e}")
-        if diagonal is not None:
-            error = float((Ax - diagonal.to(Ax) * x).norm()) / scale
-            _require(error <= LINEARITY, f"A x and diagonal * x differ by {error:.1e}")
+        at_zero = operator(torch.zeros_like(x)).norm()
+        _at_most(at_zero, 0, "A(0) is not 0 (its norm is {:.1e}): an affine map")
+        _check_linear(operator, x, other, LINEARITY)
 
 
 def adjoint_error(operator: LinearOperator, like: Tensor) -> float:
@@ -333,3 +339,9 @@ class _Random:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise CheckFailed(message)
+
+
+def _at_most(values: Tensor | float, limit: float, message: str) -> None:
+    """Raise CheckFailed, with the largest value in the message, unless all are within the limit."""
+    largest = float(torch.as_tensor(values).max())
+    _require(largest <= limit, message.format(largest))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-PARTS: dict[str, type[Part]] = {}
+PARTS: dict[str, type[ProblemPart]] = {}
 """The classes that files may name; ``class ReLU(Activation, name="ReLU")`` enters itself."""
 ADAPTING = {"__call__", "__getattribute__", "__new__"}
 """Special methods that change what an object computes; others, such as ``__init__``, do not."""
 HARMLESS = {"extra_repr"}
 
 
-class Part:
+class ProblemPart:
     """A part of problems.
 
     A subclass with ``name="..."`` can be named in files: reading one makes objects of such classes
@@ -68,7 +68,7 @@ class Part:
 
 
 def overridden(kind: type, base: type) -> list[str]:
-    """What ``kind`` and its bases up to ``base`` replace, other than capabilities and fields.
+    """Attributes that ``kind`` and its bases up to ``base`` replace, but capabilities and fields.
 
     An abstract method is not replaced but supplied. Defaults of a dataclass are no formulas.
     """
@@ -88,6 +88,6 @@ def overridden(kind: type, base: type) -> list[str]:
     return sorted(found)
 
 
-def known_parts(kind: type) -> dict[str, type[Part]]:
+def known_parts(kind: type) -> dict[str, type[ProblemPart]]:
     """The classes of a kind that files may name, in alphabetical order."""
     return {name: part for name, part in sorted(PARTS.items()) if issubclass(part, kind)}

@@ -1,4 +1,4 @@
-"""Proof files: an image with all that is needed to check its lower bound, for somebody else.
+"""Proof files: an image with the data, network and dual variables that prove its lower bound.
 
 One safetensors file holds the image, the data, the network, the dual variables and, as JSON in its
 header, the problem and the claims. Nothing in it is ever executed. ``proof_checker`` confirms it
@@ -26,7 +26,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.models.describe import describe
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
@@ -146,7 +146,7 @@ def _made_by() -> dict[str, str]:
 def _network(network: InputConvexNetwork) -> dict[str, Any]:
     """Its layers, if all activations and maps are the library's own."""
     for module in network.modules():
-        if isinstance(module, Part) and not is_own(module):
+        if isinstance(module, ProblemPart) and not is_own(module):
             raise ValueError(_unknown("map", module))
         for part in foreign_parts(getattr(module, "activation", None)):
             raise ValueError(_unknown("activation", part))
@@ -182,8 +182,8 @@ def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
     return {str(operator.part_name): {name: written(name, value) for name, value in arguments}}
 
 
-def _arguments(part: Part, what: str) -> dict[str, Any]:
-    """What files say of a part of the library; the checker knows no others."""
+def _arguments(part: ProblemPart, what: str) -> dict[str, Any]:
+    """The arguments of a part of the library; the checker knows no others."""
     if part.part_name is None or not is_own(part):
         raise ValueError(_unknown(what, part))
     return part.arguments()
@@ -192,5 +192,5 @@ def _arguments(part: Part, what: str) -> dict[str, Any]:
 def _unknown(what: str, part: object) -> str:
     return (
         f"the {what} {type(part).__name__} is not the library's own, so a proof file cannot "
-        "describe it; the claims of the solution stand all the same"
+        "describe it; the claims of the solution hold nevertheless"
     )

@@ -16,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import convexlift
 from convexlift import startup
-from convexlift.files.atomic import atomic_path
 
 if TYPE_CHECKING:
     import torch
@@ -38,16 +37,11 @@ MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
 
 
 class Commands(TyperGroup):
-    """The commands, of which the help shows the summaries, and only the one invoked is imported."""
+    """The commands: outlines for the help, of which the one that is invoked gets imported."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """All names, whether imported or not."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command as the help shows it."""
-        summary = COMMANDS.get(cmd_name)
-        return None if summary is None else TyperCommand(cmd_name, help=summary)
+    def __init__(self, *, commands: Any = None, **more: Any) -> None:
+        outlines = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
+        super().__init__(commands=outlines | (commands or {}), **more)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command to invoke, imported."""
@@ -182,5 +176,7 @@ def check_json_file(path: Path | None) -> None:
 def write_json(path: Path | None, content: Any) -> None:
     """Write the file of ``--json``, if there is one, atomically."""
     if path is not None:
+        from convexlift.files.atomic import atomic_path  # which imports numpy
+
         with atomic_path(path) as part:
             part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

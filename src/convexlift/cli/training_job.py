@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 import convexlift
@@ -35,27 +34,24 @@ from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Inpainting, Task
-from convexlift.training import processes
-from convexlift.training.data import ImageSet
-from convexlift.training.hypergradients import (
-    Hypergradient,
-    Implicit,
-    JacobianFree,
-    Unrolled,
-    ValueFunction,
-)
-from convexlift.training.initialization import absorb_weight_
-from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport
-from convexlift.training.presets import PRESETS
-from convexlift.training.recipes import (
+from convexlift.training import (
+    PRESETS,
     AdversarialRecipe,
     AnyRecipe,
     BilevelRecipe,
+    Hypergradient,
+    ImageSet,
+    Implicit,
+    JacobianFree,
     RecipeResult,
+    Unrolled,
+    ValueFunction,
+    absorb_weight_,
     follow,
-    training_card,
-    validated_task,
 )
+from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport
+from convexlift.training.processes import process_group
+from convexlift.training.recipes import training_card, validated_task
 from convexlift.training.run_files import FULL, WriteError
 
 CONTINUE = "Go on with the same command and --resume"
@@ -157,17 +153,51 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     if (folder := _damaged(job)) is not None:
         damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
-    with processes.process_group(device) as place:
-        screen = console() if place.first else Console(quiet=True)
-        if place.first:
+    with process_group(device) as process:
+        screen = console() if process.first else Console(quiet=True)
+        if process.first:
             check_folder(job.output)
         if job.resume and not (job.output / CHECKPOINT).exists():
             screen.print(
                 f"There is no checkpoint in {job.output} yet; starting from the beginning."
             )
-        result = _follow(recipe, job, images, damaged, network, device, screen)
-        if place.first:
-            _finish(recipe, job, images, result, place.world, screen)
+        with _interruptions(job), _progress(recipe.options.steps, screen) as callback:
+            result = follow(
+                recipe, images, network=network, damaged=damaged, device=device,
+                folder=job.output, resume=job.resume, callback=callback,
+            )  # fmt: skip
+        if result.trained.interrupted:
+            step = int(result.trained.rows[-1]["step"])
+            raise Interrupted(
+                f"Interrupted after step {step} of {recipe.options.steps}; "
+                f"{job.output / CHECKPOINT} holds its state. {CONTINUE}."
+            )
+        if not process.first:
+            return
+    card = training_card(
+        recipe,
+        result,
+        images,
+        name=job.output.resolve().name,
+        source=[str(folder) for folder in (*job.folders, _damaged(job)) if folder is not None],
+        command=_command(process.world),
+        version=f"convexlift {convexlift.__version__}",
+        processes=process.world,
+    )
+    model = save(result.trained.network, job.output / "model", card)
+    write_json(job.json_file, as_json(card, result, model))
+    _show(card, result, model, screen)
+
+
+@contextlib.contextmanager
+def _interruptions(job: TrainOptions) -> Iterator[None]:
+    """Say how to continue after a second Ctrl-C, which ends a step before it is done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (job.output / CHECKPOINT).exists():
+            raise Interrupted(f"Interrupted. {CONTINUE} from the last checkpoint.") from None
+        raise Interrupted("Interrupted before the first checkpoint; start again.") from None
 
 
 def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
@@ -200,34 +230,6 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
     )
 
 
-def _follow(
-    recipe: AnyRecipe,
-    job: TrainOptions,
-    images: ImageSet,
-    damaged: ImageSet | None,
-    network: InputConvexNetwork | None,
-    device: torch.device,
-    screen: Console,
-) -> RecipeResult:
-    try:
-        with _progress(recipe.options.steps, screen) as callback:
-            result = follow(
-                recipe, images, network=network, damaged=damaged, device=device,
-                folder=job.output, resume=job.resume, callback=callback,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        if (job.output / CHECKPOINT).exists():
-            raise Interrupted(f"Interrupted. {CONTINUE} from the last checkpoint.") from None
-        raise Interrupted("Interrupted before the first checkpoint; start again.") from None
-    if result.trained.interrupted:
-        step = int(result.trained.rows[-1]["step"])
-        raise Interrupted(
-            f"Interrupted after step {step} of {recipe.options.steps}; {job.output / CHECKPOINT} "
-            f"holds its state. {CONTINUE}."
-        )
-    return result
-
-
 @contextlib.contextmanager
 def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
     """A bar on a terminal; in a pipe, a line for each validation."""
@@ -247,30 +249,6 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
             update(completed=report.step, description=f"{loss}{validated}")
 
         yield show
-
-
-def _finish(
-    recipe: AnyRecipe,
-    job: TrainOptions,
-    images: ImageSet,
-    result: RecipeResult,
-    processes: int,
-    screen: Console,
-) -> None:
-    sources = [*job.folders, *filter(None, [_damaged(job)])]
-    card = training_card(
-        recipe,
-        result,
-        images,
-        name=job.output.resolve().name,
-        source=[str(folder) for folder in sources],
-        command=_command(processes),
-        version=f"convexlift {convexlift.__version__}",
-        processes=processes,
-    )
-    model = save(result.trained.network, job.output / "model", card)
-    write_json(job.json_file, as_json(card, result, model))
-    _show(card, result, model, screen)
 
 
 def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Tiff(PictureFormat):
             if page.photometric == _PALETTE:
                 raise ValueError("its colours are a palette; save it as RGB")
             if page.photometric not in (_MINISWHITE, _MINISBLACK, _RGB, _YCBCR):
-                raise ValueError(f"its colours are {page.photometric.name}; save it as grey or RGB")
+                raise ValueError(f"its colours are {colours_of(page)}; save it as grey or RGB")
             if page.bitspersample not in (1, 8, 16, 32, 64):
                 raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
             return decoded(file)
@@ -100,6 +100,8 @@ class Tiff(PictureFormat):
                 mark = file.read(2)
             if mark not in (b"II", b"MM"):  # not a TIFF file at all
                 raise
+        with open_tiff(path, max_megapixels) as file:
+            require_one_page(len(file.pages))  # a second one may look like a level of a pyramid
         return super().read_plane(path, max_megapixels)
 
 
@@ -131,6 +133,11 @@ def decoded(file: Any) -> Picture:
         rest["metadata"]["extrasamples"] = (extra[-1],)
     last = np.moveaxis(array, series.axes.index("S"), -1)
     return from_channels_last(last, alpha, layout=last.shape, **rest)
+
+
+def colours_of(page: Any) -> str:
+    """The name of the photometric interpretation, or its number if it has none."""
+    return str(getattr(page.photometric, "name", page.photometric))
 
 
 def _metadata(page: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
     """D(w, y) = 1/2 sum omega (w - y)^2, for Gaussian noise of variances 1/omega.
 
     A weight of zero says that a datum was not measured: f = 0 there, and f* is finite at 0 only.
-    What y is there does not matter, as long as it is finite.
+    The value of y there does not matter, as long as it is finite.
 
     Args:
         y: the data.
@@ -109,7 +109,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
         return (w + pull * self.y) / (1 + pull)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """v^2 / (2 omega) + v y; where omega = 0, that of zero."""
+        """v^2 / (2 omega) + v y; where omega = 0, 0 at 0 and infinite elsewhere."""
         counts, omega = self._positive()
         outside = torch.where(v == 0, 0.0, math.inf)
         return torch.where(counts, v**2 / (2 * omega) + v * self.y, outside)
@@ -125,7 +125,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """y - c / omega, moved into the bounds; where omega = 0, the end to which c w falls."""
         counts, omega = self._positive()
-        # Without weight and slope every w is as good; y is as good as any.
+        # Without weight and slope, every w has the same value; take y.
         flat = torch.where(c == 0, self.y, -c * math.inf)
         best = torch.where(counts, self.y - c / omega, flat)
         return torch.minimum(torch.maximum(best, lower), upper)
@@ -316,7 +316,7 @@ class KullbackLeibler(Fidelity, name="KullbackLeibler"):
         slope = 1 + c
         free = torch.where(self.y > 0, self.y / slope, 0.0) - self.background
         rising = torch.where(slope > 0, free, math.inf)
-        # With no counts and no slope every w is as good; take the left end.
+        # Without counts and slope, every w has the same value; take the left end.
         flat = (slope == 0) & (self.y == 0)
         best = torch.where(flat, -self.background.expand_as(free), rising)
         return torch.minimum(torch.maximum(best, lower), upper)

@@ -20,7 +20,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import TensorRecord, first_non_finite, sum_per_image
 
 
@@ -39,23 +39,23 @@ class ProxKernel:
     target: Tensor | None = None
 
 
-class Fidelity(Part, TensorRecord, ABC):
+class Fidelity(ProblemPart, TensorRecord, ABC):
     """A separable convex function of the predicted data.
 
     Attributes:
         y: the measured data, (B, C, H, W) or (B, ...) as the operator gives it.
         smooth: whether ``gradient`` is continuous.
         conjugate_domain: the open interval of slopes v on which f* is finite.
-        weights: how much a datum counts; 0 where f = 0.
-        density_rounding: the relative error of f in double precision is less than this.
-        conjugate_rounding: that of f*, measured by |f*(v)| + |v| (|y| + offset).
-        offset: what is added to w before f looks at it.
+        weights: the weight of each datum; 0 where f = 0.
+        density_rounding: a bound on the relative error of f in double precision.
+        conjugate_rounding: a bound on the error of f*, relative to |f*(v)| + |v| (|y| + offset).
+        offset: the number that f adds to w.
         robust: whether f is made for outliers, so that medians of the data may be a good start.
         curvature: f'' where it does not depend on w, so that f = curvature/2 (w - y)^2; else None.
         kernel: the prox as GPUs compute it inside an iteration, or None.
     """
 
-    capabilities = Part.capabilities | {
+    capabilities = ProblemPart.capabilities | {
         "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
         "require_explicable",
     }  # fmt: skip
@@ -101,7 +101,7 @@ class Fidelity(Part, TensorRecord, ABC):
 
     @property
     def measured(self) -> Tensor:
-        """Which data count at all; a mask of the shape of y."""
+        """Data with a positive weight; a mask of the shape of y."""
         return self.weights * torch.ones_like(self.y) > 0
 
     def at_kink(self, w: Tensor, margin: float) -> Tensor:
@@ -158,24 +158,24 @@ class Fidelity(Part, TensorRecord, ABC):
         return self.excess(w, -v, -unbounded, unbounded)
 
     def density_above(self, w: Tensor, error: Tensor) -> Tensor:
-        """An upper bound on f wherever w is by ``error``: f is convex, so one of the two ends."""
-        # As if w were off by a little more: w +- error and w + offset are rounded too.
+        """An upper bound on f if w is off by ``error``: f is convex, so it is largest at an end."""
+        # A slightly larger error, since w +- error and w + offset are rounded too.
         rounded = (error > 0) | (torch.as_tensor(self.offset) > 0)
         error = error * (1 + 1e-15) + 1e-15 * rounded * (w.abs() + self.offset)
         highest = torch.maximum(self.density(w - error), self.density(w + error))
         return highest * (1 + self.density_rounding)
 
     def conjugate_above(self, v: Tensor) -> Tensor:
-        """An upper bound on f*, above it by what rounding may do to f*(v)."""
+        """An upper bound on f*, larger by the rounding error of f*(v)."""
         value = self.conjugate(v)
         size = value.abs() + v.abs() * (self.y.abs() + self.offset)
         return value + self.conjugate_rounding * size
 
     def infimum_below(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """A lower bound on f(w) + c w over lower <= w <= upper, below it by rounding alone.
+        """A lower bound on f(w) + c w over lower <= w <= upper, tight up to rounding.
 
         Over all w the infimum is -f*(-c). It is f(l) + c l at the lower end l if f'(l) + c is
-        positive by more than rounding (or if the former is infinite), and likewise at the upper.
+        positive by more than rounding (or if -f*(-c) is infinite), and likewise at the upper end.
         """
         best = -self.conjugate_above(-c)
         unbounded = best.isinf()
@@ -192,9 +192,9 @@ class Fidelity(Part, TensorRecord, ABC):
 
 
 class Anchored(Fidelity):
-    """D'(w) = D(w, y) + pull/2 ||w - target||^2.
+    """D'(w) = D(w, y) + pull/2 ||w - target||^2, which bilevel learning minimises.
 
-    The sum of a prox-friendly function and a square needs nothing new: with step s,
+    Its prox and minimiser follow from the prox of f: with step s,
 
         prox_{s f'}(w) = prox_{s/(1 + s pull) f}((w + s pull target) / (1 + s pull))
         argmin f'(w) + c w = prox_{f/pull}(target - c/pull).
@@ -240,7 +240,7 @@ class Anchored(Fidelity):
         return self.fidelity.gradient(w) + self.pull * (w - self.target)
 
     def prox(self, w: Tensor, step: Tensor) -> Tensor:
-        """The prox of f with a shorter step, from a point nearer to the target."""
+        """The prox of f with a shorter step, at a point nearer to the target."""
         shrink = 1 + step * self.pull
         return self.fidelity.prox((w + step * self.pull * self.target) / shrink, step / shrink)
 

@@ -23,7 +23,7 @@ from convexlift.functionals.terms import DualTerm
 from convexlift.networks.activations import Activation
 
 MAX_PASSES = 160
-"""Enough for bisection alone, over all magnitudes of a double; a few are usual."""
+"""Enough for bisection alone over all magnitudes of a double; usually a few suffice."""
 PLAIN_PASSES = 8
 """After so many Newton steps, every other one halves the bracket instead."""
 
@@ -79,7 +79,7 @@ def mean_multiplier(
         min_{a, p'}  sigma_a/2 sum_k (a_k - y_k)^2 + sigma_p/2 (p' - p)^2   s. t.  mean h(a) <= p'
 
     Newton's method in a bracket. Since |h'(a_k)| <= |h'(y_k)|, its first step, without h'',
-    does not go past the root: the start of all others. Blocks that are done are left out.
+    does not go past the root, and is the start. Blocks that have converged are left out.
 
     Args:
         h: the activation, of one variable.
@@ -107,7 +107,7 @@ def mean_multiplier(
     index = torch.arange(len(found), device=found.device)
     kept = outside.nonzero().squeeze(1)
     for number in range(MAX_PASSES):
-        if len(kept) < len(index):  # leave out the blocks that are done
+        if len(kept) < len(index):  # leave out the blocks that have converged
             index, rows, state = index[kept], rows[kept], state[:, kept]
         if not len(kept):
             break
@@ -130,6 +130,6 @@ def mean_multiplier(
 
 
 def _middle(low: Tensor, high: Tensor) -> Tensor:
-    """Of the magnitudes, where both are known; else of the numbers."""
+    """The geometric mean, or the arithmetic one if low is 0."""
     middle = torch.where(low > 0, low.sqrt() * high.sqrt(), 0.5 * high)
     return torch.minimum(torch.maximum(middle, low), high)

@@ -57,7 +57,7 @@ class BoxTerm(PrimalTerm):
 
 @dataclass(frozen=True, eq=False)
 class LinearTerm(PrimalTerm):
-    """g(z) = <cost, z>: what a residual last layer leaves on z_{L-1}."""
+    """g(z) = <cost, z>, of a residual last layer for z_{L-1}."""
 
     cost: Tensor
 
@@ -71,8 +71,8 @@ class DiagonalFidelityTerm(PrimalTerm):
     """g(x) = D(d x, y) in the box: the fidelity behind a diagonal operator A = diag(d).
 
     With w = d x the problem stays one of each pixel alone: prox_{tau f}(d x) with the step
-    tau d^2, divided by d; pixels with d = 0 are not seen. A convex function of one variable is
-    minimised over an interval by moving its minimiser into it.
+    tau d^2, divided by d; D does not depend on pixels with d = 0. A convex function of one variable
+    is minimised over an interval by moving its minimiser into the interval.
     """
 
     fidelity: Fidelity
@@ -92,13 +92,13 @@ class DiagonalFidelityTerm(PrimalTerm):
 class CircularFidelityTerm(PrimalTerm):
     """g(x) = 1/2 ||k * x - y||^2 on the torus, without a box.
 
-    One pair of Fourier transforms of the image, next to nothing beside a layer of many channels.
-    In double precision: the gradient k* (k x - y) is a small difference of large numbers, and
-    what it lacks, the certificate finds.
+    It takes one pair of Fourier transforms of the image, which cost little beside a layer of many
+    channels. In double precision: the gradient k* (k x - y) is a small difference of large
+    numbers, and its rounding errors would show in the certificate.
 
     Args:
         transfer: the Fourier transform of the kernel.
-        data: that of the data y.
+        data: the Fourier transform of the data y.
     """
 
     transfer: Tensor
@@ -122,13 +122,13 @@ class DualFidelityTerm(DualTerm):
     def conjugate_prox(
         self, v: tuple[Tensor, ...], sigma: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """The fidelity's own."""
+        """The conjugate prox of the fidelity."""
         return (self.fidelity.conjugate_prox(v[0], sigma[0]),)
 
 
 @dataclass(frozen=True, eq=False)
 class DualBoxTerm(DualTerm):
-    """f(x) = 0 in the box, +inf outside, dualised: for metrics in which pixels hang together."""
+    """f(x) = 0 in the box, +inf outside, dualised: for metrics that couple pixels."""
 
     box: Box
 

@@ -5,7 +5,7 @@
      "in_channels": 1, "image_size": null}
 
 An activation or a map is written as its name and the arguments of its constructor
-(``Part.arguments``). Descriptions name registered classes only (``parts.PARTS``), and their
+(``ProblemPart.arguments``). Descriptions name registered classes only (``parts.PARTS``), and their
 arguments are checked against type hints: reading one runs nothing else.
 """
 
@@ -21,7 +21,7 @@ from convexlift.models.values import construct, listed, parameters, plain
 from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap
-from convexlift.parts import Part, known_parts, overridden
+from convexlift.parts import ProblemPart, known_parts, overridden
 
 Description = dict[str, Any]
 
@@ -33,8 +33,8 @@ START = "nonnegative"
 def describe(network: InputConvexNetwork) -> Description:
     """The architecture of a network: JSON values from which ``build`` makes it again.
 
-    Raises ValueError where a part is none of the library's, naming it. A subclass is described
-    as the plain network it is, unless it changes what a network does.
+    Raises ValueError, naming the part, if a part has no name in files. A subclass is described as a
+    plain network, unless it changes what a network does.
     """
     if not isinstance(network, InputConvexNetwork):
         raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
@@ -84,8 +84,8 @@ class _Builder:
         return construct(part, content, f"{place}.{name}", self, fixed=fixed)
 
 
-def _written(thing: Part | ConvexLayer | InputConvexNetwork, place: str) -> Description:
-    """What its constructor was given, as JSON values."""
+def _written(thing: ProblemPart | ConvexLayer | InputConvexNetwork, place: str) -> Description:
+    """The arguments of its constructor, as JSON values."""
     arguments = thing.arguments().items()
     return {name: _encode(value, f"{place}.{name}") for name, value in arguments}
 
@@ -93,7 +93,7 @@ def _written(thing: Part | ConvexLayer | InputConvexNetwork, place: str) -> Desc
 def _encode(value: Any, place: str) -> Any:
     if type(value) is ConvexLayer:
         return _written(value, place)
-    if isinstance(value, Part) and value.part_name is not None:
+    if isinstance(value, ProblemPart) and value.part_name is not None:
         return {value.part_name: _written(value, f"{place}.{value.part_name}")}
     if isinstance(value, Mapping):
         return {str(key): _encode(item, f"{place}.{key}") for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""Convex activations, with all that convex analysis asks of them.
+"""Convex activations: values, slopes, conjugates, proximal maps and epigraph projections.
 
 For an activation h with slopes [lo, hi] (the closure of its derivative's range, which is the
 domain of h*), the library needs
@@ -10,7 +10,7 @@ domain of h*), the library needs
     multiplier    t >= 0 of the projection onto the epigraph {(a, z): h(a) <= z}
     mean_at_prox  means of h(a) and of its decrease in eta at proximal points, for pooled layers
     fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
-    value_and_loss  h(a), and t times the former for p = s t, in few passes
+    value_and_loss  h(a), and t fenchel_young(a, s) for p = s t, in few passes
 
 An activation is a frozen dataclass without trainable parts. After the first layer of a network
 it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape
 
 
@@ -38,7 +38,7 @@ class Ramp:
     """h'(a) = low + (high - low) clip((a - left) / width, 0, 1): slopes that rise once.
 
     Of width zero: a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
-    u^2 width/2) + offset. All that kernels need to know of such activations.
+    u^2 width/2) + offset. Kernels need to know nothing else about such activations.
     """
 
     low: float
@@ -48,7 +48,7 @@ class Ramp:
     offset: float = 0.0
 
 
-class Activation(Part, ABC):
+class Activation(ProblemPart, ABC):
     """A convex function of one variable, applied to every entry (or of groups of channels).
 
     Attributes:
@@ -57,7 +57,7 @@ class Activation(Part, ABC):
         ramp: the derivative, where it is a ramp; else None.
     """
 
-    capabilities = Part.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
+    capabilities = ProblemPart.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
     smooth: bool = False
     curvature_at_zero: float = 0.0
     ramp: Ramp | None = None
@@ -118,8 +118,8 @@ class Activation(Part, ABC):
     def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
         """Means over the last dimension of h(a) and of -d h(a)/d eta, a = prox_{eta h}(y).
 
-        What the projection onto the epigraph of a mean of activations asks for, often. Without
-        eta, that is for eta = 0, of h(y) and of h'(y)^2.
+        Projections onto the epigraph of a mean of activations need them often. Without eta, which
+        means eta = 0: the means of h(y) and of h'(y)^2.
         """
         if eta is None:
             return self.value(y).mean(-1), self.derivative(y).square().mean(-1)
@@ -129,7 +129,7 @@ class Activation(Part, ABC):
     def descent(self, a: Tensor, eta: Tensor) -> Tensor:
         """-d h(a)/d eta for a = prox_{eta h}(y) and fixed y: h'(a)^2 / (1 + eta h''(a)).
 
-        An upper bound, such as h'(a)^2, will do; projections then take more passes.
+        An upper bound such as h'(a)^2 is enough; projections then take more passes.
         """
         return self.derivative(a).square()
 
@@ -138,9 +138,9 @@ class Activation(Part, ABC):
         return (self.value(a) + self.conjugate(s) - s * a).clamp_min(0)
 
     def value_and_loss(self, a: Tensor, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """h(a) and t (h(a) + h*(s) - s a) >= 0 for p = s t: what slopes s cost at a.
+        """h(a) and t (h(a) + h*(s) - s a) >= 0 for p = s t, the loss of the slopes s at a.
 
-        Certificates ask for it; overridden where it can be had in fewer passes over a.
+        Certificates need it; overridden where fewer passes over a suffice.
 
         Args:
             a: preactivations.
@@ -170,7 +170,7 @@ class Activation(Part, ABC):
         return torch.maximum(self.derivative(low).abs(), self.derivative(high).abs())
 
     def height(self, low: Tensor, high: Tensor) -> Tensor:
-        """|h(low)| + |h(high)|, which |h(a)| exceeds between them by what the slopes allow."""
+        """|h(low)| + |h(high)|; between them, |h(a)| exceeds it by at most slope times distance."""
         return self.value(low).abs() + self.value(high).abs()
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -210,11 +210,11 @@ class PiecewiseLinear(Activation):
 
     @property
     def ramp(self) -> Ramp:  # type: ignore[override]
-        """From lo to hi, at once."""
+        """A jump from lo to hi at 0."""
         return Ramp(*self.slopes)
 
     def value(self, a: Tensor) -> Tensor:
-        """max(lo a, hi a); for autograd h'(a) a, which is a single product to undo."""
+        """max(lo a, hi a); for autograd h'(a) a, whose derivative is a single product."""
         if a.requires_grad:
             return self.mean_slope(a) * a
         low, high = self.slopes
@@ -227,7 +227,7 @@ class PiecewiseLinear(Activation):
         return torch.where(a > 0, a.new_full((), high), low)
 
     def mean_slope(self, a: Tensor) -> Tensor:
-        """lo, (lo + hi)/2 at zero, hi: a constant for autograd."""
+        """lo, (lo + hi)/2 at zero, hi; a constant for autograd."""
         low, high = self.slopes
         side = a.detach().sign()
         if low == -1 == -high:

@@ -91,6 +91,10 @@ class BoundNetwork(TensorRecord):
         repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
         return repeated * lowest.sum(dtype=torch.float64)
 
+    def source_shape(self, source: int, image_shape: Shape) -> Shape:
+        """The shape of x, or of a layer's z."""
+        return image_shape if source == IMAGE else self.layers[source - 1].shape
+
     def forward(self, x: Tensor) -> ForwardPass:
         """All preactivations and layers at x."""
         below = self.hidden(x)
@@ -99,7 +103,7 @@ class BoundNetwork(TensorRecord):
         return replace(below, z=(*below.z, z + below.z[-1] if last.residual else z))
 
     def hidden(self, x: Tensor) -> ForwardPass:
-        """a_1..a_L and z_1..z_{L-1}: all that a backward pass needs."""
+        """a_1..a_L and z_1..z_{L-1}, which a backward pass needs."""
         values, preactivations = [x], []
         *below, last = self.layers
         for layer in below:
@@ -138,7 +142,7 @@ class BoundNetwork(TensorRecord):
         for i in range(count, 0, -1):
             layer = self.layers[i - 1]
             t_i = t[i]
-            if t_i is None:  # a layer nobody uses
+            if t_i is None:  # a layer without users
                 t_i = t[i] = like.new_zeros((batch, *layer.shape))
             p_i = choose(i, t_i)
             p.insert(0, p_i)

@@ -1,8 +1,8 @@
-"""Derivatives of networks, written out: what training differentiates.
+"""Derivatives of networks, written out so that training can differentiate them.
 
 Autograd could differentiate its own gradient of R. But its derivative of the derivative of a
 convolution is a convolution with kernels as large as the image; here there are only convolutions
-and their adjoints, and so are their derivatives.
+and their adjoints, also in the derivatives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations with an exponential in them: softplus and ELU."""
+"""Activations with an exponential: softplus and ELU."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class ELU(SmoothActivation, name="ELU"):
         return torch.where(y > eta, y - eta, torch.where(y >= self.alpha * eta, 0.0, left))
 
     def descent(self, a: Tensor, eta: Tensor) -> Tensor:
-        """Nothing at the kink, which holds proximal points for a while."""
+        """Zero at the kink, where proximal points stay for a range of eta."""
         return super().descent(a, eta) * (a != 0)
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
-        """At the kink the slope is free between alpha and 1, and sigma y tells it."""
+        """At the kink, the slope is between alpha and 1, and t times it is sigma y."""
         curved = super().scaled_slope(y, t, sigma)
         at_kink = (sigma * y >= self.alpha * t) & (sigma * y <= t)
         return torch.where(at_kink, sigma * y, torch.where(sigma * y > t, t, curved))

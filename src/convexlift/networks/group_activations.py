@@ -28,7 +28,7 @@ class GroupNorm(Activation, name="GroupNorm"):
     """h(a)_g = phi(|a_g|) for each group a_g of consecutive channels; for first layers.
 
     (B, size n, ...) becomes (B, n, ...): dimension 1 holds the channels, or the features of a
-    dense layer. ``slopes`` are those of phi: the slopes of h are the vectors no longer than that.
+    dense layer. ``slopes`` are the slopes of phi; those of h are vectors of at most that length.
 
     Args:
         size: channels of a group, at least 1.
@@ -60,12 +60,12 @@ class GroupNorm(Activation, name="GroupNorm"):
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """If the profile is."""
+        """Whether the profile is."""
         return self.profile.smooth
 
     @property
     def slopes(self) -> tuple[float, float]:
-        """Those of the profile; the largest is the radius of the ball of slopes."""
+        """The slopes of the profile; the largest is the radius of the ball of slopes."""
         return self.profile.slopes
 
     def value(self, a: Tensor) -> Tensor:

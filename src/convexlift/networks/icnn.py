@@ -32,8 +32,8 @@ class ConvexLayer(nn.Module):
         skip: V, a linear map from the image.
         previous: W, a nonnegative linear map from the previous layer.
         links: further nonnegative maps from earlier layers, by their number (from 1).
-        channels: length of the bias, the channels or features of the preactivation; h makes
-            ``outputs`` of them, fewer where it takes them in groups.
+        channels: length of the bias, the channels or features of the preactivation; h gives
+            ``outputs`` channels, fewer if it takes them in groups.
         bias: whether there is a bias b (one number per channel or feature).
         residual: whether z_{i-1} is added after the activation.
     """
@@ -69,7 +69,7 @@ class ConvexLayer(nn.Module):
         self.residual = residual
 
     def arguments(self) -> dict[str, Any]:
-        """What its constructor was given, for files."""
+        """The arguments of the constructor, for files."""
         names = ("activation", "channels", "skip", "previous", "residual")
         links = {int(source): link for source, link in self.links.items()}
         own = {name: getattr(self, name) for name in names}
@@ -128,7 +128,7 @@ class InputConvexNetwork(nn.Module):
         self.register_load_state_dict_post_hook(_check_after_loading)  # type: ignore[no-untyped-call]
 
     def arguments(self) -> dict[str, Any]:
-        """What the constructor of a plain network is given, for files."""
+        """The arguments of the constructor of a plain network, for files."""
         sizes = {"in_channels": self.in_channels, "image_size": self.image_size}
         return {"layers": list(self.layers), **sizes}
 

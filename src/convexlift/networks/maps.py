@@ -17,11 +17,11 @@ from convexlift.operators.convolution import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.operators.padding import BOUNDARIES, Boundary
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape
 
 
-class LinearMap(Part, nn.Module, ABC):
+class LinearMap(ProblemPart, nn.Module, ABC):
     """A linear map with trainable weights, for inputs of one shape or of any.
 
     ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and
@@ -125,7 +125,7 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
     """grad x, the differences to the pixels below and to the right; zero past the last ones.
 
     (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
-    and takes signs of its own: a map from the image only.
+    and its signs differ: a map from the image only.
     """
 
     def operator(self, input_shape: Shape) -> DifferenceOperator:
@@ -164,7 +164,7 @@ class Chain(LinearMap, name="Chain"):
         return {"maps": list(self.maps)}
 
     def operator(self, input_shape: Shape) -> Composition:
-        """The composition; the first map stands rightmost, as in mathematics."""
+        """The composition, whose rightmost factor is the first map."""
         factors: list[LinearOperator] = []
         shape = input_shape
         for linear_map in self.maps:
@@ -174,12 +174,12 @@ class Chain(LinearMap, name="Chain"):
         return Composition(tuple(factors))
 
     def smallest_weight(self) -> float:
-        """That of all maps."""
+        """The most negative entry of all maps."""
         return min(m.smallest_weight() for m in self.maps if isinstance(m, LinearMap))
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
-    """Uniform: in +-1/sqrt(fan_in); nonnegative ones average their input on the whole."""
+    """Uniform in +-1/sqrt(fan_in); or nonnegative, with rows that sum to 1 on average."""
     fan_in = math.prod(shape[1:])
     if nonnegative:
         return torch.rand(shape) * (2 / fan_in)

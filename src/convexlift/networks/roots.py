@@ -46,10 +46,10 @@ def increasing_root(
 def cubic_root(p: Tensor, q: Tensor) -> Tensor:
     """The largest root of u^3 + p u = q for q >= 0, elementwise.
 
-    From upper bounds of it, min(q/p, q^1/3) for p > 0 and s + min(q/(2 s^2), q^1/3) with s =
-    sqrt(-p) else, Newton's method comes down to it. The bounds are less than half too large (the
-    worst are those of u^3 + u = 1, 1 for 0.68, and of u^3 - u = sqrt(8), 2.41 for 1.65): after
-    five steps errors are below 1e-13, and after six there are rounding errors only.
+    Newton's method decreases to it from upper bounds: min(q/p, q^1/3) for p > 0, and else
+    s + min(q/(2 s^2), q^1/3) with s = sqrt(-p). The bounds are too large by less than half (the
+    worst are 1 for 0.68 in u^3 + u = 1, and 2.41 for 1.65 in u^3 - u = sqrt(8)): after five steps
+    errors are below 1e-13, and after six there are rounding errors only.
     """
     tiny = torch.finfo(q.dtype).tiny
     s = (-p).clamp_min(0).sqrt()

@@ -1,8 +1,7 @@
 """Smooth convex activations: the paper's smoothed ReLUs, half square, Huber.
 
 Where prox and epigraph projection have no closed form they are roots of increasing functions of
-one variable, found by Newton's method in a bracket. A new smooth activation gets them for free
-from ``SmoothActivation``.
+one variable, found by Newton's method in a bracket: ``SmoothActivation`` has both.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from convexlift.networks.roots import cubic_root, increasing_root
 
 
 class SmoothActivation(Activation):
-    """A differentiable h; ``second_derivative`` makes prox and projection work out of the box.
+    """A differentiable h, whose prox and projection are found with ``second_derivative``.
 
     Subclasses are nondecreasing, or even (``h(-a) = h(a)``).
     """
@@ -304,11 +303,11 @@ class Huber(SmoothActivation, name="Huber"):
         excess = a - m
         beyond = excess.abs()
         value = torch.addcmul(beyond, m, m, value=0.5 / delta)
-        beyond.mul_(excess.sign_().mul_(s).sub_(1))  # the negative of what it is called
+        beyond.mul_(excess.sign_().mul_(s).sub_(1))  # the negative of |a - m| (1 - s sign(a))
         m.sub_(s, alpha=delta)
         return value, beyond.addcmul_(m, m, value=-0.5 / delta).mul_(-t)
 
 
 def _tiny(like: Tensor) -> float:
-    """The smallest normal number: a divisor that makes 0 of 0."""
+    """The smallest normal number: 0 divided by it is 0."""
     return torch.finfo(like.dtype).tiny

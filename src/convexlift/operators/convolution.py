@@ -16,7 +16,7 @@ from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape
 
 KNOWN_NORMS = 256
-"""Norms of so many convolutions are remembered."""
+"""The number of convolutions whose norms are remembered."""
 _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
 """Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
@@ -49,8 +49,9 @@ class ConvolutionOperator(LinearOperator):
         self.stride = stride
         self.margin = (height // 2, width // 2)
         self.boundary: Boundary = padding
-        # Zeros are F.conv2d's own.
-        self.padding = None if padding == "zero" else Padding(input_shape, self.margin, padding)
+        self.padding = Padding(input_shape, self.margin, padding)
+        # F.conv2d pads with zeros by itself.
+        self._zeros = self.margin if padding == "zero" else (0, 0)
         self._out_channels = out_channels
 
     @property
@@ -75,22 +76,15 @@ class ConvolutionOperator(LinearOperator):
 
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
-        if self.padding is None:
-            return F.conv2d(x, self.weight, stride=self.stride, padding=self.margin)
-        return F.conv2d(self.padding(x), self.weight, stride=self.stride)
+        x = x if self.boundary == "zero" else self.padding(x)
+        return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
 
     def padded(self, x: Tensor) -> Tensor:
         """x continued past its edges: the convolution of this needs no padding."""
-        rows, columns = self.margin
-        if self.padding is None:
-            return F.pad(x, (columns, columns, rows, rows))
         return self.padding(x)
 
     def folded(self, c: Tensor) -> Tensor:
         """The adjoint of ``padded``."""
-        rows, columns = self.margin
-        if self.padding is None:
-            return c[..., rows : c.shape[-2] - rows, columns : c.shape[-1] - columns]
         return self.padding.adjoint(c)
 
     def adjoint(self, y: Tensor) -> Tensor:
@@ -100,16 +94,15 @@ class ConvolutionOperator(LinearOperator):
         if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
             return self.folded(self.adjoint_on_padded(y))
         sizes = self.input_shape[-2:]
-        # What the stride cut off at the far edge and the transpose must put back.
+        # Rows and columns at the far edge that the stride skips and the transpose must restore.
         rest = [
             (n + 2 * m - k) % self.stride
             for n, m, k in zip(sizes, self.margin, self.weight.shape[-2:], strict=True)
         ]
-        margin = self.margin if self.padding is None else (0, 0)
         x = F.conv_transpose2d(
-            y, self.weight, stride=self.stride, padding=margin, output_padding=rest
+            y, self.weight, stride=self.stride, padding=self._zeros, output_padding=rest
         )
-        return x if self.padding is None else self.padding.adjoint(x)
+        return x if self.boundary == "zero" else self.padding.adjoint(x)
 
     def adjoint_on_padded(self, y: Tensor) -> Tensor:
         """The adjoint of the convolution alone, onto the padded input; for stride 1.
@@ -165,7 +158,7 @@ class ConvolutionOperator(LinearOperator):
         return most_copies(self.margin, self.boundary)
 
     def _norm(self, shape: Shape) -> float:
-        """Computed on a CPU, once for all convolutions alike: a GPU would mostly be launched."""
+        """Computed on a CPU, once for equal convolutions: on a GPU, launches would dominate."""
         weight = self.weight.detach().cpu().contiguous()
         described = repr((weight.dtype, weight.shape, self.stride, self.boundary, shape))
         numbers = weight.to(torch.float64).numpy().tobytes()
@@ -287,7 +280,7 @@ class DifferenceOperator(LinearOperator):
         return 2 * bound.repeat_interleave(2, dim=1)
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The same numbers of terms."""
+        """The number of terms."""
         return 4 if adjoint else 2
 
 

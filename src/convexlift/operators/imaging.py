@@ -50,6 +50,11 @@ class Diagonal(LinearOperator, name="Diagonal"):
         """d."""
         return self.values
 
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        """Whether d is."""
+        return bool((self.values >= 0).all())
+
     def output_shape(self, input_shape: Shape) -> Shape:
         """The input's, if the values fit it."""
         if not fits(self.values.shape[1:], input_shape):
@@ -125,7 +130,7 @@ class Blur(LinearOperator, name="Blur"):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        """If the kernel is."""
+        """Whether the kernel is."""
         return bool((self.kernel >= 0).all())
 
     def forward(self, x: Tensor) -> Tensor:

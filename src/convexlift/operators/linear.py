@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.power_iteration import power_iteration as power_iteration
-from convexlift.parts import Part
+from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape, TensorRecord, is_own
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
 
 
-class LinearOperator(Part, TensorRecord, ABC):
+class LinearOperator(ProblemPart, TensorRecord, ABC):
     """A linear map between batches of images (or of anything else), with its exact adjoint.
 
     <A x, y> = <x, A* y> for all x and y, image by image. Subclasses write ``forward`` and
@@ -38,7 +38,7 @@ class LinearOperator(Part, TensorRecord, ABC):
         symbol_bounds: whether F^-1 s F >= A* A for the ``symbol`` s, without another factor.
     """
 
-    capabilities = Part.capabilities | {
+    capabilities = ProblemPart.capabilities | {
         "nonnegative", "single_operation", "pool_size", "convolution", "invertible",
         "approximate_inverse", "symbol", "symbol_bounds", "patch", "transfer", "norm", "_norm",
         "magnitude", "roundings", "steps", "select",
@@ -110,7 +110,7 @@ class LinearOperator(Part, TensorRecord, ABC):
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """An upper bound on |A| |x|, channel by channel, for all |x| <= bound (|A*| if adjoint).
 
-        Rounding errors are measured by it. Unless a subclass knows better, by the norm of A.
+        It bounds rounding errors. By the norm of A, unless a subclass knows better.
 
         Args:
             bound: one number for each channel or feature of an image, (B, C, 1, 1) or (B, n).
@@ -123,11 +123,11 @@ class LinearOperator(Part, TensorRecord, ABC):
         return self.norm(input_shape) * lengths.reshape(-1, *([1] * len(target)))
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """How many rounding errors an entry of A x (of A* y) collects at most."""
+        """The largest number of rounding errors in an entry of A x (of A* y)."""
         return math.prod(self.output_shape(input_shape) if adjoint else input_shape)
 
     def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
-        """What is applied one after the other, each with the shape of its input."""
+        """The factors of A in the order of application, with the shapes of their inputs."""
         return [(self, input_shape)]
 
     def select(self, images: Tensor) -> LinearOperator | None:
@@ -197,7 +197,7 @@ class Identity(LinearOperator, name="Identity"):
         return bound
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """None: nothing is computed."""
+        """Zero: nothing is computed."""
         return 0
 
 
@@ -213,7 +213,7 @@ class Scaled(LinearOperator, name="Scaled"):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        """If c and A are."""
+        """Whether c and A are."""
         return self.factor >= 0 and self.operator.nonnegative
 
     def forward(self, x: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class Scaled(LinearOperator, name="Scaled"):
         return self.factor * self.operator.adjoint(y)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """That of A."""
+        """The shape of A x."""
         return self.operator.output_shape(input_shape)
 
     @property
@@ -241,17 +241,17 @@ class Scaled(LinearOperator, name="Scaled"):
 
     @property
     def invertible(self) -> bool:  # type: ignore[override]
-        """If A is, and c != 0."""
+        """Whether A is, and c != 0."""
         return self.factor != 0 and self.operator.invertible
 
     def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
-        """A's, of y / c."""
+        """The approximate inverse of A, at y / c."""
         if self.factor == 0:
             return super().approximate_inverse(y, window)
         return self.operator.approximate_inverse(y / self.factor, window)
 
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
-        """A's: symbols are known up to a factor."""
+        """The symbol of A, since symbols are known up to a factor."""
         return self.operator.symbol(height, width, like)
 
     def norm(self, input_shape: Shape | None = None) -> float:
@@ -259,22 +259,22 @@ class Scaled(LinearOperator, name="Scaled"):
         return abs(self.factor) * self.operator.norm(input_shape)
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """|c| times A's."""
+        """|c| times the bound for A."""
         return abs(self.factor) * self.operator.magnitude(bound, input_shape, adjoint=adjoint)
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """One more than A's."""
+        """One more than for A."""
         return 1 + self.operator.roundings(input_shape, adjoint=adjoint)
 
     def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
-        """Those of A, and the factor; itself if it is diagonal."""
+        """The factors of A and the number; cA itself if it is diagonal."""
         if self.operator.diagonal is not None:
             return [(self, input_shape)]
         factor = Scaled(self.factor, Identity())
         return [*self.operator.steps(input_shape), (factor, self.output_shape(input_shape))]
 
     def select(self, images: Tensor) -> LinearOperator | None:
-        """c times A's selection."""
+        """c times the selection of A."""
         inner = self.operator.select(images)
         return None if inner is None else Scaled(self.factor, inner)
 
@@ -290,7 +290,7 @@ class Composition(LinearOperator, name="Composition"):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        """If all factors are."""
+        """Whether all factors are."""
         return all(factor.nonnegative for factor in self.factors)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ class Composition(LinearOperator, name="Composition"):
         return bound
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The sum of the factors': relative errors add up."""
+        """The sum over the factors: relative errors add up."""
         steps = self.steps(input_shape)
         return sum(factor.roundings(inner, adjoint=adjoint) for factor, inner in steps)
 
@@ -335,7 +335,7 @@ class Composition(LinearOperator, name="Composition"):
         return None if None in factors else Composition(tuple(filter(None, factors)))
 
     def steps(self, input_shape: Shape) -> list[tuple[LinearOperator, Shape]]:
-        """Those of all factors, in the order in which they are applied."""
+        """The steps of all factors, from the right."""
         found = []
         for factor in reversed(self.factors):
             found += factor.steps(input_shape)
@@ -357,7 +357,7 @@ class Sum(LinearOperator, name="Sum"):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        """If all terms are."""
+        """Whether all terms are."""
         return all(term.nonnegative for term in self.terms)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -369,7 +369,7 @@ class Sum(LinearOperator, name="Sum"):
         return reduce(torch.add, [term.adjoint(y) for term in self.terms])
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """That of every term."""
+        """The output shape of the terms, which have the same."""
         return self.terms[0].output_shape(input_shape)
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
@@ -378,7 +378,7 @@ class Sum(LinearOperator, name="Sum"):
         return reduce(torch.add, parts)
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The most of any term, and the additions."""
+        """The largest number of any term, and the additions."""
         most = max(term.roundings(input_shape, adjoint=adjoint) for term in self.terms)
         return most + len(self.terms)
 

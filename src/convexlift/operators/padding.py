@@ -48,7 +48,7 @@ class Padding(LinearOperator):
 
 
 def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
-    """How many times a pixel stands in the padded image at most: corners count by both axes."""
+    """The most copies of a pixel in the padded image, the product over both axes."""
     if boundary == "zero":
         return 1
     # Wrapped or mirrored, a pixel has one copy on each side; repeated, it has all of a margin.

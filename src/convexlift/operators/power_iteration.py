@@ -13,7 +13,7 @@ from convexlift.tensors import Shape, expand_per_image
 
 
 class Products(Protocol):
-    """What is asked of an operator."""
+    """The methods of an operator that are used here."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """A x."""

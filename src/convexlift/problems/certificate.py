@@ -1,4 +1,4 @@
-"""Certificates: a lower bound on the optimal value, from any images and any dual variables.
+"""Certificates: lower bounds on the optimal value, from any images and any dual variables.
 
 For slopes s_i in dom h_i*, a backward pass gives an affine minorant of the regularizer
 (``minorant``); the data term plus that affine function is bounded below in closed form
@@ -8,8 +8,8 @@ Fenchel-Young terms, so that nothing cancels:
     objective(x) - lower bound = [D(A x) + <c, x> - inf]
                                  + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>.
 
-The bound holds whatever x and s_i are; good ones make it tight. It needs W >= 0 and exact
-adjoints, both of which problems check when they are stated.
+The bound holds for any x and s_i; good ones make it tight. It needs W >= 0 and exact adjoints,
+which are checked when a problem is stated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Bound:
     """A lower bound at some images: the absolute gap, and the local terms it is the sum of.
 
     ``witness`` holds the dual variables that prove it once they are feasible (``feasible_duals``),
-    whatever the image.
+    for every image.
     """
 
     gap: Tensor
@@ -88,8 +88,8 @@ def certify(
 ) -> Certificate:
     """Certify images from anywhere: this library, another one, a network.
 
-    Everything is computed in double precision from the numbers stored, whatever the precision of
-    the problem, and holds in spite of rounding.
+    Everything is computed in double precision from the stored numbers, also for problems in single
+    precision, and holds in spite of rounding.
 
     Args:
         problem: what x is claimed to solve.
@@ -152,8 +152,7 @@ def best_bounds(
         evaluation: of the images.
         duals: of a solver that has them.
         radius: for local bounds.
-        tangent: whether to try the tangent even if there are duals, which are better almost
-            always.
+        tangent: whether to try the tangent too if there are duals, which are nearly always better.
     """
     network, layers = problem.network, evaluation.layers
     minorants: list[tuple[Minorant, Tensor | None]] = []

@@ -1,37 +1,55 @@
-"""Claims: what the library says about an image, each number computed rigorously."""
+"""Claims: objectives and lower bounds of images, each number computed rigorously."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.problems.rigorous_bounds import bounds_below
-from convexlift.problems.rigorous_objective import objective_above
+from convexlift.problems.rounding import (
+    Rounded,
+    activated,
+    channel_sums,
+    gamma,
+    largest,
+    product,
+    sum_rate,
+    total,
+)
 from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
+from convexlift.tensors import (
+    Blocks,
+    Shape,
+    TensorRecord,
+    choose_images,
+    foreign_parts,
+    join_images,
+    select_images,
+)
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
 UNDERFLOW = 1e-250
-"""More than all products that underflow can add up to."""
+"""More than the sum of all products that underflow."""
 
 
 class InconsistentBounds(ArithmeticError):
-    """A lower bound above the objective of an image: some part of the problem is not as it says."""
+    """A lower bound above the objective of an image: a part of the problem is wrong."""
 
 
 class Guarantee(Enum):
-    """What a lower bound says."""
+    """The scope of a lower bound."""
 
     GLOBAL = "no image in the box has an objective below the lower bound"
     WITHIN_RADIUS = (
@@ -54,7 +72,7 @@ class Claim(TensorRecord):
         guarantee: the scope of the bound.
         radius: of the local guarantees among them.
         duals: the feasible dual variables p_i that prove the bound.
-        theta: (B,), how much of the minorant they define is used; the rest is weight min R.
+        theta: (B,), the share of the minorant that they define; the rest is weight min R.
         data_dual: the dual variable v of the data in double precision; None behind a diagonal
             operator.
     """
@@ -71,37 +89,12 @@ class Claim(TensorRecord):
 
     def part(self, rows: slice) -> Self:
         """The claim about some of the images."""
-        parts: dict[str, Any] = {
-            field.name: _rows(getattr(self, field.name), rows) for field in fields(self)
-        }
-        return type(self)(**parts)
+        return select_images(self, rows)
 
     @classmethod
     def join(cls, claims: Sequence[Self]) -> Self:
         """One claim about all images of several."""
-        first, *others = claims
-        if not others:
-            return first
-        parts: dict[str, Any] = {
-            field.name: _joined([getattr(claim, field.name) for claim in claims])
-            for field in fields(cls)
-        }
-        return cls(**parts)
-
-
-def _rows(value: Any, rows: slice) -> Any:
-    if isinstance(value, Blocks):
-        return Blocks({name: part[rows] for name, part in value.items()})
-    return value[rows] if isinstance(value, Tensor | tuple) else value
-
-
-def _joined(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Blocks):
-        return Blocks({name: torch.cat([blocks[name] for blocks in values]) for name in first})
-    if isinstance(first, Tensor):
-        return torch.cat(values)
-    return sum(values, ()) if isinstance(first, tuple) else first
+        return join_images(claims)
 
 
 class InSinglePrecision(LinearOperator):
@@ -121,15 +114,15 @@ class InSinglePrecision(LinearOperator):
         return self.operator.adjoint(y.float())
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """That of A."""
+        """The output shape of A."""
         return self.operator.output_shape(input_shape)
 
 
 def in_double(problem: VariationalProblem) -> VariationalProblem:
-    """The same problem in double precision: its stored numbers, and nothing rounded.
+    """The same problem in double precision, with the same numbers.
 
-    An operator of your own that cannot take double precision is used in single precision; its
-    rounding errors then count as such.
+    A user's operator that cannot take double precision is used in single precision, with the
+    rounding errors of single precision.
     """
     double = problem.to(dtype=torch.float64)
     if any(True for _ in foreign_parts(double.operator)):
@@ -150,7 +143,7 @@ def claim(
     tolerance: float,
     radius: float = RADIUS,
 ) -> Claim:
-    """What can be claimed about x, with dual variables as the witness.
+    """The claim about x that dual variables prove.
 
     Args:
         problem: as it was stated.
@@ -184,6 +177,54 @@ def claim(
     lower = torch.where(proven, lower, -math.inf)
     gap = relative_gap(objective, lower)
     return Claim(x, objective, lower, gap, guarantee, radius, duals, bound.theta, bound.v)
+
+
+def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """J(x) for each image, rounded up; +inf outside the box. Problem and x in double precision."""
+    network, weight = problem.network, problem.weight
+    values = [Rounded.exact(x)]
+    *hidden, last = network.layers
+    for layer in hidden:
+        z = activated(layer.activation, _preactivation(network, layer, values, problem.image_shape))
+        values.append(z + values[-1] if layer.residual else z)
+    a = _preactivation(network, last, values, problem.image_shape)
+    pixels = math.prod(last.shape[1:])
+    parts = [activated(last.activation, a, network.output)]
+    if last.residual:  # R = <w, h(a)> + <w, z_{L-1}>
+        below = values[-1]
+        parts.append(Rounded(channel_sums(network.output * below.value), below.error, below.size))
+    regularizer, error = x.new_zeros(len(x)), x.new_zeros(len(x))
+    for part in parts:
+        each = largest(part.error) + sum_rate(pixels + len(network.output)) * part.size
+        error = error + (pixels * network.output * each * (1 + 1e-9)).flatten(1).sum(1)
+        regularizer = regularizer + part.value.sum(1)
+    regularizer = weight * (regularizer + error)
+    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
+    data_term = data_term + error
+    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
+    return torch.where(problem.bounds.contains(x), objective, math.inf)
+
+
+def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """f at every datum, rounded up."""
+    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
+    return problem.fidelity.density_above(w.value, w.error)
+
+
+def _preactivation(
+    network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
+) -> Rounded:
+    terms = [
+        product(K, values[source], network.source_shape(source, image_shape))
+        for source, K in layer.operators.items()
+    ]
+    a = terms[0]
+    for term in terms[1:]:
+        a = a + term
+    if layer.bias is None:
+        return a
+    size = a.size + layer.bias.abs()
+    return Rounded(a.value + layer.bias, a.error + gamma(1) * size, size)
 
 
 def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:

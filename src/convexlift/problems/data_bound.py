@@ -5,9 +5,9 @@ The regularizer's half is an affine minorant weight R(x) >= <c, x> + const, with
     tangent  = weight R(x) - <c, x> - const              (of the minorant itself)
     constant = weight R(x) - weight min R                (of the constant minorant)
 
-at the image x at hand. Where D(A .) + <c, .> is unbounded below, mixing the two minorants,
+at a given image x. Where D(A .) + <c, .> is unbounded below, mixing the two minorants,
 theta (c, const) + (1 - theta) (0, weight min R), may help; its slack is the mixture of theirs.
-What stays unbounded after that is bounded only near x: the guarantee is then a local one.
+If it stays unbounded, there is a bound near x only: the guarantee is then a local one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Slack:
 
 @dataclass(frozen=True, eq=False)
 class DataBound:
-    """The gap of the whole problem at x, and where it sits.
+    """The gap of the whole problem at x, as a sum over places.
 
     Attributes:
         pixels: the part of each pixel, (B, C, H, W).
@@ -85,11 +85,11 @@ def bound_data(
     slack: Slack,
     radius: float,
 ) -> Iterator[DataBound]:
-    """Bounds for slope c: as it is, and mixed or shifted where that leaves pixels unbounded.
+    """Bounds for slope c, which is mixed or shifted if it leaves pixels unbounded.
 
     Args:
         problem: the problem.
-        evaluation: of the images x at hand.
+        evaluation: of the images x.
         c: the slope of the minorant of weight R.
         v: a dual variable for the data; unused (and may be None) behind a diagonal operator.
         slack: of the minorants at x.
@@ -114,7 +114,7 @@ def _diagonal_bounds(
     if slack.constant is None or not bool(direct.isinf().any()):
         return
     # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a hair's
-    # breadth to spare for rounding; pixels bounded by the box do not mind.
+    # breadth to spare for rounding, except at pixels that the box bounds.
     low, high = problem.fidelity.conjugate_domain
     v = torch.where(d != 0, -c / torch.where(d != 0, d, 1.0), 0.0)
     limit = torch.where(v > high, high / v, torch.where(v < low, low / v, 1.0))
@@ -212,7 +212,7 @@ def _general_bounds(
         delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
         shifted = v + expand_per_image(delta, v) * ones
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
-        if torch.equal(inside, shifted):  # no need of another A*, which may be all the work
+        if torch.equal(inside, shifted):  # saves a product with A*, which may be expensive
             gradient = g + expand_per_image(delta, push) * push
         else:
             gradient = A.adjoint(inside) + c

@@ -2,11 +2,11 @@
 
     z_i = h_i(a_i)   is replaced by   z_i >= h_i(a_i),   i = 1, ..., L-1.
 
-Since R is nondecreasing in every z_i, making them larger never pays: the minimisers x are the
-same (the paper's Theorem), and each constraint is the epigraph of an activation, onto which one
-projects unit by unit. In a residual layer the constraint reads (a_i, z_i - z_{i-1}) in epi h_i.
+Since R is nondecreasing in every z_i, larger z_i never help: the minimisers x are the same (the
+paper's Theorem), and each constraint is the epigraph of an activation, onto which one projects
+unit by unit. In a residual layer the constraint reads (a_i, z_i - z_{i-1}) in epi h_i.
 
-A layer that is only ever seen through a pooling P needs less: p_i >= P h_i(a_i) (``pooling``). The
+For a layer that is used only through a pooling P, p_i >= P h_i(a_i) is enough (``pooling``). The
 block "z1" then holds p_1, and v_{1,2} has its size.
 """
 
@@ -141,7 +141,7 @@ def lifted_start(
     The duals are those of the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2}
     (the sum of t_i over a block, where layer i was lifted after its pooling),
     and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
-    comes from the ``duals`` of an earlier solution, by whatever method, made feasible.
+    comes from the ``duals`` of an earlier solution by any method, made feasible.
     """
     count = len(problem.network.layers)
     one_pass = OnePass.of(problem.network)
@@ -174,7 +174,7 @@ def lifted_start(
         v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
             gradient if known is None else known
         )
-    if BOX_DUAL in saddle.K.rows:  # what the other rows ask for and the box forbids
+    if BOX_DUAL in saddle.K.rows:  # the part of the force that pushes against the box
         v[BOX_DUAL] = torch.zeros_like(x)
         force = saddle.K.adjoint(Blocks(v))["x"]
         v[BOX_DUAL] = problem.bounds.pressure(x, -force)

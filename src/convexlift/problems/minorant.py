@@ -1,4 +1,4 @@
-"""Affine minorants of the regularizer, with their slack at the images at hand.
+"""Affine minorants of the regularizer, with their slack at given images.
 
 For slopes s_i in dom h_i*, a backward pass (``BoundNetwork.backward``) gives
 
@@ -20,7 +20,7 @@ from convexlift.problems.saddle import dual_names
 from convexlift.tensors import Blocks, sum_per_image
 
 CACHED = 2**18
-"""Numbers that are handled at a time."""
+"""Numbers per step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def layer_losses(
 
 
 def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """A few channels at a time, so that what is computed on the way stays in a cache."""
+    """A few channels at a time, so that intermediate results stay in a cache."""
     count = t.shape[1]
     some = max(1, CACHED * count // t.numel())
     place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)

@@ -1,8 +1,8 @@
 """A lower bound on every objective that is true in spite of rounding, from dual variables.
 
-Certificates (``certificate``) measure the gap without cancellation, in the precision at hand, and
-are what solvers steer by. What is claimed in the end is computed here, in double precision and
-with error bounds (``rounding``): beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in
+Solvers are steered by certificates (``certificate``), which measure the gap without cancellation in
+the precision of the problem. Final claims are computed here, in double precision and with error
+bounds (``rounding``): beta + inf_x [D(A x) + <c, x>], rounded down, for slopes s_i in
 dom h_i* and
 
         p_i = s_i t_i,   t_{i-1} = W_{i-1}* p_i,   c = sum_i V_{i-1}* p_i,
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
-from convexlift.problems.rigorous_objective import shape_of
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
@@ -49,7 +48,7 @@ MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 """Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
 SPARE = 8
-"""What must not be negative is kept so many error bounds away from it: checkers have their own."""
+"""Numbers that must not be negative are at least so many error bounds, for checkers with others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ class ProvenBounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Minorant:
+class RoundedMinorant:
     """weight R(x) >= <c, x> + beta; and >= constant, which is -inf where R has no lower bound."""
 
     c: Rounded
@@ -84,8 +83,8 @@ class Minorant:
     constant: Tensor
 
 
-def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
-    """The affine minorant of weight R from dual variables, whatever they are; rounded down."""
+def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
+    """The affine minorant of weight R from any dual variables, rounded down."""
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
     t: dict[int, Rounded] = {
@@ -98,20 +97,20 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> Minorant:
     for i in range(count, 0, -1):
         layer = network.layers[i - 1]
         h, t_i = layer.activation, t.get(i)
-        if t_i is None:  # a layer nobody uses
+        if t_i is None:  # a layer without users
             t_i = Rounded.exact(output.new_zeros((batch, *layer.shape)))
         p, loss = _chosen(h, duals[dual_names(i, count)[0]], t_i)
         for part, its_error in (_inner_product(p, layer.bias), loss):
             beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
         for source, K in layer.operators.items():
-            pulled = product(K, p, shape_of(network, source, problem.image_shape), adjoint=True)
+            pulled = product(K, p, network.source_shape(source, problem.image_shape), adjoint=True)
             if source == IMAGE:
                 c = c + pulled
             else:
                 t[source] = t[source] + pulled if source in t else pulled
         if layer.residual:
             t[i - 1] = t[i - 1] + t_i if i - 1 in t else t_i
-    return Minorant(c, beta - error, _constant(problem))
+    return RoundedMinorant(c, beta - error, _constant(problem))
 
 
 def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
@@ -193,7 +192,7 @@ def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
     return chosen
 
 
-def _mixed(minorant: Minorant, theta: Tensor) -> Tensor:
+def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
     """theta beta + (1 - theta) weight min R, rounded down."""
     rest = 1 - theta  # exact for theta >= 1/2, and a relative error else
     constant = torch.where(rest > 0, rest * minorant.constant, 0.0)
@@ -202,7 +201,7 @@ def _mixed(minorant: Minorant, theta: Tensor) -> Tensor:
 
 
 def _behind_diagonal(
-    problem: VariationalProblem, x: Tensor, minorant: Minorant, radius: float
+    problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, radius: float
 ) -> Iterator[ProvenBounds]:
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
@@ -224,7 +223,7 @@ def _behind_diagonal(
     if bool(minorant.constant.isinf().any()) or bool(direct.everywhere.value.isfinite().all()):
         return
     # The slope -theta c/d of the fidelity must lie in the domain of its conjugate, in spite of
-    # rounding; pixels that the box bounds do not mind.
+    # rounding, except at pixels that the box bounds.
     low, high = problem.fidelity.conjugate_domain
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
@@ -288,7 +287,7 @@ def _sum_below(values: Tensor) -> Tensor:
 
 
 def _behind_operator(
-    problem: VariationalProblem, x: Tensor, minorant: Minorant, v: Tensor, radius: float
+    problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, v: Tensor, radius: float
 ) -> Iterator[ProvenBounds]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box, shape = problem.operator, problem.bounds, problem.image_shape

@@ -1,4 +1,4 @@
-"""Arithmetic with error bounds: numbers in double precision, and how far off they may be.
+"""Arithmetic with error bounds, in double precision.
 
 The sum of n products, in any order, errs by at most gamma_n sum |a_i b_i| with
 gamma_n = n u / (1 - n u) and u = 2^-53 (Higham, Accuracy and Stability of Numerical Algorithms,
@@ -22,11 +22,11 @@ from convexlift.tensors import Shape
 UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
 ELEMENTARY = 32
-"""Evaluating an activation or its conjugate errs by at most so many units of its terms."""
+"""The most units of rounding error in an activation or its conjugate, relative to its terms."""
 CACHED = 2**17
-"""Numbers that are worked on at a time on a CPU (1 MB)."""
+"""Numbers per step on a CPU (1 MB)."""
 BLOCK = 1024
-"""Numbers that are summed before sums are: n numbers collect n/BLOCK + BLOCK errors, not n."""
+"""Sums are taken in blocks of so many numbers: n numbers collect n/BLOCK + BLOCK errors, not n."""
 
 
 def gamma(count: int) -> float:
@@ -53,7 +53,7 @@ def _size(value: Tensor, error: Tensor) -> Tensor:
 class Rounded:
     """|value - exact| <= error, whose shape broadcasts to that of value.
 
-    ``known`` is a bound on |value| for each channel, where one is at hand.
+    ``known`` is a bound on |value| for each channel, or None.
     """
 
     value: Tensor
@@ -62,7 +62,7 @@ class Rounded:
 
     @staticmethod
     def exact(value: Tensor) -> Rounded:
-        """A stored number, which is what it is."""
+        """A stored number, without error."""
         return Rounded(value, value.new_zeros((1,) * value.ndim))
 
     def __add__(self, other: Rounded) -> Rounded:
@@ -143,7 +143,7 @@ def slopes(h: Activation, p: Tensor, t: Tensor) -> Tensor:
 
 
 def is_curved(h: Activation) -> bool:
-    """Whether h* is not zero on all of its domain, as it is for piecewise linear functions."""
+    """Whether h* is nonzero on its domain; for piecewise linear functions it is zero."""
     return h.ramp is None or h.ramp.width > 0 or h.ramp.offset != 0
 
 

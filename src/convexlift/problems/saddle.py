@@ -25,7 +25,7 @@ def dual_names(layer: int, layers: int) -> tuple[str, ...]:
 DATA_DUAL = "v0"
 """The dual block of a dualised fidelity."""
 BOX_DUAL = "vx"
-"""That of a dualised box."""
+"""The dual block of a dualised box."""
 
 
 def made_feasible(
@@ -41,7 +41,7 @@ def made_feasible(
 
 
 def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
-    """The dual variables p_i themselves, and that of the data as it is."""
+    """The dual variables p_i themselves, and the dual variable of the data, unchanged."""
     count = len(network.layers)
     feasible = made_feasible(network, weight, like, duals, to_image=False).p
     parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}

@@ -1,13 +1,13 @@
 """Objective and minorant in one pass over the first layer, strip of rows by strip of rows.
 
-Where the first layer is a convolution of the image, all that is large is a = V x + b and its dual
-variable v. The multipliers t of that layer come from the layers above, by a backward pass that
-does not look at a. So one pass over strips and channels that stay in a processor's cache,
+Where the first layer is a convolution of the image, only a = V x + b and its dual variable v are
+large. The multipliers t of that layer come from the layers above, by a backward pass that
+does not depend on a. So one pass over strips and channels that stay in a processor's cache,
 
     z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
 
-reads v once and stores neither a nor z nor p. What is above needs <w, z> alone, where there is
-no other layer, or the block means P z: it is then a network whose image is P z.
+reads v once and stores neither a nor z nor p. Above it, only <w, z> is needed if there is no other
+layer, or else the block means P z: the image of a smaller network.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from convexlift.tensors import Blocks, sum_per_image
 STRIP = 2**19
 """Numbers of a in a strip (2 MB), for which convolutions are fast."""
 CHUNK = 2**17
-"""Numbers in some channels of a strip (0.5 MB), for which everything else is."""
+"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
 WORTHWHILE = 2**17
-"""Layers with fewer are done in one go."""
+"""Layers with fewer numbers are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PassResult:
     """R(x), the minorant of weight R, and the last layer's preactivations if they are small."""
 
     regularizer: Tensor
@@ -53,7 +53,7 @@ class OnePass:
         operator = self.layer.operators[IMAGE].convolution
         assert operator is not None
         self.operator = operator
-        # Strips are for the caches of processors; a GPU would rather be launched less often.
+        # Strips fit the caches of processors; on a GPU, fewer launches are faster.
         self._cached = operator.weight.device.type == "cpu"
 
     @staticmethod
@@ -72,7 +72,7 @@ class OnePass:
             return None
         return OnePass(network, pooled.pooling)
 
-    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> Outcome:
+    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> PassResult:
         """R at x, and the minorant of weight R from dual variables, made feasible."""
         count = len(self.network.layers)
         used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
@@ -92,11 +92,11 @@ class OnePass:
                 z, loss = h.value_and_loss(a[:, inputs], p, t)
                 above.take((image, outputs, rows), z)
                 slack[image] += sum_per_image(loss)
-                a[:, inputs] = p  # which takes its place
+                a[:, inputs] = p  # in the place of a
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
         minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
-        return Outcome(regularizer, minorant, last)
+        return PassResult(regularizer, minorant, last)
 
     def tangent(self, weight: float, x: Tensor) -> Tensor:
         """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
@@ -143,7 +143,7 @@ Place = tuple[slice, slice, slice]
 
 
 class _Above(Protocol):
-    """What is above the first layer: it gives multipliers, strip by strip, and takes z."""
+    """The layers above the first one: they give multipliers, strip by strip, and take z."""
 
     def multipliers(self, place: Place) -> Tensor:
         """t there, or what is expanded to it."""

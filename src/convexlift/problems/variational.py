@@ -1,4 +1,4 @@
-"""The problem people state:  min_x  D(A x, y) + weight R(x)  over the box."""
+"""The variational problem  min_x  D(A x, y) + weight R(x)  over a box."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADJOINT_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The objective at some images, its two parts, and what was computed on the way."""
+    """The objective at some images, its two parts, and intermediate results."""
 
     x: Tensor
     prediction: Tensor
@@ -105,7 +105,7 @@ class VariationalProblem(TensorRecord):
             )
         object.__setattr__(self, "weight", _checked_weight(self.weight))
         object.__setattr__(self, "box", Box.of(self.box))
-        self.bounds.rounded_inward(self.fidelity.y.dtype)  # says so if nothing is left
+        self.bounds.rounded_inward(self.fidelity.y.dtype)  # raises if the box is empty
         self._check_same_place()
         self._check_parts()
         self._check_shapes()
@@ -115,7 +115,7 @@ class VariationalProblem(TensorRecord):
 
     @property
     def bounds(self) -> Box:
-        """The box, whatever was given for it."""
+        """The box, as a ``Box``."""
         assert isinstance(self.box, Box)
         return self.box
 
@@ -142,7 +142,7 @@ class VariationalProblem(TensorRecord):
 
     @cached_property
     def sensitivity(self) -> Tensor:
-        """A* 1, what all measured data together see of each pixel."""
+        """A* 1 over the measured data: how much they see of each pixel."""
         y = self.fidelity.y
         with torch.no_grad():
             return self.operator.adjoint(self.fidelity.measured.to(y).expand_as(y))
@@ -177,7 +177,7 @@ class VariationalProblem(TensorRecord):
         layers: ForwardPass | None = None,
         last: Tensor | None = None,
     ) -> Evaluation:
-        """That of images with a known R(x), and with as much of the layers as is at hand."""
+        """The evaluation of images with a known R(x), with the layers that are known."""
         prediction = self.operator(x)
         data_term = self.fidelity.value(prediction)
         objective = data_term + self.weight * regularizer
@@ -205,7 +205,7 @@ class VariationalProblem(TensorRecord):
         return c + self.operator.adjoint(self.fidelity.gradient(evaluation.prediction))
 
     def initial_image(self) -> Tensor:
-        """A start: of the guesses that the data suggest, the one with the lowest objective.
+        """A start: of several guesses from the data, the one with the lowest objective.
 
         For a diagonal A: the data, with unseen pixels filled from seen ones around them, and for a
         fidelity made for outliers also its medians. Otherwise A* y, divided by A* A 1, which makes
@@ -233,7 +233,7 @@ class VariationalProblem(TensorRecord):
                 guesses.append(self.operator.approximate_inverse(best))
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, *others = guesses
-        # Without another guess, all that matters is whether the objective is finite.
+        # Without another guess, it only matters whether the objective is finite.
         objective = self.objective(x) if others else self.fidelity.value(self.operator(x))
         for guess in others:
             another = self.objective(guess)
@@ -288,7 +288,7 @@ class VariationalProblem(TensorRecord):
             )
 
     def _check_parts(self) -> None:
-        """Activations and fidelities of your own pass the exams before any bound rests on them."""
+        """Examine activations and fidelities of users, before any bound rests on them."""
         for layer in self.regularizer.modules():
             activation = getattr(layer, "activation", None)
             if isinstance(activation, Activation):
@@ -296,7 +296,7 @@ class VariationalProblem(TensorRecord):
         examine_fidelity(self.fidelity)
 
     def _check_operator(self) -> None:
-        """Lower bounds are proved with A*, and hold for no other operator's."""
+        """Check that A* is the adjoint of A: lower bounds rest on it."""
         like = self.fidelity.y.new_empty((self.batch_size, *self.image_shape))
         examine_operator(self.operator, like)
         if self.operator.diagonal is not None:
@@ -338,7 +338,7 @@ def require_problem(problem: object) -> None:
 
 
 def checked_image(problem: VariationalProblem, x: object, name: str) -> Tensor:
-    """Images of the problem's shape with finite real numbers, or an error that says what to do."""
+    """Images of the problem's shape with finite real numbers; raises otherwise."""
     if not isinstance(x, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got a {type(x).__name__}; write torch.as_tensor(...)"

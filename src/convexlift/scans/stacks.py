@@ -19,7 +19,7 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import Picture, load_extra
 from convexlift.files.png_jpeg import Png
-from convexlift.files.tiff import Tiff, decoded, open_tiff
+from convexlift.files.tiff import Tiff, colours_of, decoded, open_tiff
 from convexlift.scans.formats import (
     PathLike,
     ScanFileError,
@@ -150,15 +150,22 @@ class TiffStack(StackFormat):
         load_extra("tifffile", "TIFF files")
         with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
             _require_whole(path, file)
+            first = file.pages.first
+            if first.samplesperpixel != 1 or first.photometric != 1:
+                raise ScanFileError(
+                    f"{path} is {colours_of(first)} with {first.samplesperpixel} sample(s) "
+                    "for each pixel; slices are grey, with 0 for black"
+                )
             # Pages of other sizes are further series, or "levels" of a supposed pyramid.
             shapes = [level.shape for series in file.series for level in series.levels]
-            if len(shapes) != 1:
+            if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
                 raise ScanFileError(
                     f"{path} has images of the shapes {shapes}; it must have one stack of slices "
                     "of one size"
                 )
             picture = decoded(file)
-            _require_grey(path, picture)
+            if picture.stored.dtype.kind not in "iuf":
+                raise ScanFileError(f"{path} holds {picture.stored.dtype}; slices are real numbers")
             metadata = SliceMetadata.from_text(picture.metadata.get("description"))
         if metadata is not None and len(metadata.positions) != len(picture.stored):
             raise ScanFileError(
@@ -186,7 +193,11 @@ class PngStack(StackFormat):
                 if Png().misnamed(file.read(8)):
                     raise ValueError("it is not a PNG file, despite its name; rename it")
             picture = Png().read(path, max_megapixels)
-            _require_grey(path, picture)
+            if picture.channels > 1 or picture.alpha is not None or picture.stored.dtype == bool:
+                raise ScanFileError(
+                    f"{path} has {picture.channels} channel(s), or alpha, or 1 bit; slices are "
+                    "grey, with 8 or 16 bits"
+                )
             text = picture.metadata.get("tEXt", {}).get("Description")
             return StackFile(path, picture.stored, SliceMetadata.from_text(text))
 
@@ -272,17 +283,6 @@ def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
             )
     positions = tuple(position for metadata in known for position in metadata.positions)
     return Volume(values, first.spacing, positions, first.orientation, first.thickness)
-
-
-def _require_grey(path: Path, picture: Picture) -> None:
-    odd = picture.channels > 1 or picture.alpha is not None or picture.inverted
-    if odd or picture.stored.dtype.kind not in "iuf":
-        inverted = ", where 0 is white" if picture.inverted else ""
-        alpha = " and alpha" if picture.alpha is not None else ""
-        raise ScanFileError(
-            f"{path} holds {picture.stored.dtype} with {picture.channels} channel(s){alpha}"
-            f"{inverted}; slices are grey, where 0 is black, with 8 bits or more"
-        )
 
 
 def _require_whole(path: Path, file: Any) -> None:

@@ -6,9 +6,9 @@ h(a) = s a - h*(s). With this slope for all units,
     R(x) >= <t, z_{L-1}> + const,    t = W* (s w),
 
 for every x (Fenchel-Young), with equality where all units are on. The right-hand side is a
-network with a layer less. Its lower bounds are lower bounds of R; and if its minimiser has all
-units on, it is a minimiser with R. Nothing is assumed: the certificate is that of R itself, with
-slopes s in the last layer.
+network with one layer less. Its lower bounds are lower bounds of R; and if its minimiser has all
+units on, it is a minimiser with R. Nothing is assumed: certificates are computed with R itself,
+with slopes s in the last layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 @dataclass(frozen=True, eq=False)
 class SaturatedHead:
-    """A problem without its last layer, and what leads back to the problem with it.
+    """A problem without its last layer, with the numbers that lead back to the whole problem.
 
     Attributes:
         problem: with R replaced by <t, z_{L-1}>; its objective lacks a constant.
@@ -63,7 +63,7 @@ class SaturatedHead:
         return SaturatedHead(smaller, problem.weight * on, network)
 
     def holds(self, last: Tensor) -> Tensor:
-        """For which images all units of the last layer are on, from its preactivations; (B,)."""
+        """Whether all units of the last layer are on, from its preactivations; (B,)."""
         h = self._network.layers[-1].activation
         return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
 
@@ -75,13 +75,13 @@ class SaturatedHead:
         return Blocks({**parts, last: self.p.expand(batch, *self.p.shape[1:])})
 
     def duals_without(self, v: Blocks) -> Blocks:
-        """The other way round."""
+        """The dual variables of the problem without the last layer, from those with it."""
         short, name, last = self._names
         return Blocks({short if key == name else key: p for key, p in v.items() if key != last})
 
     @property
     def _names(self) -> tuple[str, str, str]:
-        """What v_{L-1} is called without the last layer and with it, and the name of v_L."""
+        """The names of v_{L-1} without the last layer and with it, and of v_L."""
         count = len(self._network.layers)
         (short,), (last,) = dual_names(count - 1, count - 1), dual_names(count, count)
         return short, dual_names(count - 1, count)[0], last

@@ -155,7 +155,7 @@ class FanBeam(RayTransform, name="FanBeam"):
 
     @property
     def invertible(self) -> bool:  # type: ignore[override]
-        """If the angles go all around."""
+        """Whether the angles go all around."""
         return bool(self._covered >= 0.99 * self.turn)
 
     @property

@@ -1,7 +1,7 @@
 """Filtered back projection: the inversion formula of the Radon transform, discretised.
 
 x = 1/2 integral over a full turn of (|w| filtered p)(t, s(x)), for sinograms p without noise and
-with rays enough. With noise, a window damps the high frequencies.
+with enough rays. With noise, a window damps the high frequencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fbp(operator: LinearOperator, sinogram: Tensor, filter: Filter = "ram-lak") 
     """Filtered back projection, (B, 1, angles, bins) -> (B, 1, H, W).
 
     Angles share the half turn (a parallel beam) or full turn (a fan) by the distances to their
-    neighbours, so they need not be evenly spread; what limited angles leave out stays out.
+    neighbours, so they need not be evenly spread; angles that were not measured stay out.
 
     Args:
         operator: a ``ParallelBeam``, a ``FanBeam`` of a full turn, or a multiple of one.
@@ -78,10 +78,9 @@ def _window(length: int, filter: str) -> Floats:
 
 
 def angle_shares(angles: Floats, turn: float) -> Floats:
-    """What each angle stands for: half the way to either neighbour, modulo ``turn``.
+    """The weight of each angle: half the distance to either neighbour, modulo ``turn``.
 
-    Where a gap is much wider than the others, nobody stands for it: its ends get what they have
-    on their other side.
+    A gap much wider than the others counts as an average one: it was not measured.
     """
     folded = np.mod(angles, turn)
     folded[turn - folded < 1e-9] = 0.0

@@ -1,4 +1,4 @@
-"""What kernels know of a scanner: rays in blocks, and how pixels find the rays that pass by.
+"""The geometry of a scanner for kernels: rays in blocks, and the rays that pass each pixel.
 
 Everything here is made once, in double precision on the host. It is as large as a sinogram.
 """

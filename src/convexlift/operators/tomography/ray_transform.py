@@ -24,7 +24,7 @@ from convexlift.operators.tomography.triton_projector import RayKernels
 from convexlift.tensors import Shape
 
 TABLE_BYTES = 2**29
-"""Tables of weights may take so much memory; beyond, weights are computed at each product."""
+"""The most memory for tables of weights; larger ones are computed at each product instead."""
 
 
 class Projector(Protocol):
@@ -193,7 +193,7 @@ class RayTransform(LinearOperator):
 
 @dataclass(eq=False)
 class _Shared:
-    """What copies of an operator in other precisions and on other devices have in common."""
+    """Results shared by copies of an operator in other precisions and on other devices."""
 
     projectors: dict[tuple[torch.device, torch.dtype], Projector] = field(default_factory=dict)
     densest: float | None = None

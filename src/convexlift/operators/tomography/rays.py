@@ -1,7 +1,7 @@
 """Where rays run: lines of a scanner, and the places where they cross a grid of pixels.
 
-Everything here is float64 on the host and independent of images: an operator keeps it, whatever
-its own precision and device are.
+Everything here is float64 on the host and independent of images, in operators of any precision
+and on any device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 DIAGONAL_TOLERANCE = 1e-9
-"""Rays this close to a pixel's diagonal step from row to row, whatever the rounding."""
+"""Rays this close to a pixel's diagonal step from row to row, in spite of rounding."""
 
 
 @dataclass(frozen=True)

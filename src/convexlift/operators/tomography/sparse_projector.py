@@ -24,7 +24,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Table:
+class WeightTable:
     """The weights of one orbit, and which rays are made of them."""
 
     mirrors: tuple[int, ...]
@@ -113,9 +113,9 @@ def _times(matrix: Tensor, columns: Tensor) -> Tensor:
     return matrix @ columns.T.contiguous()
 
 
-def _table(orbit: Orbit, dtype: torch.dtype) -> Table:
+def _table(orbit: Orbit, dtype: torch.dtype) -> WeightTable:
     matrix = _matrix(orbit, dtype)
-    return Table(
+    return WeightTable(
         mirrors=orbit.mirrors,
         matrix=matrix,
         transpose=_transpose(matrix),

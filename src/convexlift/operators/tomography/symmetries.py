@@ -109,7 +109,7 @@ def orbits(by_rows: Crossings, by_columns: Crossings, grid: Grid) -> list[Orbit]
 def _merged(used: NDArray[np.int64]) -> NDArray[np.int64]:
     """The few rows that need fewer mirror images than many others join those.
 
-    A matrix of its own, with its own copies of images, would cost more than unused products.
+    A separate matrix, with its own copies of images, would cost more than unused products.
     """
     patterns, counts = np.unique(used, return_counts=True)
     used = used.copy()
