@@ -2,8 +2,8 @@
 
     python benchmarks/walk.py solve|reconstruct|train [--list]
 
-Counts distinct functions under ``src/convexlift`` that are called, without the code of modules,
-classes and comprehensions; ``--list`` prints them.
+Counts distinct functions under ``src/convexlift`` that are called, without comprehensions and what
+runs at imports; ``--list`` prints them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def walked(operation: Callable[[], object]) -> set[tuple[str, str, int]]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(ROOT) and code.co_name[0] != "<":
+        own = code.co_filename.startswith(ROOT) and code.co_name[0] != "<"
+        if event == "call" and own and not importing(frame):
             found.add((code.co_filename, code.co_qualname, code.co_firstlineno))
 
     sys.setprofile(note)
@@ -79,6 +80,15 @@ def walked(operation: Callable[[], object]) -> set[tuple[str, str, int]]:
     finally:
         sys.setprofile(None)
     return found
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module of the package is being imported: commands import what they need."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(ROOT):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def main() -> None:
