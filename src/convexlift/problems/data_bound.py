@@ -13,13 +13,13 @@ If it stays unbounded, there is a bound near x only: the guarantee is then a loc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from convexlift.functionals.box import Box
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.tensors import expand_per_image, sum_per_image
 
@@ -109,30 +109,46 @@ def _diagonal_bounds(
     assert problem.operator.diagonal is not None
     d = problem.operator.diagonal.to(c).expand_as(c)
     one = at.objective.new_ones(c.shape[0])
-    direct = _pixel_excess(problem, at.x, c, d, problem.bounds)
-    yield _finish(problem, at, c, d, direct, one, slack, radius)
-    if slack.constant is None or not bool(direct.isinf().any()):
+
+    def bound(c: Tensor, theta: Tensor) -> tuple[DataBound, Tensor]:
+        pixels, free = _over_box(partial(_pixel_excess, problem, at.x, c, d), problem, at.x, radius)
+        gap = sum_per_image(pixels) + slack.mixed(theta)
+        nothing = pixels.new_zeros((pixels.shape[0], 0))
+        return DataBound(pixels, nothing, theta, gap, ~free.flatten(1).any(1)), free
+
+    direct, free = bound(c, one)
+    yield direct
+    if slack.constant is None or not bool(free.any()):
         return
     # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a hair's
     # breadth to spare for rounding, except at pixels that the box bounds.
     low, high = problem.fidelity.conjugate_domain
     v = torch.where(d != 0, -c / torch.where(d != 0, d, 1.0), 0.0)
     limit = torch.where(v > high, high / v, torch.where(v < low, low / v, 1.0))
-    limit = torch.where(direct.isinf(), limit, 1.0).flatten(1).amin(1)
+    limit = torch.where(free, limit, 1.0).flatten(1).amin(1)
     limit = limit * (1 - 8 * torch.finfo(c.dtype).eps)
     for fraction in MIXTURES:
         theta = (fraction * limit).to(one.dtype)
-        scaled = expand_per_image(theta, c).to(c.dtype) * c
-        excess = _pixel_excess(problem, at.x, scaled, d, problem.bounds)
-        yield _finish(problem, at, scaled, d, excess, theta, slack, radius)
+        yield bound(expand_per_image(theta, c).to(c.dtype) * c, theta)[0]
 
 
-def _pixel_excess(problem: VariationalProblem, x: Tensor, c: Tensor, d: Tensor, box: Box) -> Tensor:
-    lower, upper = torch.full_like(x, box.lower), torch.full_like(x, box.upper)
-    return _excess_between(problem, x, c, d, lower, upper)
+def _over_box(
+    excess: Callable[[Tensor, Tensor], Tensor],
+    problem: VariationalProblem,
+    x: Tensor,
+    radius: float,
+) -> tuple[Tensor, Tensor]:
+    """An excess over the box, or where that is infinite over its part near x; and where it is."""
+    lower, upper = problem.bounds.lower, problem.bounds.upper
+    whole = excess(torch.full_like(x, lower), torch.full_like(x, upper))
+    free = whole.isinf()
+    if bool(free.any()):
+        near = excess((x - radius).clamp_min(lower), (x + radius).clamp_max(upper))
+        whole = torch.where(free, near, whole)
+    return whole, free
 
 
-def _excess_between(
+def _pixel_excess(
     problem: VariationalProblem, x: Tensor, c: Tensor, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
     """f(d x) + c x minus its minimum over lower <= x' <= upper, pixel by pixel."""
@@ -151,47 +167,23 @@ def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(g > 0, rising, torch.where(g < 0, falling, 0.0))
 
 
-def _finish(
-    problem: VariationalProblem,
-    at: Evaluation,
-    c: Tensor,
-    d: Tensor,
-    excess: Tensor,
-    theta: Tensor,
-    slack: Slack,
-    radius: float,
-) -> DataBound:
-    free = excess.isinf()
-    if bool(free.any()):
-        lower, upper = _neighbourhood(problem.bounds, at.x, radius)
-        near = _excess_between(problem, at.x, c, d, lower, upper)
-        excess = torch.where(free, near, excess)
-    gap = sum_per_image(excess) + slack.mixed(theta)
-    everywhere = ~free.flatten(1).any(1)
-    nothing = excess.new_zeros((excess.shape[0], 0))
-    return DataBound(excess, nothing, theta, gap, everywhere)
-
-
-def _neighbourhood(box: Box, x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    return (x - radius).clamp_min(box.lower), (x + radius).clamp_max(box.upper)
-
-
 def _general_bounds(
-    problem: VariationalProblem,
-    at: Evaluation,
-    c: Tensor,
-    v: Tensor,
-    slack: Slack,
-    radius: float,
+    problem: VariationalProblem, at: Evaluation, c: Tensor, v: Tensor, slack: Slack, radius: float
 ) -> Iterator[DataBound]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box = problem.operator, problem.bounds
     one = at.objective.new_ones(c.shape[0])
+
+    def bound(v: Tensor, g: Tensor, theta: Tensor) -> DataBound:
+        data = problem.fidelity.fenchel_young(at.prediction, v)
+        pixels, free = _over_box(partial(linear_excess, g, at.x), problem, at.x, radius)
+        gap = sum_per_image(pixels) + sum_per_image(data) + slack.mixed(theta)
+        return DataBound(pixels, data, theta, gap, ~free.flatten(1).any(1))
+
     v = problem.fidelity.clip_to_conjugate_domain(v)
     g = A.adjoint(v) + c
-    yield _with_dual(problem, at, v, g, one, slack, radius)
-    one_sided = math.isinf(box.lower) != math.isinf(box.upper)
-    if not one_sided:
+    yield bound(v, g, one)
+    if math.isinf(box.lower) == math.isinf(box.upper):
         return
 
     # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper).
@@ -216,7 +208,7 @@ def _general_bounds(
             gradient = g + expand_per_image(delta, push) * push
         else:
             gradient = A.adjoint(inside) + c
-        yield _with_dual(problem, at, inside, gradient, one, slack, radius)
+        yield bound(inside, gradient, one)
     if slack.constant is None:
         return
     end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
@@ -231,26 +223,4 @@ def _general_bounds(
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * ones
         gradient = expand_per_image(theta, c) * g + expand_per_image(1 - theta, c) * m
-        yield _with_dual(problem, at, mixed, gradient, theta.to(one.dtype), slack, radius)
-
-
-def _with_dual(
-    problem: VariationalProblem,
-    at: Evaluation,
-    v: Tensor,
-    g: Tensor,
-    theta: Tensor,
-    slack: Slack,
-    radius: float,
-) -> DataBound:
-    box = problem.bounds
-    data = problem.fidelity.fenchel_young(at.prediction, v)
-    lower, upper = torch.full_like(g, box.lower), torch.full_like(g, box.upper)
-    pixels = linear_excess(g, at.x, lower, upper)
-    free = pixels.isinf()
-    if bool(free.any()):
-        pixels = torch.where(
-            free, linear_excess(g, at.x, *_neighbourhood(box, at.x, radius)), pixels
-        )
-    gap = sum_per_image(pixels) + sum_per_image(data) + slack.mixed(theta)
-    return DataBound(pixels, data, theta, gap, ~free.flatten(1).any(1))
+        yield bound(mixed, gradient, theta.to(one.dtype))
