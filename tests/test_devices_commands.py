@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tifffile
@@ -10,10 +12,10 @@ from reconstruct_runs import bits, noisy, one_record, run
 
 from convexlift.images import load_example
 from convexlift.training.validation import ssim
-from convexlift.web.jobs import DenoisingJob, InpaintingJob
-from convexlift.web.results import record, write_files
-from convexlift.web.running import Ending, Run
-from convexlift.web.uploads import Picture
+from convexlift.web.job import DenoisingJob, InpaintingJob
+from convexlift.web.pictures import InputPicture
+from convexlift.web.result import record, write_files
+from convexlift.web.run import Ending, Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -68,17 +70,16 @@ def test_a_batch_that_does_not_fit_is_halved(little_memory, tmp_path):
 
 @pytest.mark.parametrize("kind", [DenoisingJob, InpaintingJob])
 def test_jobs_of_the_page(kind, tmp_path):
-    job = kind(picture=Picture(load_example("camera"), "camera", example=True),
+    job = kind(picture=InputPicture(load_example("camera"), "camera", example=True),
                regularizer="photo-any-size")  # fmt: skip
-    task = Run(job, 60.0, torch.device("cuda")).start()
-    seen = list(task.snapshots(pause=0.0))
-    outcome = task.outcome
-    assert outcome.ending is Ending.CERTIFIED
-    assert seen[-1].points[-1].psnr > seen[-1].points[0].psnr
-    numbers = record(outcome)
+    with ThreadPoolExecutor(1) as executor:
+        result = Run(job, 60.0, executor, torch.device("cuda")).start().result()
+    assert result.ending is Ending.CERTIFIED
+    assert result.points[-1].psnr > result.points[0].psnr
+    numbers = record(result)
     assert numbers["device"] == "cuda"
     assert numbers["ssim_after"] > numbers["ssim_before"]
-    assert write_files(outcome, numbers, tmp_path).everything.stat().st_size > 10_000
+    assert write_files(result, numbers, tmp_path).zip.stat().st_size > 10_000
 
 
 def test_similarity_does_not_depend_on_the_device_or_the_batch():

@@ -1,4 +1,4 @@
-"""Files of the web page's visitors: requests that name anything else are refused."""
+"""Requests to the web page may name files of their own visitor only."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_brush_reads_own_drawings_only(part, visitor, other, folder, tmp_pat
     assert not listener[1]
 
 
-def test_every_event_is_checked_whatever_it_takes(visitor, tmp_path):
+def test_every_event_is_checked(visitor, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_bytes(png())
     for event in visitor.config["dependencies"]:
@@ -215,7 +215,7 @@ def test_only_the_routes_of_the_page_exist(visitor, server):
         assert answer.status_code == 403
 
 
-def test_names_of_uploads_stay_in_their_folder(visitor, folder):
+def test_names_of_uploads_do_not_leave_their_folder(visitor, folder):
     root = server_root(folder)
     for name in (
         *("../../../escape.png", "/etc/escape.png", "..\\escape.png", "..", ".", ".hidden", ""),
@@ -228,8 +228,7 @@ def test_names_of_uploads_stay_in_their_folder(visitor, folder):
         assert path.parent.parent.parent.parent == root
         assert path.parent.parent.name == "uploads"
         assert path.is_file()
-    pending = list(path.parent.parent.iterdir())
-    assert len(pending) == 8  # the oldest go
+    assert len(list(path.parent.parent.iterdir())) == 8  # the oldest are deleted
 
 
 def test_uploads_that_are_refused_leave_nothing(visitor, folder):
@@ -250,11 +249,11 @@ def test_uploads_that_are_refused_leave_nothing(visitor, folder):
     assert visitor.http.post(f"{API}/upload", content=b"--x", headers=kind).status_code == 400
     success, text = visitor.upload("denoise-file", "notes.png", b"no pixels")
     assert success
-    assert "notes.png is no PNG" in text
+    assert "notes.png is not a PNG" in text
     assert contents(folder) == before
 
 
-def test_a_visitor_holds_two_places_among_the_runs(visitor, other):
+def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
     slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
     answers = [visitor.join("denoise-start", "click", slow) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
@@ -271,7 +270,7 @@ def test_a_visitor_holds_two_places_among_the_runs(visitor, other):
     other.leave()
 
 
-def test_what_is_left_of_a_visitor_who_leaves(server, folder):
+def test_nothing_is_left_of_a_visitor_who_leaves(server, folder):
     visitor = PageVisitor(server)
     visitor.stay()
     finished_run(visitor)
@@ -282,7 +281,7 @@ def test_what_is_left_of_a_visitor_who_leaves(server, folder):
     assert wait_until(lambda: not mine.exists(), 20)
 
 
-def test_a_file_that_readers_fail_on_is_named(visitor, tmp_path):
+def test_the_error_about_an_unreadable_file_names_it(visitor, tmp_path):
     path = two_widths(tmp_path / "scan.tif")
     success, text = visitor.upload("denoise-file", path.name, path.read_bytes())
     assert success
@@ -321,7 +320,7 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     assert 0.004 < record["missing"] < 0.009
 
 
-def test_few_messages_wait_for_who_does_not_read(visitor):
+def test_few_messages_wait_for_a_browser_that_does_not_read(visitor):
     slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
     assert visitor.join("denoise-start", "click", slow).status_code == 200
     time.sleep(5.0)  # some 40 pictures, if all of them were kept
@@ -332,7 +331,7 @@ def test_few_messages_wait_for_who_does_not_read(visitor):
     assert kept.count("process_generating") < 20
 
 
-def test_a_run_that_nobody_watches_ends_with_its_page(server):
+def test_a_run_ends_when_its_page_is_closed(server):
     visitor = PageVisitor(server)
     visitor.stay()
     visitor.join("denoise-start", "click", {"denoise-choice": "camera"})

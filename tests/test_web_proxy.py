@@ -90,7 +90,9 @@ def test_a_visit_through_a_proxy(tmp_path):
         visitor.upload("#denoise-file", picture)
         visitor.wait(lambda: picture.name in visitor.text("#denoise-picture"), "the upload")
         visitor.choose("#denoise-kind", "Salt & pepper")
-        visitor.wait(lambda: "part of the pixels" in visitor.text("#denoise-level"), "its level")
+        visitor.wait(
+            lambda: "fraction of the pixels" in visitor.text("#denoise-level"), "its level"
+        )
         visitor.click("#denoise-start")
         visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
         visitor.click("#denoise-stop")

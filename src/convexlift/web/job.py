@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from convexlift.reconstruction.noise import Kind, Noise, TooFewPixels, estimate_
 from convexlift.reconstruction.weight_selection import card_weight, known_weights
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
-from convexlift.web.uploads import BRIGHTEST, Picture
+from convexlift.web.pictures import InputPicture
 
 TV = "total-variation"
 """The regularizer without anything to train."""
@@ -41,7 +41,8 @@ LEAST_NOISE = 0.005
 CT_BINS, CT_EXTENT, CT_FACTOR = 400, 256.0, 10.0
 """The paper's detector, square and unit of counts."""
 CT_SIZES, CT_VIEWS = (128, 256, 512), (10, 400)
-BOX = (0.0, BRIGHTEST)
+BOX = (0.0, 2.0)
+"""Bounds on images of CT: air, and 4024 HU."""
 
 FEW_PIXELS, MANY_PIXELS = 100_000, 500_000
 """Iterations take less than a tenth of a second up to the first, and about one from the second."""
@@ -57,6 +58,7 @@ class Stated:
         given: the data as a picture, (planes, 1, H, W).
         truth: where it is known.
         facts: settings for the record, in plain values.
+        counts: the sinogram of a scan.
     """
 
     measurement: Measurement
@@ -64,10 +66,11 @@ class Stated:
     given: Tensor
     truth: Tensor | None
     facts: dict[str, Any]
+    counts: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Job(ABC):
+class PageJob(ABC):
     """One run.
 
     Args:
@@ -79,7 +82,7 @@ class Job(ABC):
         seed: of the noise and of random masks.
     """
 
-    picture: Picture
+    picture: InputPicture
     regularizer: str
     simulated: bool = True
     tolerance: float = 1e-3
@@ -87,7 +90,6 @@ class Job(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    window: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         require_number("The tolerance", self.tolerance, 1e-6, 0.5)
@@ -146,6 +148,7 @@ class Job(ABC):
                 "seed": self.seed,
                 "check_every": self.check_every,
             },
+            measurement.fidelity.y if self.task_name() == SparseViewCT.name else None,
         )
 
     def generators(self) -> list[torch.Generator]:
@@ -156,7 +159,7 @@ class Job(ABC):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DenoisingJob(Job):
+class DenoisingJob(PageJob):
     """Noise on every pixel.
 
     Args:
@@ -176,7 +179,7 @@ class DenoisingJob(Job):
         if self.kind is None and is_line_art(self.picture.values):
             raise PageError(
                 "Most pixels are black or white, as in text, and strokes look like noise.",
-                'Choose "Gaussian" or "Salt & pepper" in the place of "Find out", and its level.',
+                'Choose "Gaussian" or "Salt & pepper" instead of "Detect", and its level.',
             )
         super().__post_init__()
 
@@ -194,7 +197,7 @@ class DenoisingJob(Job):
         return Noise(self.kind, self.level, estimated=False)
 
     def damaged(self) -> tuple[Measurement, Noise | None, dict[str, Any]]:
-        """See ``Job``."""
+        """See ``PageJob``."""
         noise = self.noise()
         level = noise.level if self.simulated else 0.0
         task = SaltAndPepper(level) if noise.kind == "salt-and-pepper" else GaussianDenoising(level)
@@ -202,7 +205,7 @@ class DenoisingJob(Job):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class InpaintingJob(Job):
+class InpaintingJob(PageJob):
     """Missing pixels.
 
     Args:
@@ -232,7 +235,7 @@ class InpaintingJob(Job):
         super().__post_init__()
 
     def task_name(self) -> str:
-        """See ``Job``."""
+        """See ``PageJob``."""
         return Inpainting.name
 
     def seen(self) -> Tensor:
@@ -243,7 +246,7 @@ class InpaintingJob(Job):
         return random_mask(self.picture.values, self.missing, generator)[0, 0]
 
     def damaged(self) -> tuple[Measurement, Noise | None, dict[str, Any]]:
-        """See ``Job``."""
+        """See ``PageJob``."""
         values, seen = self.picture.values, self.seen()
         level = self.level
         if level is None:
@@ -260,7 +263,7 @@ class InpaintingJob(Job):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CTJob(Job):
+class CTJob(PageJob):
     """Counts behind an object, from few views.
 
     Args:
@@ -269,7 +272,6 @@ class CTJob(Job):
 
     name: ClassVar[str] = "ct"
     views: int = 120
-    window: tuple[float, float] = field(default=(0.0, 1.0))  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         require_number("The number of views", self.views, *CT_VIEWS)
@@ -278,11 +280,11 @@ class CTJob(Job):
         super().__post_init__()
 
     def task_name(self) -> str:
-        """See ``Job``."""
+        """See ``PageJob``."""
         return SparseViewCT.name
 
     def damaged(self) -> tuple[Measurement, Noise | None, dict[str, Any]]:
-        """See ``Job``."""
+        """See ``PageJob``."""
         task = SparseViewCT(scanner=scanner(self.picture.size[0], self.views), box=BOX)
         measurement = task.measure(self.picture.values, self.generators())
         facts = {"views": self.views, "bins": CT_BINS, "background": task.background}
@@ -334,7 +336,7 @@ def _estimated(values: Tensor, seen: Tensor | None, kind: Kind | None, hint: str
         ) from None
 
 
-def _check_mask(mask: Tensor, picture: Picture) -> None:
+def _check_mask(mask: Tensor, picture: InputPicture) -> None:
     if tuple(mask.shape) != picture.size:
         (height, width), (rows, columns) = picture.size, mask.shape
         raise PageError(

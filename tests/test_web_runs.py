@@ -1,4 +1,4 @@
-"""The web page without a browser: jobs, runs and races."""
+"""The web page without a browser: jobs, runs, races, and the files of results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import math
 import subprocess
 import sys
-import threading
-import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -18,16 +17,23 @@ from web_runs import crop, finished, letters, long_job
 
 from convexlift.images import load_example
 from convexlift.phantoms import shepp_logan
-from convexlift.web.jobs import TV, CTJob, DenoisingJob, InpaintingJob, fitting
+from convexlift.web.job import TV, CTJob, DenoisingJob, InpaintingJob, fitting
 from convexlift.web.limits import PageError
+from convexlift.web.pictures import InputPicture
 from convexlift.web.race import Race
-from convexlift.web.results import error_map, record, write_files
-from convexlift.web.running import Ending, Run, Slots
-from convexlift.web.scripts import script
-from convexlift.web.uploads import Picture
-from convexlift.web.views import live_picture, maps, numbers, standings, verdict
+from convexlift.web.run import Ending, Run
 
-pydicom = pytest.importorskip("pydicom")
+pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
+
+from convexlift.web.html import details, live_picture, race_plot, standings, verdict
+from convexlift.web.result import record, script, write_files
+from soak.page_visitor import wait_until
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +44,7 @@ def _single_precision(_double_precision):
 # Jobs
 
 
-def test_regularizers_that_fit():
+def test_only_fitting_regularizers_are_offered():
     assert fitting("inpainting", (256, 256))[0] == "photo-any-size"
     assert "faces-inpainting-bilevel" in fitting("inpainting", (256, 256))
     assert "faces-inpainting-bilevel" not in fitting("inpainting", (256, 255))
@@ -58,14 +64,14 @@ def test_regularizers_that_fit():
         ({"kind": None}, "no noise to simulate"),
     ],
 )
-def test_bad_requests_by_name(change, said):
+def test_bad_settings_are_named(change, said):
     with pytest.raises(PageError, match=said):
         DenoisingJob(**{"picture": crop(), "regularizer": "photo-any-size", **change})
 
 
 @pytest.mark.parametrize("planes", [1, 3])
 def test_the_noise_of_text_is_not_guessed(planes):
-    text = Picture(letters().repeat(planes, 1, 1, 1), "page.png")
+    text = InputPicture(letters().repeat(planes, 1, 1, 1), "page.png")
     real = {"picture": text, "regularizer": TV, "simulated": False}
     with pytest.raises(PageError, match=r"as in text.*Gaussian.*level"):
         DenoisingJob(**real, kind=None, level=None)
@@ -73,7 +79,7 @@ def test_the_noise_of_text_is_not_guessed(planes):
     assert DenoisingJob(picture=text, regularizer=TV).simulated
 
 
-def test_bad_masks_by_name():
+def test_bad_masks_are_named():
     job = {"picture": crop(), "regularizer": TV}
     for mask, said in (
         (torch.ones(48, 48), "No pixel is missing"),
@@ -86,7 +92,7 @@ def test_bad_masks_by_name():
         InpaintingJob(**job, simulated=False)
 
 
-def test_noise_that_cannot_be_estimated_is_said():
+def test_an_error_says_that_noise_cannot_be_estimated():
     mask = torch.zeros(48, 48)
     mask[::2, ::2] = 1
     job = InpaintingJob(picture=crop(), regularizer=TV, simulated=False, mask=mask, level=None)
@@ -100,7 +106,7 @@ def jobs():
     loose = {"tolerance": 1e-2}
     return {
         "gaussian": DenoisingJob(
-            picture=Picture(load_example("camera"), "camera", example=True),
+            picture=InputPicture(load_example("camera"), "camera", example=True),
             regularizer=TV,
             **loose,
         ),
@@ -117,7 +123,7 @@ def jobs():
             picture=crop(), regularizer=TV, mask=mask, simulated=False, level=None, **loose
         ),
         "phantom": CTJob(
-            picture=Picture(shepp_logan(48), "Shepp-Logan phantom", example=True),
+            picture=InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True),
             regularizer="ct-abdomen-chest",
             views=30,
             tolerance=5e-2,
@@ -133,17 +139,17 @@ def test_the_script_repeats_the_run(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["impulses", "noisy", "slice"])
-def test_more_scripts_repeat_their_runs(name, tmp_path):
+def test_more_scripts_repeat_the_run(name, tmp_path):
     repeat(jobs()[name], tmp_path)
 
 
 def repeat(job, folder):
-    outcome = finished(job)
-    assert outcome.ending is Ending.CERTIFIED
-    facts = record(outcome)
-    files = write_files(outcome, facts, folder)
+    result = finished(job)
+    assert result.ending is Ending.CERTIFIED
+    facts = record(result)
+    files = write_files(result, facts, folder)
     elsewhere = folder / "elsewhere"
-    with zipfile.ZipFile(files.everything) as archive:
+    with zipfile.ZipFile(files.zip) as archive:
         archive.extractall(elsewhere)
     done = subprocess.run(
         [sys.executable, elsewhere / files.script.name],
@@ -153,116 +159,108 @@ def repeat(job, folder):
     repeated = torch.from_numpy(np.load(elsewhere / "repeated.npy"))
     kept = torch.from_numpy(np.load(elsewhere / "reconstruction.npy"))
     assert torch.allclose(repeated, kept, atol=1e-5)
-    assert f"converged after {int(outcome.solution.iterations[0])} iterations" in done.stdout
-    assert f"objective {float(outcome.solution.objective[0]):.5g}"[:-1] in done.stdout
+    assert f"converged after {int(result.solution.iterations[0])} iterations" in done.stdout
+    assert f"objective {float(result.solution.objective[0]):.5g}"[:-1] in done.stdout
     if job.simulated:
         assert f"PSNR {facts['psnr_after']:.2f} dB" in done.stdout
-        assert facts["psnr_after"] > facts["psnr_before"] or name_of(job) == "ct"
-    assert json.loads(files.numbers.read_text())["gap"] == outcome.gap <= job.tolerance
+        assert facts["psnr_after"] > facts["psnr_before"] or job.name == "ct"
+    assert json.loads(files.json.read_text())["gap"] == result.gap <= job.tolerance
 
 
-def name_of(job):
-    return job.name
-
-
-def test_a_result_is_shown_whole(tmp_path):
-    outcome = finished(jobs()["impulses"])
-    assert "Certified gap" in verdict(outcome)
-    assert error_map(outcome).shape == (48, 48)
-    assert maps(outcome).count("<img") == 2
-    assert "PSNR" in numbers(record(outcome))
+def test_a_result_is_shown_with_the_maps_that_are_known():
+    result = finished(jobs()["impulses"])
+    assert "Certified gap" in verdict(result)
+    shown = details("denoise", result, record(result))
+    assert shown.count("<img") == 2
+    assert "PSNR" in shown
     unknown = finished(jobs()["noisy"])
-    assert maps(unknown).count("<img") == 1
-    assert "PSNR" not in numbers(record(unknown))
+    shown = details("denoise", unknown, record(unknown))
+    assert shown.count("<img") == 1
+    assert "PSNR" not in shown
 
 
 # Runs
 
 
-def test_stop_stops_the_solver():
-    run = Run(long_job(), 60.0).start()
-    for snapshot in run.snapshots(pause=0.0):
+def test_stop_stops_the_solver(executor):
+    run = Run(long_job(), 60.0, executor).start()
+    for snapshot in run.states(pause=0.01):
         if snapshot.points:
             break
     else:
         pytest.fail("the run ended by itself")
-    assert run.join(10.0)  # leaving the loop was enough: nobody looks any more
-    assert run.outcome.ending is Ending.STOPPED
-    iterations = run.outcome.iterations
-    time.sleep(0.2)
-    assert run.outcome.iterations == iterations
-    assert f"max_iterations={iterations}" in script(run.outcome, "0")
+    result = run.result(20.0)  # leaving the loop was enough: nobody watches any more
+    assert result.ending is Ending.STOPPED
+    assert f"max_iterations={result.iterations}" in script(result, "0")
 
 
 def test_the_time_limit_ends_a_run_with_its_proof():
-    outcome = finished(long_job(), seconds=0.3)
-    assert outcome.ending is Ending.TIME
-    assert "Stopped at the time limit" in verdict(outcome)
+    result = finished(long_job(), seconds=0.3)
+    assert result.ending is Ending.TIME
+    assert "Stopped at the time limit" in verdict(result)
 
 
-def test_runs_wait_for_a_slot_also_for_those_that_nobody_watches():
-    freed = []
-    slots = Slots(1, lambda: freed.append(1))
-    first = Run(long_job(), 60.0, slots=slots).start()
-    second = Run(long_job(), 60.0, slots=slots).start()
-    third = Run(replace(long_job(), tolerance=0.5), 60.0, slots=slots).start()
-    time.sleep(0.5)
+def test_runs_wait_for_a_thread_even_if_nobody_watches_the_others(executor):
+    first = Run(long_job(), 60.0, executor).start()
+    second = Run(long_job(), 60.0, executor).start()
+    third = Run(replace(long_job(), tolerance=0.5), 60.0, executor).start()
+    assert wait_until(lambda: first.state.points, 20.0)
     second.stop()
-    assert second.join(20.0)
     with pytest.raises(PageError, match="before it began"):
-        list(second.snapshots())
-    assert not freed  # the first one computes, and the third one waits
-    assert first.outcome is third.outcome is None
+        list(second.states())
+    for run in (first, third):  # the first one computes, and the third one waits
+        with pytest.raises(TimeoutError):
+            run.result(0.0)
+    assert third.state.stated is None
     first.stop()
-    assert first.join(20.0)
-    assert third.join(60.0)
-    assert third.outcome.ending is Ending.CERTIFIED
-    assert len(freed) == 2
+    assert first.result(20.0).ending is Ending.STOPPED
+    assert third.result(60.0).ending is Ending.CERTIFIED
 
 
-def test_the_first_picture_comes_at_once():
-    run = Run(long_job(), 60.0)
-    start = time.perf_counter()
-    run.start()
-    snapshots = run.snapshots(pause=0.0)
-    first = next(s for s in snapshots if s.stated is not None)
+def test_the_given_picture_comes_before_the_first_iteration(executor):
+    run = Run(long_job(), 60.0, executor).start()
+    states = run.states(pause=0.001)
+    first = next(state for state in states if state.stated is not None)
+    assert "Given" in live_picture(replace(first, x=None), run.job)
     assert "<img" in live_picture(first, run.job)
-    assert time.perf_counter() - start < 2.0
-    snapshots.close()
-    assert run.join(10.0)
+    states.close()
+    assert run.result(20.0).ending is Ending.STOPPED
 
 
-def test_errors_in_a_run_are_sentences(monkeypatch, caplog):
+def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
     job = jobs()["impulses"]
     monkeypatch.setattr(DenoisingJob, "damaged", lambda self: 1 / 0)
     with pytest.raises(PageError, match="ZeroDivisionError"):
-        list(Run(job, 5.0).start().snapshots())
+        list(Run(job, 5.0, executor).start().states())
     assert "a run failed" in caplog.text  # the traceback is for the log
 
 
-def test_a_race():
+def test_a_race(executor):
     job = replace(jobs()["impulses"], kind="gaussian", level=0.1)
-    race = Race(job, ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"), seconds=1.0).start()
-    assert list(race.news(pause=0.0))
-    table = standings(race)
+    names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
+    race = Race(job, names, 1.0, executor).start()
+    assert list(race.states(pause=0.01))
+    table, plot = standings(race), race_plot(race)
+    assert plot.count("<polyline") == 6
     for lap in race.laps:
         assert lap.name in table
-        assert lap.objective[-1] >= race.bound - 1e-6 * abs(race.bound), lap.name
-    reached = {line.name: line.y[-1] for line in race.lines()}
-    assert reached["default"] < 1e-2
+        assert lap.name in plot
+        assert lap.checks[-1][1] >= race.bound - 1e-6 * abs(race.bound), lap.name
+    assert race.distances(race.laps[0])[-1][1] < 1e-2
     with pytest.raises(PageError, match="No method"):
-        Race(job, (), 1.0)
+        Race(job, (), 1.0, executor)
 
 
-def test_a_race_in_a_scanner_and_its_stop():
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), seconds=0.5).start()
-    for _ in race.news(pause=0.0):
-        pass
-    assert all(lap.objective and not lap.note for lap in race.laps)
-    # The clock of the drawing is the one that ends a lap: nobody has less of it than others.
-    assert all(lap.seconds[-1] >= 0.5 for lap in race.laps), [lap.seconds[-1] for lap in race.laps]
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), seconds=30.0).start()
-    threading.Timer(0.3, race.stop).start()
-    start = time.perf_counter()
-    list(race.news())
-    assert time.perf_counter() - start < 10
+def test_a_race_in_a_scanner(executor):
+    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
+    race.result()
+    assert all(lap.checks and not lap.note for lap in race.laps)
+
+
+def test_stop_ends_a_race_and_skips_the_other_methods(executor):
+    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 600.0, executor).start()
+    for _ in race.states(pause=0.01):
+        if race.laps[0].checks:
+            break
+    race.result(60.0)  # a method has 600 s, and no more than one of them was begun
+    assert [lap.note for lap in race.laps[1:]] == ["not run"] * 2
