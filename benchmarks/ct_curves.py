@@ -52,13 +52,13 @@ from ct_curves_output import (
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.benchmark.measure import find_reference
-from convexlift.benchmark.methods import describe
-from convexlift.benchmark.results import machine
 from convexlift.images import load_image, psnr
 from convexlift.operators.tomography.presets import PAPER_UNIT
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import describe
 from convexlift.tasks import SparseViewCT
+from experiments.benchmark.measure import find_reference
+from experiments.benchmark.results import machine
 
 PAPER_WEIGHT = {2: 600.0, 4: 650.0}
 PAPER_C = {1: (500.0, 100.0), 2: (500.0, 100.0, 0.1), 4: (500.0, 100.0, 5.0, 0.5, 0.1)}

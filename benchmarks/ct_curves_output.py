@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import convexlift as cl
-from convexlift.benchmark.methods import describe
 from convexlift.images import atomic_path
+from convexlift.solvers.named_methods import describe
 
 METHODS = {
     "default": "PDHG, nothing to tune",
@@ -139,8 +139,8 @@ def draw(cases: Sequence[dict[str, Any]], folder: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:  # machines with GPUs may be bare
         print("matplotlib is not here; draw elsewhere with --redraw")
         return
-    from convexlift.benchmark.plot import plt
-    from convexlift.benchmark.styles import FLOOR, STYLES
+    from experiments.benchmark.plot import plt
+    from experiments.benchmark.styles import FLOOR, STYLES
 
     for case in cases:
         figure, axes = plt.subplots(2, 2, figsize=(11, 7.6), sharex=True)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.benchmark.cases import CASES
-from convexlift.benchmark.methods import describe, paper_grid
 from convexlift.images import load_image
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import describe, paper_grid
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet
+from experiments.benchmark.cases import CASES
 
 DEEP = "deep, cosine filters"
 EVERY = 2

@@ -27,7 +27,7 @@ import convexlift as cl
 from convexlift import proofs
 from convexlift.files.planes import read_plane
 from convexlift.files.png16 import with_deep_colours
-from convexlift.reconstruction.input_files import read_contents
+from convexlift.reconstruction.contents import open_contents
 from convexlift.scans.data_exchange import read_exchange
 from convexlift.training.checkpoint import (
     Checkpoint,
@@ -264,7 +264,8 @@ def _checkpoint(path: Path) -> None:
 
 def _contents(path: Path) -> None:
     """Read as ``convexlift reconstruct`` does, and write the result again."""
-    contents = read_contents(path, path)
+    contents = open_contents(path)
+    contents.require_target(path)
     contents.write(contents.images, path.with_name(f"again{path.suffix}"), "soak")
 
 

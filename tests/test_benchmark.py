@@ -12,20 +12,21 @@ import torch
 from typer.testing import CliRunner
 
 import convexlift as cl
-from convexlift.benchmark import CASES, METHODS, BenchmarkOptions, Case, Results, run_benchmark
-from convexlift.benchmark import measure as measuring
-from convexlift.benchmark.cases import Trial, choose_images, example_images, resized
-from convexlift.benchmark.measure import Curve, Limits, Trace, find_reference, first_below
-from convexlift.benchmark.plot import write_plots
-from convexlift.benchmark.results import ERROR, GAP, Entry, Row, spread, thinned
-from convexlift.benchmark.run import describe_run
-from convexlift.benchmark.tuning import choose_steps
 from convexlift.cli import app
-from convexlift.cli import benchmark as command
 from convexlift.images import load_image, save_image
 from convexlift.networks import ridge
+from convexlift.solvers.named_methods import METHODS
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
+from experiments import benchmark_command as command
+from experiments.benchmark import CASES, BenchmarkOptions, Case, Results, run_benchmark
+from experiments.benchmark import measure as measuring
+from experiments.benchmark.cases import Trial, choose_images, example_images, resized
+from experiments.benchmark.measure import Curve, Limits, Trace, find_reference, first_below
+from experiments.benchmark.plot import write_plots
+from experiments.benchmark.results import ERROR, GAP, Entry, Row, spread, thinned
+from experiments.benchmark.run import describe_run
+from experiments.benchmark.tuning import choose_steps
 
 CPU = torch.device("cpu")
 SIZE = 16
@@ -300,7 +301,7 @@ def test_the_command(tiny_command, tmp_path):
 
 def test_control_c_keeps_what_there_is(tiny_command, tmp_path, monkeypatch):
     record = measuring.record_curve
-    from convexlift.benchmark import bench
+    from experiments.benchmark import bench
 
     def interrupted(problem, truth, method, *more, **options):
         if isinstance(method, cl.LBFGS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,10 @@ import convexlift as cl
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.engine import Solved
-from convexlift.reconstruction.input_files import Source
-from convexlift.reconstruction.noise_models import Gaussian
-from convexlift.reconstruction.photographs import Case
-from convexlift.reconstruction.records import record_of
-from convexlift.reconstruction.weight_selection import Weight
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.record import record_of
+from convexlift.reconstruction.weight import Weight
+from convexlift.tasks import GaussianDenoising
 
 
 @pytest.fixture(autouse=True)
@@ -215,17 +214,19 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
         ([0.0], [-1.0], None),
     ],
 )
-def test_bounds_of_records_are_below_objectives(objectives, bounds, gap, tmp_path):
+def test_bounds_of_records_are_below_objectives(objectives, bounds, gap):
     count = len(objectives)
     objective, bound = (torch.tensor(v, dtype=torch.float64) for v in (objectives, bounds))
-    solved = Solved(
-        torch.zeros(count, 1, 8, 8), objective, bound, relative_gap(objective, bound),
-        ("CONVERGED",) * count, ("GLOBAL",) * count, torch.ones(count), 0.1,
-    )  # fmt: skip
-    source = Source(tmp_path / "a.png", tmp_path / "x.png")
-    statement = Gaussian(y=torch.zeros(count, 1, 8, 8), sigma=0.1)
-    case = Case(source, "denoise", statement, Weight(1.0, "given"), None, write=print)
-    record = record_of(case, solved, {})
+    images = torch.zeros(count, 1, 8, 8)
+    data = GaussianDenoising().measure(images, count * [torch.Generator()])
+    solved = cl.solve(
+        data.problem(cl.TotalVariation(), 1.0), stop=cl.StopWhen(gap=None, max_iterations=0)
+    )
+    solved = replace(
+        solved, objective=objective, lower_bound=bound, gap=relative_gap(objective, bound)
+    )
+    image = PreparedImage("a.png", data, Weight(1.0, "given"), None, restored=print, write=print)
+    record = record_of(image, solved, {})
     assert record["gap"] == (None if gap is None else pytest.approx(gap))
     for each in (record, *record["planes"]):
         assert each["gap"] is None or each["gap"] >= 0

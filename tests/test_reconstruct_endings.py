@@ -16,7 +16,7 @@ from reconstruct_runs import QUICK, noisy, one_record, run
 
 import convexlift as cl
 from convexlift.images import load_image, save_image
-from convexlift.reconstruction import input_files
+from convexlift.reconstruction import contents
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +69,9 @@ def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
 
 def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
     save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=32)))
-    from convexlift.reconstruction import engine
+    from convexlift.reconstruction import solution
 
-    solve, calls = engine.solve, []
+    solve, calls = solution.solve, []
 
     def interrupted(*arguments, **options):
         calls.append(options["stop"].max_iterations)
@@ -79,7 +79,7 @@ def test_control_c_while_a_weight_is_searched(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return solve(*arguments, **options)
 
-    monkeypatch.setattr(engine, "solve", interrupted)
+    monkeypatch.setattr(solution, "solve", interrupted)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--weight", "auto")
     assert result.exit_code == 130, result.output
     record = one_record(tmp_path, "x")
@@ -94,13 +94,13 @@ def test_a_signal_while_a_file_is_written_does_not_break_it(tmp_path, monkeypatc
 
     for i in range(2):
         save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
-    write = input_files.write_picture
+    write = contents.write_picture
 
     def signalled(*arguments):
         signal.raise_signal(signal.SIGINT)
         write(*arguments)
 
-    monkeypatch.setattr(input_files, "write_picture", signalled)
+    monkeypatch.setattr(contents, "write_picture", signalled)
     result = run("denoise", tmp_path / "in", "-o", tmp_path / "out")
     assert result.exit_code == 130
     assert one_record(tmp_path / "out", "0")["status"] == "CONVERGED"
@@ -116,7 +116,7 @@ def test_two_signals_end_it_at_once(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(input_files, "write_picture", signalled)
+    monkeypatch.setattr(contents, "write_picture", signalled)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 130
     assert "only finished files are kept" in result.output
@@ -130,7 +130,7 @@ def test_a_full_disk_is_a_failure_of_its_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(input_files, "write_picture", full)
+    monkeypatch.setattr(contents, "write_picture", full)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png")
     assert result.exit_code == 1
     expected = "x.png cannot be written (No space left on device); make room there, or name another"

@@ -18,13 +18,8 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import load_image, save_image
-from convexlift.reconstruction.input_files import (
-    PICTURES,
-    SINOGRAMS,
-    InputError,
-    find_sources,
-)
-from convexlift.reconstruction.output_paths import check_targets
+from convexlift.reconstruction.contents import PICTURES, InputError
+from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
 from convexlift.scans.sinogram_arrays import FORMAT
 
 
@@ -51,7 +46,7 @@ def test_bad_files_are_listed_and_the_others_done(tmp_path):
     assert len(everything["files"]) == 12
     failed = {Path(each["input"]).name: each["error"] for each in everything["failed"]}
     assert set(failed) == {"bad1.png", "bad2.tif", "bad3.png"}
-    assert "no PNG file" in failed["bad1.png"]
+    assert "not a PNG file" in failed["bad1.png"]
     assert "empty" in failed["bad2.tif"]
     assert len(list((tmp_path / "out").glob("*.png"))) == 12
     assert not list((tmp_path / "out").glob(".*"))
@@ -155,7 +150,7 @@ def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied")
         return open(os.devnull)
 
-    monkeypatch.setattr("convexlift.reconstruction.output_paths.tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
     locked = tmp_path / "locked"
     for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
         result = run("denoise", tmp_path / "a.png", *options)
@@ -188,8 +183,14 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
         (["a.png", "--tolerance", "-1"], "--tolerance is a relative gap from 0 on"),
         (["a.png", "--tolerance", "nan"], "--tolerance is a relative gap from 0 on"),
         (["a.png", "--max-iterations", "-1"], "--max-iterations is a whole number from 0 on"),
-        (["a.png", "--time-limit", "-1"], "--time-limit is a number of seconds > 0, got -1."),
-        (["a.png", "--time-limit", "0"], "--time-limit is a number of seconds > 0, got 0."),
+        (
+            ["a.png", "--time-limit", "-1"],
+            "--time-limit is a number of seconds > 0, got -1",
+        ),
+        (
+            ["a.png", "--time-limit", "0"],
+            "--time-limit is a number of seconds > 0, got 0",
+        ),
         (["a.png", "--truth", "nowhere"], "there is no truth nowhere"),
         (["a.png", "b/a.png"], "would both be written to"),
         (["a.png", "--json", "empty"], "is a folder"),

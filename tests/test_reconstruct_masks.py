@@ -13,8 +13,9 @@ from PIL import Image, ImageOps
 from reconstruct_runs import bits, crop, noisy, one_record, run
 
 from convexlift.files.pictures import read_picture
-from convexlift.reconstruction.input_files import InputError, companion, read_contents
-from convexlift.reconstruction.masks import MaskChoice, seen_pixels
+from convexlift.reconstruction.contents import InputError, open_contents
+from convexlift.reconstruction.masks import seen_pixels
+from convexlift.reconstruction.sources import companion
 
 GREY = noisy(size=24)
 
@@ -131,14 +132,14 @@ def test_masks_lie_on_pictures_as_they_are_displayed(orientation, name, width, t
     drawn[1:4, 2:9] = 0
     # Without an orientation, with the same one, and with another.
     Image.fromarray(drawn).save(tmp_path / "drawn.png")
-    contents = read_contents(tmp_path / name, tmp_path / "out.tif")
-    seen = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "drawn.png"))
+    contents = open_contents(tmp_path / name)
+    seen = seen_pixels(contents, tmp_path / "drawn.png")
     found = (255 * seen[0, 0]).numpy().astype(np.uint8)
     assert np.array_equal(lying(tmp_path / "seen.png", found, orientation), drawn)
-    same = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "seen.png"))
+    same = seen_pixels(contents, tmp_path / "seen.png")
     assert torch.equal(same, seen)
     lying(tmp_path / "other.png", drawn[::-1, ::-1], 3)
-    other = seen_pixels(contents, tmp_path / name, MaskChoice(tmp_path / "other.png"))
+    other = seen_pixels(contents, tmp_path / "other.png")
     assert torch.equal(other, seen)
 
 
@@ -189,13 +190,13 @@ def test_masks_of_pages_and_of_colours(data, mask, missing, tmp_path):
     for i, plane in enumerate(planes):
         plane[0, : i + 1] = 0
     path = write("x.tif", np.full(data, 128, np.uint8))
-    choice = MaskChoice(write("m.tif", seen))
-    contents = read_contents(path, tmp_path / "out.tif")
+    drawn = write("m.tif", seen)
+    contents = open_contents(path)
     if missing is None:
         with pytest.raises(InputError, match="give one for each, or one for all"):
-            seen_pixels(contents, path, choice)
+            seen_pixels(contents, drawn)
     else:
-        assert (seen_pixels(contents, path, choice) == 0).flatten(1).sum(1).tolist() == missing
+        assert (seen_pixels(contents, drawn) == 0).flatten(1).sum(1).tolist() == missing
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,19 @@ from typer.testing import CliRunner
 import convexlift
 from convexlift.cli import app
 from convexlift.images import save_image
-from convexlift.reproduction import parts as parts_module
-from convexlift.reproduction.__main__ import main
-from convexlift.reproduction.data import VARIABLE, find_data, load_faces
-from convexlift.reproduction.document import Document, Section
-from convexlift.reproduction.experiments import EXPERIMENTS
-from convexlift.reproduction.paper import Printed
-from convexlift.reproduction.parts import Part, PartStore
-from convexlift.reproduction.remarks import images_used, psnr_comparisons
-from convexlift.reproduction.running import NotComputed, OtherRun, compute, finished_parts
-from convexlift.reproduction.slices import Counts, load_slices
-from convexlift.reproduction.steps import Plan, Step
-from convexlift.reproduction.study import Experiment, Study
-from convexlift.reproduction.tables import Comparison, comparison_table
+from experiments import parts as parts_module
+from experiments.__main__ import main
+from experiments.data import VARIABLE, find_data, load_faces
+from experiments.document import Document, Section
+from experiments.experiments import EXPERIMENTS
+from experiments.paper import Printed
+from experiments.parts import Part, PartStore
+from experiments.remarks import images_used, psnr_comparisons
+from experiments.running import NotComputed, OtherRun, compute, finished_parts
+from experiments.slices import Counts, load_slices
+from experiments.steps import Plan, Step
+from experiments.study import Experiment, Study
+from experiments.tables import Comparison, comparison_table
 
 
 def made(value):
@@ -360,7 +360,7 @@ def test_slices_are_never_the_papers(tmp_path):
 
 def test_computing_needs_neither_matplotlib_nor_typer():
     code = (
-        "import sys, convexlift.reproduction.experiments, convexlift.reproduction.running; "
+        "import sys, experiments.experiments, experiments.running; "
         "sys.exit(' '.join({'matplotlib', 'typer', 'rich', 'PIL'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import load_image
-from convexlift.reproduction import denoising, inpainting
-from convexlift.reproduction.comparing import SideBySide
-from convexlift.reproduction.curves import Start, trace
-from convexlift.reproduction.data import example_photographs
-from convexlift.reproduction.denoising import DENOISING
-from convexlift.reproduction.inpainting import INPAINTING
-from convexlift.reproduction.measuring import Accuracy
-from convexlift.reproduction.running import finished_parts
 from convexlift.training.initialization import start_from_filters_
+from experiments import denoising, inpainting
+from experiments.comparing import SideBySide
+from experiments.curves import Start, trace
+from experiments.data import example_photographs
+from experiments.denoising import DENOISING
+from experiments.inpainting import INPAINTING
+from experiments.measuring import Accuracy
+from experiments.running import finished_parts
 
 SIZE, ITERATIONS = 64, 60
 

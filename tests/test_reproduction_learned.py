@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from convexlift.images import load_image, save_image
-from convexlift.reproduction import ct, ct_deep, training
-from convexlift.reproduction.comparing import SideBySide
-from convexlift.reproduction.document import Document
-from convexlift.reproduction.learned import Training
-from convexlift.reproduction.measuring import Accuracy
-from convexlift.reproduction.running import compute
-from convexlift.reproduction.searching import Search, climb
-from convexlift.reproduction.slices import (
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import SparseViewCT
+from convexlift.training.data import ImageSet
+from experiments import ct, ct_deep, training
+from experiments.comparing import SideBySide
+from experiments.document import Document
+from experiments.learned import Training
+from experiments.measuring import Accuracy
+from experiments.running import compute
+from experiments.searching import Search, climb
+from experiments.slices import (
     SHOWN,
     VALIDATION_PATIENT,
     Counts,
@@ -25,13 +28,10 @@ from convexlift.reproduction.slices import (
     phantom_slices,
     scanner,
 )
-from convexlift.reproduction.study import Study
-from convexlift.reproduction.training_images import training_images
-from convexlift.reproduction.training_report import Row
-from convexlift.reproduction.writing import results, write
-from convexlift.solvers.stopping import StopWhen
-from convexlift.tasks import SparseViewCT
-from convexlift.training.data import ImageSet
+from experiments.study import Study
+from experiments.training_images import training_images
+from experiments.training_report import Row
+from experiments.writing import results, write
 
 SIZE, ITERATIONS = 32, 80
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from convexlift.reproduction.comparing import Run, SideBySide
-from convexlift.reproduction.curves import Curve
-from convexlift.reproduction.figures import Line, Panel, curves
-from convexlift.reproduction.measuring import Optimum
-from convexlift.reproduction.paper import Printed
-from convexlift.reproduction.parts import Part
-from convexlift.reproduction.remarks import psnr_comparisons
-from convexlift.reproduction.tables import Comparison, Table, comparison_table
+from experiments.comparing import Run, SideBySide
+from experiments.curves import Curve
+from experiments.figures import Line, Panel, curves
+from experiments.measuring import Optimum
+from experiments.paper import Printed
+from experiments.parts import Part
+from experiments.remarks import psnr_comparisons
+from experiments.tables import Comparison, Table, comparison_table
 
 
 def straight(step, last):

@@ -1,4 +1,4 @@
-"""Imaging tasks: how a clean image becomes data, and which data term belongs to them.
+"""Imaging tasks: how a clean image becomes data, and the data term of each kind of data.
 
 Each task is a frozen record. ``measure`` draws the noise of every image from a generator of its
 own, so that a sample does not depend on the batch it is in.
@@ -6,10 +6,11 @@ own, so that a sample does not depend on the batch it is in.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -25,14 +26,14 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp, invertible
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import TensorRecord
+from convexlift.tensors import Shape, TensorRecord
 
 Bounds = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement(TensorRecord):
-    """Data, how they came about, and a picture of them.
+    """Data of a batch of images with all that the problem needs, but regularizer and weight.
 
     Attributes:
         fidelity: D with the data y.
@@ -55,6 +56,51 @@ class Measurement(TensorRecord):
             weight=weight,
             box=self.box,
         )
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self.fidelity.y)
+
+    @property
+    def image_shape(self) -> Shape:
+        """(C, H, W) of the images sought."""
+        return self.operator.input_shape or tuple(self.fidelity.y.shape[1:])
+
+    def select(self, images: slice) -> Measurement:
+        """The data of some images; itself, with all that its operator has computed, for all."""
+        rows = torch.arange(len(self))[images]
+        if len(rows) == len(self):
+            return self
+        operator = self.operator.select(rows)
+        if operator is None:
+            raise ValueError(f"{type(self.operator).__name__} cannot be cut into single images")
+        return replace(
+            self, fidelity=self.fidelity.select(rows), operator=operator,
+            picture=self.picture[images],
+        )  # fmt: skip
+
+    def joinable(self, other: Measurement) -> bool:
+        """Whether both can be parts of one problem: data of one kind behind a diagonal operator."""
+        return (
+            type(self.fidelity) is type(other.fidelity)
+            and isinstance(self.fidelity, SquaredL2 | L1)
+            and type(self.operator) is type(other.operator)
+            and isinstance(self.operator, Identity | Mask)
+            and (self.image_shape, self.box) == (other.image_shape, other.box)
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Measurement]) -> Measurement:
+        """The data of several batches, of which each is ``joinable`` to the first, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        fidelity, operator = copy.copy(parts[0].fidelity), parts[0].operator
+        fidelity.y = torch.cat([part.fidelity.y for part in parts])
+        if isinstance(operator, Mask):
+            masks = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
+            operator = Mask(torch.cat(masks))
+        picture = torch.cat([part.picture for part in parts])
+        return Measurement(fidelity, operator, parts[0].box, picture)
 
 
 class Task(ABC):

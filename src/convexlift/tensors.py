@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 CHUNK = 2**18
 """Numbers of a difference that are stored at a time."""
+Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
 
@@ -271,6 +273,48 @@ def _choose(mask: Tensor, chosen: Any, other: Any) -> Any:
             object.__setattr__(result, name, value)
         return result
     return chosen
+
+
+def select_images(record: Batch, images: slice, **others: Any) -> Batch:
+    """Some images of a batch: the rows of all tensors, ``Blocks`` and tuples of a dataclass.
+
+    Args:
+        record: its tensors have the batch dimension, its tuples one entry for each image.
+        images: the rows.
+        others: values of fields that are not to be cut, such as records of other sizes.
+    """
+
+    def rows(value: Any) -> Any:
+        if isinstance(value, Blocks):
+            return Blocks({name: part[images] for name, part in value.items()})
+        return value[images] if isinstance(value, Tensor | tuple) else value
+
+    kept = {each.name: rows(getattr(record, each.name)) for each in _fields_but(record, others)}
+    return replace(record, **kept, **others)  # type: ignore[type-var]
+
+
+def join_images(records: Sequence[Batch], **others: Any) -> Batch:
+    """The images of several batches as one: the inverse of ``select_images``.
+
+    Fields that are neither tensors, ``Blocks`` nor tuples, and that ``others`` does not name, are
+    those of the first record.
+    """
+    first = records[0]
+
+    def joined(values: list[Any]) -> Any:
+        if isinstance(values[0], Blocks):
+            return Blocks({name: torch.cat([v[name] for v in values]) for name in values[0]})
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)
+        return sum(values, ()) if isinstance(values[0], tuple) else values[0]
+
+    names = [each.name for each in _fields_but(first, others)]
+    whole = {name: joined([getattr(record, name) for record in records]) for name in names}
+    return replace(first, **whole, **others)  # type: ignore[type-var]
+
+
+def _fields_but(record: Any, others: Mapping[str, Any]) -> list[Any]:
+    return [each for each in fields(record) if each.name not in others]
 
 
 @contextlib.contextmanager

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-import convexlift
 from convexlift.cli.app import (
     FAILURE,
-    Debug,
     Device,
     Failed,
     Interrupted,
@@ -24,61 +26,21 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.cli.reconstruct_options import (
-    DEFAULT_METHOD,
-    AngleUnits,
-    Batch,
-    DeviceOption,
-    Force,
-    GapMap,
-    Inputs,
-    Json,
-    MaxIterations,
-    MaxMegapixels,
-    MethodOption,
-    NoiseOption,
-    Output,
-    ProofOption,
-    Quantities,
-    RangeOption,
-    Regularizer,
-    Resume,
-    Sigma,
-    TimeLimit,
-    Tolerance,
-    Truth,
-    WeightOption,
+    FILE_DEFAULTS,
+    OF_FILES,
+    OPTIONS,
+    PLACES,
+    READERS,
+    SCAN_OPTIONS,
     checked,
-    named_options,
-    photographs,
-    read_batch,
-    read_rows,
-    read_weight,
-    read_window,
-    stopping,
 )
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair
-from convexlift.models.store import load, sheet
-from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
-from convexlift.reconstruction.batch import Outcome, Preparation, reconstruct
-from convexlift.reconstruction.engine import SEARCH, Engine
-from convexlift.reconstruction.input_files import (
-    DICOM,
-    PICTURES,
-    SINOGRAMS,
-    Source,
-    find_sources,
-)
-from convexlift.reconstruction.masks import MaskChoice, parse_colour
-from convexlift.reconstruction.output_paths import check_targets
-from convexlift.reconstruction.tomography import Scans, facts
-from convexlift.scans.attenuation import WATER
-from convexlift.scans.windows import WINDOWS
-from convexlift.solvers.stopping import StopWhen
-
-PHOTO, CT = "photo-any-size", "ct-abdomen-chest"
-CT_SEARCH = StopWhen(gap=1e-2, max_iterations=100)
+from convexlift.reconstruction.batch import BatchResult, reconstruct_files
+from convexlift.reconstruction.call import RECONSTRUCTORS
+from convexlift.reconstruction.contents import DICOM, PICTURES
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
 
 STATUSES = (
     "Exit status: 0 all files done, 1 some files failed (they are listed, the others are done), "
@@ -86,311 +48,137 @@ STATUSES = (
     "current one, are kept)."
 )
 
+HELP = {
+    "denoise": """Remove Gaussian noise, or salt and pepper.
+
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
+    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
+    grey images: colours and pages are solved one by one.
+    """,
+    "inpaint": """Fill in missing pixels: of a mask, of a colour, or NaN in float files.
+
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
+    noise, which is taken for Gaussian unless --noise says otherwise.
+    """,
+    "ct": """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
+
+    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
+    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
+    """,
+}
+
 group = typer.Typer(
     help=f"Your own files, with a proof beside each result.\n\n{STATUSES}", no_args_is_help=True
 )
 app.add_typer(group, name="reconstruct")
 
 
-@group.command(epilog=STATUSES)
-def denoise(
-    inputs: Inputs,
-    output: Output,
-    noise: NoiseOption = None,
-    sigma: Sigma = None,
-    regularizer: Regularizer = PHOTO,
-    weight: WeightOption = "card",
-    truth: Truth = None,
-    numbers: RangeOption = "auto",
-    tolerance: Tolerance = 1e-3,
-    time_limit: TimeLimit = None,
-    max_iterations: MaxIterations = 2000,
-    method: MethodOption = DEFAULT_METHOD,
-    device: DeviceOption = Device.auto,
-    batch: Batch = "auto",
-    gap_map: GapMap = False,
-    proof: ProofOption = False,
-    force: Force = False,
-    resume: Resume = False,
-    max_megapixels: MaxMegapixels = None,
-    json_file: Json = None,
-    debug: Debug = False,
-) -> None:
-    """Remove Gaussian noise, or salt and pepper.
+def _command(kind: type[Reconstructor]) -> Callable[..., None]:
+    """A command with the options of a task, with the defaults of the library, and those of files.
 
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
-    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
-    grey images: colours and pages are solved one by one.
+    Typer reads options from signatures: this one is made, so that each option is written once.
     """
-    common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, proof, force, resume, json_file,
-                     debug)  # fmt: skip
-    with one_sentence_errors(debug):
-        task = photographs("denoise", noise, sigma, MaskChoice(), numbers, truth, max_megapixels)
-        named = named_options(noise=noise, sigma=sigma, range=numbers, truth=truth)
-        common.run("denoise", inputs, PICTURES, task, named)
 
+    def command(debug: bool, **given: Any) -> None:
+        own = {name: given.pop(name) for name in (*PLACES, *OF_FILES) if name in given}
+        with one_sentence_errors(debug):
+            options = {name: READERS.get(name, _as_it_is)(value) for name, value in given.items()}
+            _run(kind, options, debug=debug, **own)
 
-@group.command(epilog=STATUSES)
-def inpaint(
-    inputs: Inputs,
-    output: Output,
-    mask: Annotated[
-        Path | None,
-        typer.Option(help="An image, or a folder of them with the inputs' names; white is seen."),
-    ] = None,
-    invert_mask: Annotated[bool, typer.Option("--invert-mask", help="White is missing.")] = False,
-    mask_colour: Annotated[
-        str | None,
-        typer.Option(
-            "--mask-colour", "--mask-color", help="Pixels of this colour are missing: '#ff00ff'."
-        ),
-    ] = None,
-    colour_tolerance: Annotated[
-        int,
-        typer.Option(
-            "--colour-tolerance", "--color-tolerance", help="Levels (of 255) it may differ by."
-        ),
-    ] = 0,
-    noise: NoiseOption = None,
-    sigma: Sigma = None,
-    regularizer: Regularizer = PHOTO,
-    weight: WeightOption = "card",
-    truth: Truth = None,
-    numbers: RangeOption = "auto",
-    tolerance: Tolerance = 1e-3,
-    time_limit: TimeLimit = None,
-    max_iterations: MaxIterations = 2000,
-    method: MethodOption = DEFAULT_METHOD,
-    device: DeviceOption = Device.auto,
-    batch: Batch = "auto",
-    gap_map: GapMap = False,
-    proof: ProofOption = False,
-    force: Force = False,
-    resume: Resume = False,
-    max_megapixels: MaxMegapixels = None,
-    json_file: Json = None,
-    debug: Debug = False,
-) -> None:
-    """Fill in missing pixels: of a mask, of a colour, or NaN in float files.
-
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
-    noise, which is taken for Gaussian unless --noise says otherwise.
-    """
-    common = _Common(output, regularizer, weight, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, proof, force, resume, json_file,
-                     debug)  # fmt: skip
-    with one_sentence_errors(debug):
-        colour = None if mask_colour is None else checked(parse_colour, mask_colour)
-        masks = checked(MaskChoice, mask, invert_mask, colour, colour_tolerance, max_megapixels)
-        if invert_mask and mask is None:
-            raise UserError("--invert-mask needs --mask.")
-        task = photographs("inpaint", noise, sigma, masks, numbers, truth, max_megapixels)
-        named = named_options(
-            noise=noise, sigma=sigma, range=numbers, truth=truth, mask=mask,
-            invert_mask=invert_mask, mask_colour=mask_colour, colour_tolerance=colour_tolerance,
-        )  # fmt: skip
-        common.run("inpaint", inputs, PICTURES, task, named)
-
-
-@group.command(epilog=STATUSES)
-def ct(
-    inputs: Inputs,
-    output: Output,
-    quantity: Annotated[
-        Quantities | None, typer.Option(help="What the numbers are, if not as the file says.")
-    ] = None,
-    flat: Annotated[
-        str | None, typer.Option(help="Readings without object: a number, or an NPY file.")
-    ] = None,
-    dark: Annotated[
-        str | None, typer.Option(help="Readings without beam: a number, or an NPY file.")
-    ] = None,
-    photons: Annotated[
-        float | None,
-        typer.Option(
-            help="In a free ray, for transmissions and line integrals; estimated unless given."
-        ),
-    ] = None,
-    background: Annotated[
-        float | None, typer.Option(help="r of emission counts y ~ Poisson(A x + r).")
-    ] = None,
-    sigma: Annotated[
-        float | None, typer.Option(help="Noise of line integrals, if the same in all rays.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Pixels of a side; as many as bins unless given.")
-    ] = None,
-    extent: Annotated[
-        float | None, typer.Option(help="Side in mm; the field of view unless given.")
-    ] = None,
-    water: Annotated[float, typer.Option(help="Attenuation of water in 1/mm, for HU.")] = WATER,
-    angle_unit: Annotated[
-        AngleUnits | None, typer.Option(help="Of HDF5 files that do not say it.")
-    ] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="Of the detector, FIRST:END; all unless given.")
-    ] = None,
-    window: Annotated[
-        str, typer.Option(help=f"Of PNG results: {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU.")
-    ] = "abdomen",
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Inputs are slices; simulate a scan with counts.")
-    ] = False,
-    views: Annotated[int, typer.Option(help="Of a simulated scan.")] = 200,
-    bins: Annotated[int, typer.Option(help="Of a simulated scan.")] = 400,
-    seed: Annotated[int, typer.Option(help="Of simulated noise.")] = 0,
-    truth: Annotated[
-        Path | None, typer.Option(help="Slices in HU of the result's size; gives PSNR.")
-    ] = None,
-    regularizer: Regularizer = CT,
-    weight: Annotated[
-        str | None,
-        typer.Option(
-            help="As for denoise; auto unless given, card (which is for the simulated scan) with "
-            "--simulate."
-        ),
-    ] = None,
-    tolerance: Tolerance = 1e-3,
-    time_limit: TimeLimit = None,
-    max_iterations: MaxIterations = 2000,
-    method: MethodOption = DEFAULT_METHOD,
-    device: DeviceOption = Device.auto,
-    batch: Batch = "auto",
-    gap_map: GapMap = False,
-    proof: ProofOption = False,
-    force: Force = False,
-    resume: Resume = False,
-    max_megapixels: MaxMegapixels = None,
-    read_seconds: Annotated[
-        float | None,
-        typer.Option(help="For reading an HDF5 file; unless given, 20 and 1 for every 10 MB."),
-    ] = None,
-    json_file: Json = None,
-    debug: Debug = False,
-) -> None:
-    """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
-
-    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
-    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
-    """
-    rule = weight or ("card" if simulate else "auto")
-    common = _Common(output, regularizer, rule, tolerance, time_limit, max_iterations,
-                     method.value, device, batch, gap_map, proof, force, resume, json_file,
-                     debug)  # fmt: skip
-    with one_sentence_errors(debug):
-        scans = checked(
-            Scans,
-            None if quantity is None else quantity.value,
-            flat, dark, photons, background, sigma, size, extent, water,
-            None if angle_unit is None else angle_unit.value,
-            read_rows(rows), read_window(window), simulate, views, bins, seed, truth,
-            max_megapixels, read_seconds,
-        )  # fmt: skip
-        suffixes = (*DICOM, ".tif", ".tiff", ".png", ".npy") if simulate else SINOGRAMS
-        ending = None if simulate else ".tif"
-        common.run("ct", inputs, suffixes, scans, facts(scans), ending)
-
-
-class _Common:
-    """The options of all three commands, checked, and what is done with them."""
-
-    def __init__(
-        self, output: Path, regularizer: str, weight: str, tolerance: float,
-        time_limit: float | None, max_iterations: int, method: str, device: Device, batch: str,
-        gap_map: bool, proof: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
-    ) -> None:  # fmt: skip
-        self.output, self.regularizer, self.weight = output, regularizer, weight
-        self.tolerance, self.time_limit = tolerance, time_limit
-        self.max_iterations, self.method, self.device = max_iterations, method, device
-        self.batch, self.gap_map, self.force, self.resume = batch, gap_map, force, resume
-        self.proof, self.json_file, self.debug = proof, json_file, debug
-
-    def run(
-        self, task: str, inputs: list[str], suffixes: tuple[str, ...], preparation: Preparation,
-        named: dict[str, Any], ending: str | None = None,
-    ) -> None:  # fmt: skip
-        """Check everything that can be checked, then go through the files."""
-        if self.force and self.resume:
-            raise UserError(
-                "--resume keeps finished results and --force replaces them. Leave one of them out."
+    defaults = FILE_DEFAULTS | {option.name: option.default for option in fields(kind)}
+    defaults["device"] = Device.auto
+    known = OPTIONS | (SCAN_OPTIONS if kind.task == "ct" else {}) | OF_FILES
+    annotations = PLACES | {name: known[name] for name in known if name in defaults}
+    command.__annotations__ = annotations
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(
+                name, Parameter.KEYWORD_ONLY, annotation=annotation,
+                default=defaults.get(name, Parameter.empty),
             )
-        stop = stopping(self.tolerance, self.max_iterations, self.time_limit)
-        sources = checked(find_sources, inputs, self.output, suffixes, ending)
-        checked(preparation.check, sources)
-        saved = [file for file in checked(pair, self.regularizer) if file.is_file()]
-        checked(
-            check_targets, sources, force=self.force, resume=self.resume, gap_map=self.gap_map,
-            proof=self.proof, also_read=[*preparation.reads(sources), *saved],
-            summary=None if self.json_file in (None, "-") else Path(str(self.json_file)),
-        )  # fmt: skip
-        network, digest = _network(self.regularizer)
-        place = choose_device(self.device)
-        engine = checked(
-            Engine,
-            network.to(place),
-            place,
-            stop,
-            self.method,
-            read_weight(self.weight),
-            read_batch(self.batch),
-            self.gap_map,
-            self.proof,
-            search=CT_SEARCH if task == "ct" else SEARCH,
-        )  # fmt: skip
-        settings = {
-            "task": task, "regularizer": self.regularizer, "sha256": digest,
-            "weight": self.weight, "tolerance": self.tolerance, "time_limit": self.time_limit,
-            "max_iterations": self.max_iterations, "method": self.method, "device": str(place),
-            **named, "version": convexlift.__version__,
-            "command": f"convexlift {shlex.join(sys.argv[1:])}",
-        }  # fmt: skip
-        with Narrator(to_stderr=self.json_file == "-", debug=self.debug, total=len(sources),
-                      tolerance=self.tolerance) as narrator, warnings.catch_warnings():  # fmt: skip
-            warnings.showwarning = narrator.warn
-            try:
-                outcome = reconstruct(
-                    sources, preparation, engine, settings, narrator, resume=self.resume
-                )
-            except KeyboardInterrupt:
-                raise Interrupted("Interrupted twice; only finished files are kept.") from None
-            narrator.summarise(outcome)
-        unwritten = self._write_json(as_json(outcome, settings)) or narrator.unsaid
-        self._finish(outcome, sources, unwritten)
+            for name, annotation in annotations.items()
+        ]
+    )  # fmt: skip
+    return command
 
-    def _write_json(self, content: dict[str, Any]) -> str:
-        """Why it could not be written, if it could not."""
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+for _kind in RECONSTRUCTORS.values():
+    group.command(_kind.task, help=inspect.cleandoc(HELP[_kind.task]), epilog=STATUSES)(
+        _command(_kind)
+    )
+
+
+def _run(
+    kind: type[Reconstructor], options: dict[str, Any], *, inputs: list[str], output: Path,
+    proof: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
+) -> None:  # fmt: skip
+    """Check everything that can be checked, then go through the files."""
+    if force and resume:
+        raise UserError(
+            "--resume keeps finished results and --force replaces them. Leave one of them out."
+        )
+    reconstructor = checked(kind, **{**options, "device": choose_device(options["device"])})
+    simulated = kind.task == "ct" and options["simulate"]
+    slices = (*DICOM, ".tif", ".tiff", ".png", ".npy")
+    suffixes = PICTURES if kind.task != "ct" else slices if simulated else SINOGRAMS
+    ending = ".tif" if suffixes is SINOGRAMS else None
+    sources = checked(find_sources, inputs, output, suffixes, ending)
+    checked(reconstructor.check, sources)
+    saved = [file for file in checked(pair, options["regularizer"]) if file.is_file()]
+    also_read = [*reconstructor.reads([source.path for source in sources]), *saved]
+    checked(
+        check_targets, sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
+        proof=proof, also_read=also_read,
+        summary=None if json_file in (None, "-") else Path(str(json_file)),
+    )  # fmt: skip
+    settings = checked(reconstructor.settings)
+    checked(lambda: reconstructor.network)
+    command = f"convexlift {shlex.join(sys.argv[1:])}"
+    narrator = Narrator(
+        to_stderr=json_file == "-", debug=debug, total=len(sources), tolerance=options["tolerance"]
+    )
+    with narrator, warnings.catch_warnings():
+        warnings.showwarning = narrator.warn
         try:
-            if self.json_file == "-":
-                print_json(content)
-            elif self.json_file is not None:
-                write_json(Path(self.json_file), content)
-        except OSError as error:
-            if self.json_file == "-":
-                discard(sys.stdout)
-            where = "Standard output" if self.json_file == "-" else self.json_file
-            return f"{where} cannot be written ({error.strerror or error})"
-        return ""
-
-    def _finish(self, outcome: Outcome, sources: list[Source], unwritten: str) -> None:
-        if outcome.interrupted:
-            raise Interrupted(
-                f"Interrupted; {len(outcome.records)} of {len(sources)} results are written, the "
-                "last one with the gap it had. --resume does the others."
-                if outcome.records
-                else "Interrupted; nothing was written."
+            result = reconstruct_files(
+                sources, reconstructor, narrator, proof=proof, resume=resume, command=command
             )
-        if unwritten:
-            raise Failed(
-                f"{unwritten}; {len(outcome.records)} of {len(sources)} results are written, each "
-                "with its JSON file."
-            )
-        if outcome.failures:
-            raise typer.Exit(FAILURE)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted twice; only finished files are kept.") from None
+        narrator.summarise(result)
+    unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
+    _finish(result, len(sources), unwritten or narrator.unsaid)
 
 
-def _network(name: str) -> tuple[InputConvexNetwork, str | None]:
-    """The regularizer and the hash of its weights."""
-    if name == "tv":
-        return TotalVariation(), None
-    return checked(load, name), checked(sheet, name).sha256
+def _write_json(json_file: str | None, content: dict[str, Any]) -> str:
+    """Why it could not be written, if it could not."""
+    try:
+        if json_file == "-":
+            print_json(content)
+        elif json_file is not None:
+            write_json(Path(json_file), content)
+    except OSError as error:
+        if json_file == "-":
+            discard(sys.stdout)
+        where = "Standard output" if json_file == "-" else json_file
+        return f"{where} cannot be written ({error.strerror or error})"
+    return ""
+
+
+def _finish(result: BatchResult, files: int, unwritten: str) -> None:
+    """The exit status."""
+    done = f"{len(result.records)} of {files} results are written"
+    if result.interrupted and not result.records:
+        raise Interrupted("Interrupted; nothing was written.")
+    if result.interrupted:
+        raise Interrupted(
+            f"Interrupted; {done}, the last one with the gap it had. --resume does the others."
+        )
+    if unwritten:
+        raise Failed(f"{unwritten}; {done}, each with its JSON file.")
+    if result.failures:
+        raise typer.Exit(FAILURE)

@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from convexlift.cli.app import console
-from convexlift.reconstruction.batch import Outcome, Report
-from convexlift.reconstruction.input_files import Source
-from convexlift.reconstruction.photographs import Case
+from convexlift.reconstruction.batch import BatchListener, BatchResult
+from convexlift.reconstruction.reconstructor import Reconstruction
+from convexlift.reconstruction.sources import Source
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20
 """Failures that are named at the end; JSON has all."""
 
 
-class Narrator(Report):
+class Narrator(BatchListener):
     """Progress on a terminal; on a terminal and elsewhere, a line for each file.
 
     Args:
@@ -62,31 +62,31 @@ class Narrator(Report):
     ) -> None:
         self.bar.stop()
 
-    def reading(self, source: Source, done: int, total: int) -> None:
+    def reading(self, source: Source) -> None:
         """The name of the file."""
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
-    def solving(self, cases: Sequence[Case]) -> None:
+    def solving(self, sources: Sequence[Source]) -> None:
         """A new countdown."""
         self.clock = Countdown(self.tolerance)
 
-    def progress(self, cases: Sequence[Case], now: Check) -> None:
+    def progress(self, sources: Sequence[Source], now: Check) -> None:
         """Objective, gap, and time left."""
         gap = float(now.gap.max())
         self.clock.note(now.seconds, gap)
-        name = cases[0].source.path.name
-        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+        name = sources[0].path.name
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         left = self.clock.left()
         soon = "" if left is None else f", {_duration(left)} left"
         text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}{soon}"
-        self._show(text, self.clock.fraction(gap) * len(cases))
+        self._show(text, self.clock.fraction(gap) * len(sources))
 
-    def finished(self, case: Case, record: dict[str, Any]) -> None:
+    def finished(self, source: Source, result: Reconstruction) -> None:
         """One line."""
         self.done += 1
-        self._show(case.source.path.name, 0.0)
-        self._print(line(case, record))
-        for note in case.notes:
+        self._show(source.path.name, 0.0)
+        self._print(line(result))
+        for note in result.record.get("notes", ()):
             self._print(f"  note: {note}")
 
     def failed(self, source: Source, error: Exception) -> None:
@@ -101,20 +101,20 @@ class Narrator(Report):
         """A warning of the library, without its place in the code."""
         self._print(f"  note: {message}")
 
-    def summarise(self, outcome: Outcome) -> None:
+    def summarise(self, result: BatchResult) -> None:
         """How many files, and which ones failed."""
-        if self.total == 1 and not outcome.failures and not outcome.earlier:
+        if self.total == 1 and not result.failures and not result.earlier:
             return
-        done = outcome.earlier + outcome.records
+        done = result.earlier + result.records
         gaps = [record["gap"] for record in done if record["gap"] is not None]
         worst = f", largest gap {max(gaps):.1e}" if gaps else ""
-        before = f" ({len(outcome.earlier)} by an earlier run)" if outcome.earlier else ""
+        before = f" ({len(result.earlier)} by an earlier run)" if result.earlier else ""
         self._print(f"{len(done)} of {self.total} files done{before}{worst}.")
-        if outcome.failures and self.total > 1:
-            self._print(f"{len(outcome.failures)} failed:")
-            for source, _ in outcome.failures[:LISTED]:
+        if result.failures and self.total > 1:
+            self._print(f"{len(result.failures)} failed:")
+            for source, _ in result.failures[:LISTED]:
                 self._print(f"  {source.path}")
-            if (more := len(outcome.failures) - LISTED) > 0:
+            if (more := len(result.failures) - LISTED) > 0:
                 self._print(f"  and {more} more; --json FILE lists all")
 
     def _show(self, text: str, part: float) -> None:
@@ -175,17 +175,17 @@ class Countdown:
         return min(1.0, math.log(gap) / self.goal)
 
 
-def line(case: Case, record: dict[str, Any]) -> str:
+def line(result: Reconstruction) -> str:
     """What was done with a file."""
+    record, weight = result.record, result.weight
     parts = [f"{record['input']} -> {record['output']}:"]
-    if case.noise is not None:
-        parts.append(f"{case.noise};")
-    rule = {"card": "of the card, scaled to the noise", "given": "given"}.get(
-        case.weight.rule, f"{case.weight.rule}, {len(case.weight.trials)} solves"
+    if result.noise is not None:
+        parts.append(f"{result.noise};")
+    scaled = "" if record["settings"]["task"] == "ct" else ", scaled to the noise"
+    rule = {"card": f"of the card{scaled}", "given": "given"}.get(
+        weight.rule, f"{weight.rule}, {len(weight.trials)} solves"
     )
-    if case.task == "ct" and case.weight.rule == "card":
-        rule = "of the card"
-    parts.append(f"weight {case.weight.value:.3g} ({rule});")
+    parts.append(f"weight {weight.value:.3g} ({rule});")
     gap = "none" if record["gap"] is None else f"{record['gap']:.1e}"
     ended = record["status"].lower().replace("_", " ")
     parts.append(
@@ -199,18 +199,18 @@ def line(case: Case, record: dict[str, Any]) -> str:
     return " ".join(parts).replace(" ;", ";")
 
 
-def as_json(outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
+def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
     """The whole run, for other programs."""
     return {
         "version": settings["version"],
         "settings": settings,
-        "interrupted": outcome.interrupted,
-        "files": outcome.earlier + outcome.records,
-        "by_an_earlier_run": len(outcome.earlier),
+        "interrupted": result.interrupted,
+        "files": result.earlier + result.records,
+        "by_an_earlier_run": len(result.earlier),
         "failed": [
-            {"input": str(source.path), "error": reason} for source, reason in outcome.failures
+            {"input": str(source.path), "error": reason} for source, reason in result.failures
         ],
-        "not_done": [str(source.path) for source in outcome.left],
+        "not_done": [str(source.path) for source in result.left],
     }
 
 

@@ -1,19 +1,23 @@
-"""A user's own files: noise, masks, weights, batches, results; all of ``convexlift reconstruct``.
+"""From a file or an image to a reconstruction with its proof: ``cl.reconstruct``, and many files.
 
-    sources  ->  cases (noise, masks, weights)  ->  engine  ->  records and files
+    noise  ->  weight  ->  problem  ->  solution  ->  record
 
-``reconstruct`` runs it; the modules have the parts.
+``pictures`` and ``scans`` have the options of the tasks and prepare images; ``reconstructor``
+solves what was prepared; ``batch`` does it for many files.
 """
 
-from convexlift.reconstruction.batch import Outcome as Outcome
-from convexlift.reconstruction.batch import Report as Report
-from convexlift.reconstruction.batch import reconstruct as reconstruct
-from convexlift.reconstruction.engine import Engine as Engine
-from convexlift.reconstruction.input_files import InputError as InputError
-from convexlift.reconstruction.input_files import find_sources as find_sources
-from convexlift.reconstruction.masks import MaskChoice as MaskChoice
+from convexlift.reconstruction.batch import BatchListener as BatchListener
+from convexlift.reconstruction.batch import BatchResult as BatchResult
+from convexlift.reconstruction.batch import reconstruct_files as reconstruct_files
+from convexlift.reconstruction.call import reconstruct as reconstruct
+from convexlift.reconstruction.call import reconstructor as reconstructor
+from convexlift.reconstruction.contents import InputError as InputError
 from convexlift.reconstruction.noise import Noise as Noise
 from convexlift.reconstruction.noise import estimate_noise as estimate_noise
-from convexlift.reconstruction.output_paths import check_targets as check_targets
-from convexlift.reconstruction.photographs import Photographs as Photographs
-from convexlift.reconstruction.tomography import Scans as Scans
+from convexlift.reconstruction.pictures import Denoiser as Denoiser
+from convexlift.reconstruction.pictures import Inpainter as Inpainter
+from convexlift.reconstruction.prepared import PreparedImage as PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
+from convexlift.reconstruction.scans import ScanReconstructor as ScanReconstructor
+from convexlift.reconstruction.sources import check_targets as check_targets
+from convexlift.reconstruction.sources import find_sources as find_sources

@@ -1,51 +1,21 @@
-"""Which pixels were seen: from an image, from a colour in the image itself, or from NaN."""
+"""Pixels that were seen: from a mask, from a colour in the image itself, or from NaN."""
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.pictures import Picture, read_picture, regrid
-from convexlift.reconstruction.input_files import Contents, InputError, companion, require_size
+from convexlift.files.pictures import regrid
+from convexlift.reconstruction.contents import Contents, ImageLike, InputError, open_picture
+
+Colour = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class MaskChoice:
-    """Where masks come from; NaN in float files always says "missing".
-
-    Masks lie on pictures as both are displayed: people draw them on what they see.
-
-    Args:
-        file: an image, or a folder of images with the names of the inputs. White is seen.
-        inverted: white is missing.
-        colour: three numbers from 0 to 255; pixels of this colour are missing.
-        tolerance: how far each channel may be from that colour, of 255.
-        max_megapixels: replaces the limits on the size that a mask's header may declare.
-    """
-
-    file: Path | None = None
-    inverted: bool = False
-    colour: tuple[int, int, int] | None = None
-    tolerance: int = 0
-    max_megapixels: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.file is not None and not self.file.exists():
-            raise InputError(f"there is no mask {self.file}; check the name")
-        if self.file is not None and self.file.is_file():
-            read_picture(
-                self.file, max_megapixels=self.max_megapixels
-            )  # says what is wrong with it
-        if not 0 <= self.tolerance <= 255:
-            raise InputError(f"the tolerance of a colour is 0 to 255, got {self.tolerance}")
-
-
-def parse_colour(text: str) -> tuple[int, int, int]:
+def parse_colour(text: str) -> Colour:
     """``#ff00ff``, ``ff00ff``, ``#f0f``, or a grey level such as ``255``."""
     word = text.strip().lower().removeprefix("#")
     if text.strip().isdecimal() and int(text) <= 255 and len(text.strip()) <= 3:
@@ -59,52 +29,80 @@ def parse_colour(text: str) -> tuple[int, int, int]:
     return (red, green, blue)
 
 
-def seen_pixels(contents: Contents, name: Path, choice: MaskChoice) -> Tensor | None:
-    """1 where a pixel was seen, (planes, 1, H, W), or None if all were."""
+def seen_pixels(
+    contents: Contents,
+    mask: ImageLike | None = None,
+    *,
+    inverted: bool = False,
+    colour: Colour | None = None,
+    tolerance: int = 0,
+    max_megapixels: float | None = None,
+) -> Tensor | None:
+    """1 where a pixel was seen, (planes, 1, H, W), or None if all were.
+
+    Args:
+        contents: of the image; NaN in it always means "missing".
+        mask: white is seen. A file is laid on the image as both are displayed, since people draw
+            masks on what they see; an array has the shape of the image, or broadcasts to it.
+        inverted: white is missing.
+        colour: pixels of this colour are missing.
+        tolerance: how far each channel may be from that colour, of 255.
+        max_megapixels: replaces the limits on the size that a mask's header may declare.
+    """
     seen = torch.ones_like(contents.images)
     if contents.missing is not None:
         seen[contents.missing] = 0
-    if choice.file is not None:
-        seen *= _from_file(contents, name, choice.file, choice)
-    if choice.colour is not None:
-        seen *= _from_colour(contents, name, choice.colour, choice.tolerance)
+    if mask is not None:
+        seen *= _from_mask(contents, mask, inverted, max_megapixels)
+    if colour is not None:
+        seen *= _from_colour(contents, colour, tolerance)
     if bool((seen.flatten(1).sum(1) == 0).any()):
-        raise InputError(f"the mask of {name} hides a whole image; white is seen (--invert-mask)")
+        raise InputError(
+            f"the mask of {contents.name} hides a whole image; white is seen (--invert-mask)"
+        )
     return None if bool((seen == 1).all()) else seen
 
 
-def _from_file(contents: Contents, name: Path, file: Path, choice: MaskChoice) -> Tensor:
-    place = companion(file, name, "mask") if file.is_dir() else file
-    picture = read_picture(place, max_megapixels=choice.max_megapixels)
-    require_size("mask", place, picture, contents, name)
+def _from_mask(
+    contents: Contents, mask: ImageLike, inverted: bool, max_megapixels: float | None
+) -> Tensor:
+    picture, name = open_picture(mask, "the mask", max_megapixels, (0.0, 1.0))
+    contents.require_size("mask", name, picture)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5
     if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
         white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
-    white = regrid(white ^ choice.inverted, picture.orientation, contents.orientation)
-    mask = torch.from_numpy(white).to(contents.images)
+    white = regrid(white ^ inverted, picture.orientation, contents.orientation)
+    seen = torch.from_numpy(white).to(contents.images)
     planes, _, height, width = contents.images.shape
-    channels = contents.original.channels if isinstance(contents.original, Picture) else 1
+    if not isinstance(mask, str | os.PathLike):
+        try:
+            whole = seen.reshape(picture.layout).expand(contents.shape)
+        except RuntimeError:
+            raise InputError(
+                f"the mask has the shape {picture.layout}, but {contents.name} has "
+                f"{contents.shape}; give one of its shape, or (H, W) for all"
+            ) from None
+        return whole.reshape(planes, 1, height, width)
+    channels = contents.channels
     pages = planes // channels
-    mask = mask.reshape(-1, picture.channels, height, width)
-    if mask.shape[1] not in (1, channels):
-        mask = mask.amin(1, keepdim=True)  # colours: seen if all are white
-    if len(mask) in (1, pages):
-        return mask.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
-    if tuple(mask.shape[:2]) == (planes, 1):
-        return mask
+    seen = seen.reshape(-1, picture.channels, height, width)
+    if seen.shape[1] not in (1, channels):
+        seen = seen.amin(1, keepdim=True)  # colours: seen if all are white
+    if len(seen) in (1, pages):
+        return seen.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
+    if tuple(seen.shape[:2]) == (planes, 1):
+        return seen
     raise InputError(
-        f"the mask {place} has {len(mask)} pages, but {name} has {pages}; give one for each, "
-        "or one for all"
+        f"the mask {name} has {len(seen)} pages, but {contents.name} has {pages}; give one for "
+        "each, or one for all"
     )
 
 
-def _from_colour(
-    contents: Contents, name: Path, colour: tuple[int, int, int], tolerance: int
-) -> Tensor:
-    if not isinstance(contents.original, Picture):
+def _from_colour(contents: Contents, colour: Colour, tolerance: int) -> Tensor:
+    name, channels = contents.name, contents.channels
+    if not contents.has_colours:
         raise InputError(f"{name} is DICOM and has no colours; use --mask")
-    channels = contents.original.channels
     wanted = torch.tensor(colour[:channels] if channels == 3 else colour[:1]).to(contents.images)
     if channels == 1 and len(set(colour)) > 1:
         raise InputError(f"{name} is grey; give a grey level to --mask-colour, such as 255")

@@ -24,7 +24,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.noise import Kind, Noise, TooFewPixels, estimate_noise, is_line_art
-from convexlift.reconstruction.weight_selection import card_weight, known_weights
+from convexlift.reconstruction.weight import card_weight, known_weights
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture

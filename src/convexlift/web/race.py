@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from convexlift.benchmark.methods import METHODS, Contender, describe
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import METHODS, Contender, describe
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve

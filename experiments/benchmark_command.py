@@ -1,0 +1,329 @@
+"""``convexlift benchmark``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import convexlift
+from convexlift.cli.app import (
+    Debug,
+    Device,
+    Interrupted,
+    JsonFile,
+    check_folder,
+    check_json_file,
+    choose_device,
+    console,
+    one_sentence_errors,
+    write_json,
+)
+from convexlift.cli.app import (
+    UserError as BadInput,
+)
+from convexlift.images import load_image
+from convexlift.solvers.named_methods import METHODS
+from convexlift.tasks import Inpainting
+from experiments.benchmark.cases import (
+    CASES,
+    QUICK_CASES,
+    QUICK_SIZE,
+    SIZE,
+    Case,
+    choose_images,
+    example_images,
+    folder_images,
+)
+from experiments.benchmark.options import QUICK, BenchmarkOptions
+from experiments.benchmark.plot import write_plots
+from experiments.benchmark.results import ERROR, Results, Row
+from experiments.benchmark.run import Report, describe_run, run_benchmark
+
+
+def _unless_given(name: str) -> str:
+    """The value of an option that is left out, for its help."""
+    values = []
+    for options in (BenchmarkOptions(), QUICK):
+        value = getattr(options, name)
+        each = value if isinstance(value, tuple) else (value,)
+        values.append(",".join(f"{number:g}" for number in each))
+    usual, quick = values
+    return f"{usual} unless given" + (f", {quick} with --quick." if quick != usual else ".")
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the command line asks for, checked."""
+
+    cases: list[Case]
+    methods: list[str]
+    images: Callable[[int], torch.Tensor]
+    options: BenchmarkOptions
+    device: torch.device
+    size: int
+
+
+def benchmark(
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Some of {', '.join(CASES)}; all unless given, {len(QUICK_CASES)} with --quick."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"Some of {', '.join(METHODS)}; all unless given.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of clean pictures; else those in the package.")
+    ] = None,
+    mask: Annotated[
+        Path | None, typer.Option(help="A mask for inpainting; white pixels are kept.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(help=f"Images to measure; {_unless_given('count')}")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help=f"Batch sizes, such as 1,4; {_unless_given('batches')}")
+    ] = None,
+    tolerances: Annotated[
+        str | None,
+        typer.Option(help=f"Of the objective error and the gap; {_unless_given('tolerances')}"),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help=f"Timed runs of each measurement; {_unless_given('repeats')}")
+    ] = None,
+    max_iterations: Annotated[
+        int | None, typer.Option(help=f"Limit of each run; {_unless_given('max_iterations')}")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help=f"Limit of each run; {_unless_given('seconds')}")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Side of the pictures, where the regularizer allows it; "
+            f"{SIZE} unless given, {QUICK_SIZE} with --quick."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for results and plots.")
+    ] = Path("benchmark-output"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small pictures and few tolerances; minutes.")
+    ] = False,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Methods side by side: iterations and seconds to each accuracy.
+
+    Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
+    done, and a plot for each task at the end.
+    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    """
+    screen = console()
+    with one_sentence_errors(debug):
+        check_json_file(json_file)
+        changes = {
+            "count": count, "repeats": repeats, "max_iterations": max_iterations,
+            "seconds": seconds, "seed": seed,
+            "batches": _numbers("--batch", batch, int),
+            "tolerances": _numbers("--tolerances", tolerances, float),
+        }  # fmt: skip
+        try:
+            plan = _plan(tasks, methods, images, mask, size, quick, changes, device, threads)
+        except (ValueError, ImportError) as error:
+            raise BadInput(f"{error}.") from error
+        check_folder(output)
+        results = _run(plan, output, json_file, screen)
+        _finish(results, output, json_file, screen)
+
+
+def _plan(
+    tasks: str | None,
+    methods: str | None,
+    images: Path | None,
+    mask: Path | None,
+    size: int | None,
+    quick: bool,
+    changes: dict[str, Any],
+    device: Device,
+    threads: int | None,
+) -> Plan:
+    options = replace(
+        QUICK if quick else BenchmarkOptions(),
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    names = _choice("--tasks", tasks, CASES, QUICK_CASES if quick else tuple(CASES))
+    chosen = _choice("--methods", methods, METHODS, tuple(METHODS))
+    side = size if size is not None else QUICK_SIZE if quick else SIZE
+    if side < 16 or side % 16:
+        raise BadInput(f"--size must be a multiple of 16, got {side}.")
+    for name in names:
+        only = CASES[name].only_size
+        if size is not None and only not in (None, size):
+            raise BadInput(f"{name} is for pictures of {only} x {only} only: leave --size out.")
+    if threads is not None:
+        if threads < 1:
+            raise BadInput(f"--threads must be at least 1, got {threads}.")
+        torch.set_num_threads(threads)
+    pictures = example_images() if images is None else folder_images(images, options.count)
+    choose_images(pictures, options.count, 16)  # are there enough?
+    cases = [CASES[name] for name in names]
+    if mask is not None:
+        cases = _with_mask(cases, mask, side)
+    return Plan(
+        cases=cases,
+        methods=chosen,
+        images=partial(choose_images, pictures, options.count),
+        options=options,
+        device=choose_device(device),
+        size=side,
+    )
+
+
+def _run(plan: Plan, output: Path, json_file: Path | None, screen: Console) -> Results:
+    about = describe_run(
+        plan.options,
+        plan.device,
+        version=convexlift.__version__,
+        command=f"convexlift {shlex.join(sys.argv[1:])}",
+        size=plan.size,
+    )
+    results = Results(about)
+    try:
+        with _progress(screen) as report:
+            return run_benchmark(
+                plan.cases, plan.methods, plan.images, plan.options, plan.device,
+                size=plan.size, results=results, report=report,
+                keep=lambda now: now.write(output),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if not results.rows:
+            raise
+        _finish(results, output, json_file, screen)
+        raise Interrupted(
+            f"Interrupted; the {len(results.rows)} rows measured so far are in {output}."
+        ) from None
+
+
+@contextmanager
+def _progress(screen: Console) -> Iterator[Report]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("Starting", total=1.0)
+        yield lambda text, done: bar.update(task, description=text, completed=done)
+
+
+def _finish(results: Results, output: Path, json_file: Path | None, screen: Console) -> None:
+    results.write(output)
+    files = write_plots(results, output)
+    write_json(json_file, results.as_plain())
+    for task in dict.fromkeys(row.task for row in results.rows):
+        screen.print(table(task, [row for row in results.rows if row.task == task]))
+    for choice in results.choices:
+        edge = ", at the edge of the grid" if choice.at_edge else ""
+        screen.print(
+            f"{choice.task}: {choice.method} has {choice.steps}, the best of {choice.candidates} "
+            f"on another picture{edge}.",
+            highlight=False,
+        )
+    for sentence in results.notes:
+        screen.print(sentence, highlight=False, markup=False)
+    names = ["benchmark.csv", *(file.name for file in files)]
+    screen.print(f"Results: {output / 'benchmark.json'}, {', '.join(names)}", highlight=False)
+
+
+def table(task: str, rows: Sequence[Row]) -> Table:
+    """Iterations and seconds (least to largest) of every method; the fastest in bold."""
+    result = Table(title=task, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    result.add_column("Accuracy")
+    result.add_column("Batch", justify="right")
+    names = list(dict.fromkeys(row.method for row in rows))
+    for name in names:
+        result.add_column(name, justify="right")
+    lines: dict[tuple[str, float, int], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault((row.measure, row.tolerance, row.batch), {})[row.method] = row
+    for (measure, tolerance, batch), cells in sorted(
+        lines.items(), key=lambda item: (item[0][0] != ERROR, -item[0][1], item[0][2])
+    ):
+        best = min((row.seconds for row in cells.values() if row.seconds is not None), default=None)
+        short = "error" if measure == ERROR else "gap"
+        result.add_row(
+            f"{short} {tolerance:g}",
+            str(batch),
+            *(_cell(cells[name], best) if name in cells else "" for name in names),
+        )
+    return result
+
+
+def _cell(row: Row, best: float | None) -> str:
+    if row.iterations is None or row.seconds is None:
+        return "" if row.reached == 0 else f"{row.reached}/{row.images} images"
+    high = "" if row.seconds_max is None else _short(row.seconds_max)
+    text = f"{row.iterations:g} it.\n{_short(row.seconds)} s"
+    if row.seconds_min is not None:
+        text += f"\n{_short(row.seconds_min)}-{high}"
+    return f"[bold]{text}[/bold]" if row.seconds == best else text
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _choice(
+    option: str, text: str | None, known: dict[str, Any], unless_given: Sequence[str]
+) -> list[str]:
+    if text is None:
+        return list(unless_given)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for i, name in enumerate(names):
+        if name not in known:
+            raise BadInput(f"{option} knows no {name!r}. Choose among {', '.join(known)}.")
+        if name in names[:i]:
+            raise BadInput(f"{option} names {name} twice.")
+    if not names:
+        raise BadInput(f"{option} is empty. Choose among {', '.join(known)}.")
+    return names
+
+
+def _numbers(
+    option: str, text: str | None, kind: Callable[[str], float]
+) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise BadInput(f"{option} takes numbers with commas between them, got {text!r}.") from None
+
+
+def _with_mask(cases: list[Case], path: Path, side: int) -> list[Case]:
+    about_masks = [case for case in cases if isinstance(case.task, Inpainting)]
+    if not about_masks:
+        raise BadInput("--mask is for inpainting, which none of the tasks does. Leave it out.")
+    mask = (load_image(path)[0, 0] >= 0.5).float()
+    for case in about_masks:
+        size = case.size(side)
+        if tuple(mask.shape) != (size, size):
+            raise BadInput(
+                f"--mask is {mask.shape[0]} x {mask.shape[1]}, but the pictures of {case.name} "
+                f"are {size} x {size}. Give another mask, or another --size."
+            )
+    return [case.with_mask(mask) for case in cases]

@@ -1,0 +1,324 @@
+"""``denoise`` and ``inpaint``: photographs and single slices, from files or from memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
+from convexlift.images import random_mask
+from convexlift.operators.imaging import Mask
+from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.reconstruction.contents import (
+    PICTURES,
+    Contents,
+    ImageLike,
+    InputError,
+    RangeChoice,
+    open_contents,
+    open_picture,
+)
+from convexlift.reconstruction.masks import Colour, parse_colour, seen_pixels
+from convexlift.reconstruction.noise import (
+    LEAST_SIGMA,
+    Kind,
+    Noise,
+    TooFewPixels,
+    estimate_noise,
+    is_line_art,
+    spread,
+)
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.reconstruction.sources import Source, companion, companions, glance
+from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
+
+FEWEST_PIXELS = 8
+"""On each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
+
+WITH_NAN = (".npy", ".tif", ".tiff")
+"""Files that may say themselves which pixels are missing."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Denoiser(Reconstructor):
+    """Remove Gaussian noise, or salt and pepper.
+
+    Args:
+        noise: ``gaussian`` or ``salt-and-pepper``; decided for each image unless given.
+        sigma: the noise level for images in [0, 1] (25/255 is 0.098), or the fraction of pixels
+            that are salt and pepper; estimated for each image unless given.
+        range: the numbers that mean black and white; ``data``: smallest and largest; ``auto``: 0
+            and the largest of an integer type, (0, 1) for floats that are about there, and as
+            ``data`` for other floats, and for integers of which some are negative.
+        simulate: the image is clean: damage it first. It is the truth then.
+        seed: of the simulated noise; plane i has ``seed + i``.
+    """
+
+    noise: Kind | None = None
+    sigma: float | None = None
+    range: RangeChoice = "auto"
+    simulate: bool = False
+    seed: int = 0
+
+    task: ClassVar[str] = "denoise"
+    python_only = (*Reconstructor.python_only, "simulate", "seed")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise not in (None, "gaussian", "salt-and-pepper"):
+            raise InputError(f"--noise is gaussian or salt-and-pepper, got {self.noise}")
+        if isinstance(self.range, tuple) and not self.range[0] < self.range[1]:
+            raise InputError(f"--range needs LOW < HIGH, got {self.range}")
+        if isinstance(self.range, str) and self.range not in ("auto", "data"):
+            raise InputError(f"--range is auto, data or two numbers, got {self.range}")
+        if self.simulate and (self.sigma is None or self.truth is not None):
+            wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
+            raise InputError(f"--simulate {wrong}")
+        level, clean = self.sigma, self.simulate and self.sigma == 0
+        if level is not None and not clean and not 0 < level <= 1:
+            raise InputError(
+                f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got {level:g}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """The range as text."""
+        text = "{:g},{:g}".format(*self.range) if isinstance(self.range, tuple) else self.range
+        return super().settings() | {"range": text}
+
+    def prepare(
+        self, image: ImageLike, solver: PiecewiseSolver | None = None, target: Path | None = None
+    ) -> PreparedImage:
+        """Read the picture, estimate its noise, and choose a weight."""
+        solver = self.solver() if solver is None else solver
+        contents = self._contents(image, target)
+        seen, truth = self._seen(contents, image), self._truth(contents, image)
+        images = contents.images
+        if self.simulate:
+            assert self.sigma is not None
+            truth, images = images, self._damaged(images, self.sigma)
+            noise = Noise(self.noise or "gaussian", max(self.sigma, LEAST_SIGMA), estimated=False)
+        else:
+            noise = self._noise(contents, seen, solver.device)
+        y = images if seen is None else images * seen
+        fidelity: Fidelity = SquaredL2(y) if noise.kind == "gaussian" else L1(y)
+        operator: LinearOperator = Identity() if seen is None else Mask(seen)
+        data = Measurement(fidelity, operator, self.box or contents.box, y)
+        task = GaussianDenoising.name if seen is None else Inpainting.name
+        task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
+        weight = self.choose_weight(data, task, noise, solver)
+        missing = {} if seen is None else {"missing": float((seen == 0).double().mean())}
+        description = f"convexlift {self.task}"
+        return PreparedImage(
+            contents.name, data, weight, noise,
+            restored=contents.restored,
+            write=lambda x, place: contents.write(x, place, description),
+            given=y,
+            truth=truth,
+            about=contents.about() | missing,
+            notes=(*contents.notes, *self._notes(contents), *filter(None, [weight.note])),
+        )  # fmt: skip
+
+    def reads(self, paths: Sequence[Path]) -> list[Path]:
+        """Truths."""
+        return companions(self.truth, paths)
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """Raise for endings, and for whatever does not fit a picture, if there is one only."""
+        for source in sources:
+            if source.target.suffix.lower() not in PICTURES:
+                raise InputError(
+                    f"{source.target} is no name for a picture; let it end in one of "
+                    f"{', '.join(PICTURES)}"
+                )
+        if len(sources) == 1 and glance(sources[0].path) is None:
+            image = sources[0].path
+            try:
+                contents = self._contents(image, sources[0].target)
+            except InputError:
+                raise
+            except Exception:  # decoders raise nearly everything; the run says it again
+                return
+            self._seen(contents, image)
+            self._truth(contents, image)
+
+    def _contents(self, image: ImageLike, target: Path | None) -> Contents:
+        contents = open_contents(image, self.range, max_megapixels=self.max_megapixels)
+        if target is not None:
+            contents.require_target(target)
+        height, width = contents.images.shape[-2:]
+        if min(height, width) < FEWEST_PIXELS:
+            raise InputError(
+                f"{contents.name} is {height} x {width}; "
+                f"images have at least {FEWEST_PIXELS} x {FEWEST_PIXELS} pixels"
+            )
+        return contents
+
+    def _seen(self, contents: Contents, image: ImageLike) -> Tensor | None:
+        seen = seen_pixels(contents)
+        if seen is not None and not isinstance(image, str | os.PathLike):
+            place = tuple(int(i) for i in (seen.reshape(contents.shape) == 0).nonzero()[0])
+            raise InputError(
+                f"the image is NaN or infinite at {place}; fill missing pixels in with "
+                "task='inpaint'"
+            )
+        return seen
+
+    def _damaged(self, images: Tensor, level: float) -> Tensor:
+        impulses = self.noise == "salt-and-pepper"
+        task = SaltAndPepper(level) if impulses else GaussianDenoising(level)
+        count = len(images)
+        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(count)]
+        return task.measure(images, generators).picture
+
+    def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
+        if self.sigma is not None:
+            return Noise(self.noise or "gaussian", self.sigma, estimated=False)
+        kind = self.noise
+        if kind is None and not self._may_have_impulses(contents):
+            kind = "gaussian"
+        some = spread(contents.images)
+        images = contents.images[some].to(device)
+        mask = None if seen is None else seen.expand_as(contents.images)[some].to(device)
+        if kind is None and is_line_art(images, mask):
+            raise InputError(
+                "most pixels are black or white, as in text, and its noise cannot be estimated; "
+                "give --noise and --sigma"
+            )
+        try:
+            return estimate_noise(images, mask, kind)
+        except TooFewPixels as error:
+            raise InputError(f"{error}; give --sigma") from None
+
+    def _may_have_impulses(self, contents: Contents) -> bool:
+        return contents.may_have_impulses
+
+    def _truth(self, contents: Contents, image: ImageLike) -> Tensor | None:
+        if self.truth is None:
+            return None
+        truth = _of_its_name(self.truth, image, "truth", contents.truth_suffixes)
+        images = contents.truth(truth, self.range, self.max_megapixels)
+        if images.shape != contents.images.shape:
+            called = truth if isinstance(truth, str | os.PathLike) else "given"
+            raise InputError(
+                f"the truth {called} has {_size(images)}, but {contents.name} has "
+                f"{_size(contents.images)}"
+            )
+        return images
+
+    def _notes(self, contents: Contents) -> tuple[str, ...]:
+        """What was done with pixels without a number."""
+        if contents.missing is None:
+            return self._turned(contents, [("truth", self.truth)])
+        share = 100 * float(contents.missing.double().mean())
+        note = f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
+        return (note, *self._turned(contents, [("truth", self.truth)]))
+
+    def _turned(
+        self, contents: Contents, beside: Sequence[tuple[str, ImageLike | None]]
+    ) -> tuple[str, ...]:
+        """How masks and truths lie on a picture that is displayed otherwise than it is stored."""
+        names = [name for name, image in beside if isinstance(image, str | os.PathLike)]
+        if contents.orientation == 1 or not names:
+            return ()
+        which = " and ".join(names) + (" was" if len(names) == 1 else " were")
+        how = f"orientation {contents.orientation}"
+        return (f"its {which} laid on it as it is displayed ({how})",)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inpainter(Denoiser):
+    """Fill in missing pixels: of a mask, of a colour, or NaN in floats.
+
+    Pixels that were seen lose their noise, which is taken for Gaussian unless ``noise`` says
+    otherwise.
+
+    Args:
+        mask: an image, or a folder of them with the names of the inputs; white (1, True) is seen.
+        invert_mask: white is missing.
+        mask_colour: pixels of this colour are missing: ``#ff00ff``, or a grey level.
+        colour_tolerance: levels (of 255) by which it may differ.
+        missing: with ``simulate`` and no mask, the fraction of pixels to hide.
+    """
+
+    mask: ImageLike | None = None
+    invert_mask: bool = False
+    mask_colour: str | None = None
+    colour_tolerance: int = 0
+    missing: float = 0.3
+
+    task: ClassVar[str] = "inpaint"
+    python_only = (*Denoiser.python_only, "missing")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.mask, str | os.PathLike):
+            if not Path(self.mask).exists():
+                raise InputError(f"there is no mask {self.mask}; check the name")
+            if Path(self.mask).is_file():  # reading it says what is wrong with it
+                open_picture(self.mask, "the mask", self.max_megapixels)
+        if self.invert_mask and self.mask is None:
+            raise InputError("--invert-mask needs --mask")
+        if not 0 <= self.colour_tolerance <= 255:
+            raise InputError(f"the tolerance of a colour is 0 to 255, got {self.colour_tolerance}")
+        self._colour()
+
+    def reads(self, paths: Sequence[Path]) -> list[Path]:
+        """Masks and truths."""
+        return companions(self.mask, paths) + super().reads(paths)
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """Also that something says which pixels are missing."""
+        unmasked = self.mask is None and self.mask_colour is None
+        if unmasked and all(source.path.suffix.lower() not in WITH_NAN for source in sources):
+            raise InputError(_nothing_missing(str(sources[0].path)))
+        super().check(sources)
+
+    def _seen(self, contents: Contents, image: ImageLike) -> Tensor | None:
+        if self.simulate and self.mask is None and self.mask_colour is None:
+            generator = torch.Generator().manual_seed(self.seed)
+            images = contents.images
+            return random_mask(images, self.missing, generator).expand_as(images).contiguous()
+        mask = None if self.mask is None else _of_its_name(self.mask, image, "mask")
+        seen = seen_pixels(
+            contents, mask, inverted=self.invert_mask, colour=self._colour(),
+            tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
+        )  # fmt: skip
+        if seen is None:
+            raise InputError(_nothing_missing(contents.name))
+        return seen
+
+    def _colour(self) -> Colour | None:
+        return None if self.mask_colour is None else parse_colour(self.mask_colour)
+
+    def _may_have_impulses(self, contents: Contents) -> bool:
+        return False  # beside missing pixels they are rare
+
+    def _notes(self, contents: Contents) -> tuple[str, ...]:
+        return self._turned(contents, [("mask", self.mask), ("truth", self.truth)])
+
+
+def _of_its_name(
+    place: ImageLike, image: ImageLike, what: str, suffixes: Sequence[str] | None = None
+) -> ImageLike:
+    """The file of a folder with the name of the image; anything else as it is."""
+    if not isinstance(place, str | os.PathLike) or not Path(place).is_dir():
+        return place
+    if not isinstance(image, str | os.PathLike):
+        raise InputError(f"--{what} is a folder; give a file, or an array like the image")
+    return companion(Path(place), Path(image), what, *([] if suffixes is None else [suffixes]))
+
+
+def _nothing_missing(name: str) -> str:
+    return f"no pixel of {name} is missing; give --mask or --mask-colour, or NaN in a float file"
+
+
+def _size(images: Tensor) -> str:
+    return f"{len(images)} plane(s) of {images.shape[-2]} x {images.shape[-1]}"

@@ -1,0 +1,303 @@
+"""``cl.reconstruct``: from an image or a file to a reconstruction with its proof and record.
+
+    image -> noise -> weight -> problem -> solution -> record
+
+A ``Reconstructor`` has the options of one task. It prepares images (reads them, estimates their
+noise, chooses the weight) and solves what it prepared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.models.store import load, sheet
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.networks.total_variation import TotalVariation
+from convexlift.problems.variational import VariationalProblem
+from convexlift.reconstruction.contents import ImageLike, InputError
+from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.record import record_of
+from convexlift.reconstruction.solution import (
+    Callback,
+    PiecewiseSolver,
+    select_solution,
+    stated,
+)
+from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.weight import SEARCH, Weight, WeightChoice, choose_weight
+from convexlift.solvers.named_methods import METHODS
+from convexlift.solvers.solution import Solution
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Bounds, Measurement
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """A reconstructed image with its proof.
+
+    Attributes:
+        x: the image, in the numbers and the shape of the input. Of a file: (H, W), or
+            (planes, H, W) for colours and pages; CT in HU, where pixels have a size in mm.
+        solution: objective, lower bound, gap, status, history, dual variables and ``proof`` of
+            every plane; its ``x`` are the planes (planes, 1, H, W) on the scale of the regularizer.
+        noise: assumed, estimated or given; None for scans whose rays differ in their noise.
+        weight: of the regularizer, and where it comes from.
+        given: the data as planes, to compare with; None for a measured sinogram.
+        truth: the clean planes, if known.
+        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if it was asked for.
+        record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
+    """
+
+    x: Tensor
+    solution: Solution
+    noise: Noise | None
+    weight: Weight
+    given: Tensor | None
+    truth: Tensor | None
+    gap_map: Tensor | None
+    record: dict[str, Any] = field(repr=False)
+    _write: Callable[[Tensor, Path], None] = field(repr=False)
+
+    @property
+    def problem(self) -> VariationalProblem:
+        """The problem that was solved."""
+        return self.solution.proof.problem
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the image, atomically: a file like the input, in the format of the name's ending.
+
+        Arrays become NPY or TIFF; files keep bit depth, alpha channel and metadata.
+        """
+        self._write(self.solution.x, Path(path))
+        return Path(path)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstructor(ABC):
+    """Options of all tasks.
+
+    Args:
+        regularizer: a name (``cl.models.names()``), the path of a saved one, ``tv`` for total
+            variation, or a network.
+        weight: ``card``, the weight of the regularizer's card, scaled to the noise; ``auto``, the
+            one whose image best predicts held-out data; ``discrepancy``, the one whose residual is
+            as large as the noise; or a number.
+        strength: a factor of that weight.
+        tolerance: the certified relative gap to stop at.
+        time_limit: seconds, half of them at most for the search of the weight.
+        max_iterations: for each batch of planes.
+        check_every: iterations between two checks, at which ``progress`` is called.
+        method: how to solve, a name in ``solvers.named_methods.METHODS``.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or a ``torch.device``.
+        batch: planes solved at once, or ``auto``: as many as fit the memory.
+        gap_map: whether to compute where the gap is.
+        box: bounds on the image, on the scale of the regularizer, in place of the task's own.
+        truth: the clean image, for PSNR and SSIM.
+        max_megapixels: replaces the limits on the size that the header of a file may declare.
+    """
+
+    regularizer: str | os.PathLike[str] | InputConvexNetwork = "photo-any-size"
+    weight: WeightChoice | None = "card"
+    strength: float = 1.0
+    tolerance: float = 1e-3
+    time_limit: float | None = None
+    max_iterations: int = 2000
+    check_every: int = 10
+    method: str = "default"
+    device: str | torch.device = "auto"
+    batch: int | Literal["auto"] = "auto"
+    gap_map: bool = False
+    box: Bounds | None = None
+    truth: ImageLike | None = None
+    max_megapixels: float | None = None
+
+    task: ClassVar[str]
+    search: ClassVar[StopWhen] = SEARCH
+    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "max_megapixels")
+    """Options that records leave out: results do not depend on them."""
+    python_only: ClassVar[tuple[str, ...]] = ("strength", "check_every", "box")
+    """Options that the command line does not have; records leave out their defaults."""
+
+    def __post_init__(self) -> None:
+        if not self.tolerance >= 0:
+            raise InputError(
+                f"--tolerance is a relative gap from 0 on, such as 1e-3, got {self.tolerance:g}"
+            )
+        if self.max_iterations < 0:
+            raise InputError(
+                f"--max-iterations is a whole number from 0 on, got {self.max_iterations}"
+            )
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise InputError(
+                f"--time-limit is a number of seconds > 0, got {self.time_limit:g}; leave it out "
+                "for none"
+            )
+        if self.method not in METHODS:
+            raise InputError(f"there is no method {self.method!r}; choose of {', '.join(METHODS)}")
+        if self.batch != "auto" and not (isinstance(self.batch, int) and self.batch >= 1):
+            raise InputError(f"--batch is auto or a whole number from 1 on, got {self.batch}")
+        if isinstance(self.weight, str) and self.weight not in ("card", "auto", "discrepancy"):
+            raise InputError(
+                f"--weight is card, auto, discrepancy or a number > 0, got {self.weight}"
+            )
+        if isinstance(self.weight, int | float) and not 0 < self.weight < math.inf:
+            raise InputError(f"a weight is a number > 0, got {self.weight:g}")
+        if not 0 < self.strength < math.inf:
+            raise InputError(f"--strength is a number > 0, got {self.strength:g}")
+        if self.max_megapixels is not None and not 0 < self.max_megapixels < math.inf:
+            raise InputError(f"--max-megapixels is a number > 0, got {self.max_megapixels:g}")
+        if isinstance(self.truth, str | os.PathLike) and not Path(self.truth).exists():
+            raise InputError(f"there is no truth {self.truth}; check the name")
+
+    @abstractmethod
+    def prepare(
+        self, image: Any, solver: PiecewiseSolver | None = None, target: Path | None = None
+    ) -> PreparedImage:
+        """Read an image, estimate its noise, and choose a weight.
+
+        Args:
+            image: as ``cl.reconstruct`` takes it.
+            solver: to search the weight with.
+            target: the file of the result, if there is one: it must be able to hold it.
+        """
+
+    @abstractmethod
+    def reads(self, paths: Sequence[Path]) -> list[Path]:
+        """Files besides these images that are read for them."""
+
+    @abstractmethod
+    def check(self, sources: Sequence[Source]) -> None:
+        """Raise ``InputError`` for what is wrong with a whole run, as far as it is cheap to see.
+
+        Files that are broken are none of that: they fail on their own.
+        """
+
+    def solver(self) -> PiecewiseSolver:
+        """The solver of these options, with the network on its device."""
+        stop = StopWhen(
+            gap=self.tolerance, max_iterations=self.max_iterations, seconds=self.time_limit,
+            check_every=self.check_every,
+        )  # fmt: skip
+        batch = None if self.batch == "auto" else self.batch
+        network = copy.deepcopy(self.network).to(self.place)
+        return PiecewiseSolver(network, self.place, stop, self.method, batch)
+
+    def solve(
+        self,
+        images: Sequence[PreparedImage],
+        solver: PiecewiseSolver | None = None,
+        progress: Callback | None = None,
+        *,
+        keep_duals: bool = True,
+    ) -> list[Reconstruction]:
+        """Solve prepared images, of which each is ``joinable`` to the first.
+
+        Args:
+            images: one, or several to be solved as one batch.
+            solver: of these options.
+            progress: called at every check; return ``True`` to stop with the best images so far.
+            keep_duals: whether to keep dual variables, which the proof needs.
+        """
+        solver = self.solver() if solver is None else solver
+        first = images[0]
+        data = Measurement.join([image.data for image in images])
+        solution, gap_map = solver.solve(
+            data, first.weight.value, progress, gap_map=self.gap_map, keep_duals=keep_duals,
+            spent=max(image.weight.seconds for image in images),
+        )  # fmt: skip
+        found, begin = [], 0
+        settings = self.settings() | {"files_at_once": len(images)}
+        for image in images:
+            rows = slice(begin, begin + len(image.data))
+            begin = rows.stop
+            own = solution
+            if solution.proof.problem.batch_size < len(data) or len(images) > 1:
+                problem = self.problem(image) if keep_duals else solution.proof.problem
+                own = select_solution(solution, rows, problem)
+            found.append(
+                Reconstruction(
+                    x=image.restored(own.x.cpu()),
+                    solution=own,
+                    noise=image.noise,
+                    weight=image.weight,
+                    given=image.given,
+                    truth=image.truth,
+                    gap_map=None if gap_map is None else gap_map[rows],
+                    record=record_of(image, own, settings),
+                    _write=image.write,
+                )
+            )
+        return found
+
+    def problem(self, image: PreparedImage) -> VariationalProblem:
+        """The problem of a prepared image, on the CPU."""
+        return stated(image.data, self.network, image.weight.value, self.method)
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain values: those of the command line, and others that were given."""
+        given: dict[str, Any] = {"task": self.task, "sha256": self.sha256, "time_limit": None}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            unused = option.name in self.python_only and value == option.default
+            if option.name not in self.quiet and value is not None and not unused:
+                given[option.name] = _plain(value)
+        given |= {"weight": str(self.rule), "device": str(self.place)}
+        return given | {"version": sys.modules["convexlift"].__version__}  # set after imports
+
+    @property
+    def rule(self) -> WeightChoice:
+        """The weight, or the rule that chooses it."""
+        assert self.weight is not None
+        return self.weight
+
+    @cached_property
+    def place(self) -> torch.device:
+        """The device."""
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def network(self) -> InputConvexNetwork:
+        """The regularizer, on the CPU."""
+        if isinstance(self.regularizer, InputConvexNetwork):
+            return copy.deepcopy(self.regularizer).to(device="cpu", dtype=torch.float32)
+        return TotalVariation() if self.regularizer == "tv" else load(self.regularizer)
+
+    @cached_property
+    def sha256(self) -> str | None:
+        """The digest of the weights, if the regularizer has a file."""
+        if self.regularizer == "tv" or isinstance(self.regularizer, InputConvexNetwork):
+            return None
+        return sheet(self.regularizer).sha256
+
+    def choose_weight(
+        self, data: Measurement, task: str, noise: Noise | None, solver: PiecewiseSolver
+    ) -> Weight:
+        """By the rule, times the strength."""
+        chosen = choose_weight(self.rule, data, task, noise, solver, self.search)
+        return replace(chosen, value=self.strength * chosen.value)
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON has it."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"array of shape {tuple(value.shape)}"
+    if isinstance(value, InputConvexNetwork):
+        return type(value).__name__
+    plain = isinstance(value, bool | int | float | str | tuple | list)
+    return value if plain else str(value)

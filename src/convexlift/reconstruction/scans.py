@@ -1,0 +1,461 @@
+"""``ct``: slices from sinograms, measured or simulated: counts, transmissions, line integrals."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.files.pictures import Picture, read_picture, write_picture
+from convexlift.files.planes import read_npy
+from convexlift.functionals.fidelity import KullbackLeibler
+from convexlift.functionals.weighted import WeightedL2
+from convexlift.images import atomic_path
+from convexlift.operators.linear import LinearOperator
+from convexlift.operators.tomography.beams import ParallelBeam
+from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
+from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
+from convexlift.reconstruction.contents import (
+    DICOM,
+    Array,
+    ImageLike,
+    InputError,
+    open_contents,
+    write_slices,
+)
+from convexlift.reconstruction.noise import Noise, photons_of
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.weight import WeightChoice
+from convexlift.scans.attenuation import (
+    WATER,
+    attenuation_to_hounsfield,
+    hounsfield_to_attenuation,
+    hounsfield_to_unit,
+    unit_attenuation,
+    unit_to_hounsfield,
+)
+from convexlift.scans.data_exchange import AngleUnit
+from convexlift.scans.errors import ScanFileError, reading
+from convexlift.scans.files import HDF5, read_sinogram, read_volume
+from convexlift.scans.folders import files_in
+from convexlift.scans.geometry import FanGeometry, ScanGeometry
+from convexlift.scans.pictures import write_png, write_tiff
+from convexlift.scans.sinograms import Quantity, Sinogram
+from convexlift.scans.volumes import Volume
+from convexlift.scans.windows import Window, window_named
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Measurement, SparseViewCT
+from convexlift.transmission import line_integrals
+
+RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
+PAPER_EXTENT = 256.0
+OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
+            "angle_unit", "rows", "truth")  # fmt: skip
+"""Options that describe measured scans."""
+BRIGHT = 0.995
+"""Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
+
+FieldLike = float | str | os.PathLike[str] | Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanReconstructor(Reconstructor):
+    """Slices from sinograms, in HU where the size of pixels is known.
+
+    Args:
+        quantity: what the numbers are (``counts``, ``transmission`` or ``line integrals``), in
+            place of what the file says.
+        geometry: of an array of projections (rows, angles, bins); files have their own.
+        flat: readings without object: a number, an NPY file or an array; else those of the scan.
+        dark: readings without beam, likewise.
+        photons: in a ray that meets nothing, for transmissions and line integrals; estimated
+            unless given.
+        background: r of emission counts y ~ Poisson(A x + r).
+        sigma: noise of line integrals, if it is the same in all rays.
+        size: pixels of a side; as many as there are bins unless given.
+        extent: side of the image in the unit of the geometry; the field of view unless given.
+        water: attenuation of water in 1/mm, for HU.
+        angle_unit: of HDF5 files that do not say it.
+        rows: of the detector, (first, end).
+        window: of PNG results: a name in ``cl.scans.WINDOWS``, or a ``cl.scans.Window`` in HU.
+        simulate: the image is a slice: simulate a scan with counts.
+        views: of a simulated scan.
+        bins: of a simulated scan.
+        seed: of simulated noise; slice i has ``seed + i``.
+        read_seconds: for reading an HDF5 file; 20, and 1 for every 10 MB, unless given.
+    """
+
+    regularizer: Any = "ct-abdomen-chest"
+    weight: WeightChoice | None = None
+    quantity: Quantity | None = None
+    geometry: ScanGeometry | None = None
+    flat: FieldLike | None = None
+    dark: FieldLike | None = None
+    photons: float | None = None
+    background: float | None = None
+    sigma: float | None = None
+    size: int | None = None
+    extent: float | None = None
+    water: float = WATER
+    angle_unit: AngleUnit | None = None
+    rows: tuple[int, int] | None = None
+    window: Window | str = "abdomen"
+    simulate: bool = False
+    views: int = 200
+    bins: int = 400
+    seed: int = 0
+    read_seconds: float | None = None
+
+    task: ClassVar[str] = "ct"
+    search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
+    quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = ("photons", "background", "sigma", "size", "extent", "water", "views", "bins",
+                    "read_seconds")  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"--{name.replace('_', '-')} is a number > 0, got {value:g}")
+        window_named(self.window)
+        for name in ("flat", "dark"):
+            self._field(name)
+        if self.photons is not None and self.sigma is not None:
+            raise InputError(
+                "--photons and --sigma are two models of one noise; give --sigma if all rays have "
+                "the same, else --photons"
+            )
+        unused = [name for name in OF_SCANS if getattr(self, name) is not None]
+        if self.simulate and unused:
+            raise InputError(
+                f"--simulate makes a scan of its own, to which --{unused[0].replace('_', '-')} "
+                "says nothing; leave one of them out"
+            )
+
+    @property
+    def rule(self) -> WeightChoice:
+        """``auto`` unless given; ``card``, which is for the simulated scan, with ``simulate``."""
+        return self.weight or ("card" if self.simulate else "auto")
+
+    def settings(self) -> dict[str, Any]:
+        """The window as two numbers."""
+        window = window_named(self.window)
+        return super().settings() | {"window": [window.level, window.width]}
+
+    def reads(self, paths: Sequence[Path]) -> list[Path]:
+        """Fields and truths."""
+        given = [p for p in (self.flat, self.dark, self.truth) if isinstance(p, str | os.PathLike)]
+        files = [Path(place) for place in given if Path(place).is_file()]
+        folder = self.truth in given and Path(str(self.truth)).is_dir()
+        return files + (files_in(Path(str(self.truth))) if folder else [])
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """The ending of a single result; of several, one does not stop the others."""
+        if len(sources) == 1:
+            _require_ending(sources[0].target)
+
+    def prepare(
+        self,
+        image: ImageLike | Sinogram | Volume,
+        solver: PiecewiseSolver | None = None,
+        target: Path | None = None,
+    ) -> PreparedImage:
+        """Read the scan, state its problem, and choose a weight."""
+        solver = self.solver() if solver is None else solver
+        if target is not None:
+            _require_ending(target)
+        if self.simulate:
+            return self._simulated(image, solver)
+        return self._measured(image, solver, target)
+
+    # Simulated scans -----------------------------------------------------------------------------
+
+    def _simulated(
+        self, image: ImageLike | Sinogram | Volume, solver: PiecewiseSolver
+    ) -> PreparedImage:
+        name, volume, shape = self._slice(image)
+        truth = hounsfield_to_unit(volume.images).float().clamp_min(0)
+        height, width = truth.shape[-2:]
+        across = PAPER_EXTENT / max(height, width)
+        beam = ParallelBeam(
+            (height, width), self.views, self.bins, (across * height, across * width)
+        )
+        background = PAPER_BACKGROUND if self.background is None else self.background
+        task = SparseViewCT(scanner=beam * (1 / PAPER_UNIT), background=background)
+        task = task if self.box is None else replace(task, box=self.box)
+        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(truth))]
+        data = task.measure(truth, generators)
+        weight = self.choose_weight(data, task.name, None, solver)
+
+        def restored(x: Tensor) -> Tensor:
+            return _flat(unit_to_hounsfield(x)) if shape is None else x.reshape(shape)
+
+        return PreparedImage(
+            name, data, weight, None,
+            restored=restored,
+            write=lambda x, place: self._write(volume.with_values(unit_to_hounsfield(x)), place),
+            given=data.picture, truth=truth,
+            about={
+                "simulated": True, "views": self.views, "bins": self.bins,
+                "background": background, "seed": self.seed, "data": "counts",
+            },
+            notes=(weight.note,) if weight.note else (),
+        )  # fmt: skip
+
+    def _slice(
+        self, image: ImageLike | Sinogram | Volume
+    ) -> tuple[str, Volume, tuple[int, ...] | None]:
+        """Its name, slices in HU, and the shape of an array on the scale of regularizers.
+
+        Pictures without HU are on that scale, too.
+        """
+        if isinstance(image, Volume):
+            return "the volume", image, None
+        if isinstance(image, Sinogram):
+            raise InputError("--simulate needs slices, and this is a sinogram; leave it out")
+        if not isinstance(image, str | os.PathLike):
+            contents = open_contents(image, (0.0, 1.0))
+            hu = unit_to_hounsfield(contents.images[:, 0])
+            return contents.name, Volume.stacked(hu, (1.0, 1.0)), contents.shape
+        path = Path(image)
+        try:
+            return str(image), read_volume(path, max_megapixels=self.max_megapixels), None
+        except (ScanFileError, ImportError):
+            if path.suffix.lower() in DICOM:
+                raise
+        picture = read_picture(path, max_megapixels=self.max_megapixels)
+        if picture.channels > 1:
+            raise InputError(f"{path} has colours; save the slice as grey") from None
+        unit = torch.from_numpy(picture.values(picture.full_range))
+        return str(image), Volume.stacked(unit_to_hounsfield(unit), (1.0, 1.0)), None
+
+    # Measured scans ------------------------------------------------------------------------------
+
+    def _measured(
+        self, image: ImageLike | Sinogram | Volume, solver: PiecewiseSolver, target: Path | None
+    ) -> PreparedImage:
+        name, scan = self._scan(image)
+        in_mm = scan.geometry.unit == "mm"
+        if self.truth is not None and not in_mm:
+            raise InputError(
+                f"{name} does not say how large its pixels are, so there are no HU to "
+                "compare with --truth; leave it out, or give the unit in the file's geometry"
+            )
+        if target is not None and target.suffix.lower() == ".dcm" and not in_mm:
+            raise InputError(
+                f"{name} does not say how large its pixels are, so there are no HU for "
+                "DICOM; write .tif or .npy"
+            )
+        bins = scan.projections.shape[2]
+        size = self.size or bins
+        extent = self.extent or _field_of_view(scan)
+        data, unit, noise, note = self._stated(scan, scan.operator(size, extent), in_mm)
+        weight = self.choose_weight(data, SparseViewCT.name, None, solver)
+        pixel = extent / size
+        truth = None if self.truth is None else self._truth(len(data), size, unit)
+
+        def restored(x: Tensor) -> Tensor:
+            hu = attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
+            return _flat(hu)
+
+        def write(x: Tensor, place: Path) -> None:
+            if not in_mm:
+                self._write_plain(unit * x, place)
+                return
+            hu = attenuation_to_hounsfield(unit * x, self.water)
+            self._write(Volume.stacked(hu[:, 0], (pixel, pixel)), place)
+
+        return PreparedImage(
+            name, data, weight, noise,
+            restored=restored, write=write, truth=truth,
+            about={
+                "data": self.quantity or scan.quantity,
+                "rows": scan.projections.shape[0],
+                "angles": scan.projections.shape[1],
+                "bins": bins,
+                "pixel": pixel,
+                "unit": "HU" if in_mm else "per pixel of the detector",
+            },
+            notes=tuple(each for each in (note, weight.note) if each),
+        )  # fmt: skip
+
+    def _scan(self, image: ImageLike | Sinogram | Volume) -> tuple[str, Sinogram]:
+        if isinstance(image, Sinogram):
+            return "the scan", image
+        if isinstance(image, str | os.PathLike):
+            unit = self.angle_unit if Path(image).suffix.lower() in HDF5 else None
+            scan = read_sinogram(
+                image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
+                max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
+            )  # fmt: skip
+            return str(image), scan
+        if self.geometry is None or self.quantity is None or isinstance(image, Volume):
+            raise InputError(
+                "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
+                "FanGeometry) and --quantity; or give a cl.scans.Sinogram"
+            )
+        array = torch.as_tensor(image)
+        if array.ndim not in (2, 3):
+            raise InputError(
+                f"projections are (angles, bins) or (rows, angles, bins), got {tuple(array.shape)}"
+            )
+        frames = array.detach().cpu().float().reshape(-1, *array.shape[-2:])
+        return "the scan", Sinogram(frames, self.geometry, self.quantity)
+
+    def _truth(self, slices: int, size: int, unit: float) -> Tensor:
+        """Attenuation in units of the images, from HU."""
+        if isinstance(self.truth, str | os.PathLike):
+            hu = read_volume(self.truth, max_megapixels=self.max_megapixels).images
+        else:
+            hu = torch.as_tensor(self.truth)
+            hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
+        if tuple(hu.shape) != (slices, 1, size, size):
+            called = self.truth if isinstance(self.truth, str | os.PathLike) else "given"
+            raise InputError(
+                f"the truth {called} has {tuple(hu.shape)}, but {slices} slice(s) of "
+                f"{size} x {size} are reconstructed; see --size"
+            )
+        return (hounsfield_to_attenuation(hu, self.water) / unit).float()
+
+    def _stated(
+        self, scan: Sinogram, rays: LinearOperator, in_mm: bool
+    ) -> tuple[Measurement, float, Noise | None, str]:
+        """The data, the attenuation of an image of 1, and what is assumed of the noise."""
+        quantity, y = self.quantity or scan.quantity, scan.data.float()
+        flat, dark = (
+            stored if (given := self._field(name)) is None else given
+            for name, stored in (("flat", scan.flat), ("dark", scan.dark))
+        )
+        self._require_use(quantity, flat)
+        unit, box = unit_attenuation(self.water), self.box or (0.0, None)
+        if quantity == "counts" and flat is None:
+            if self.background is None:
+                raise InputError(
+                    "counts need readings without object (--flat), or --background if they are "
+                    "emission counts y ~ Poisson(A x + background)"
+                )
+            unit = unit if in_mm else 1.0
+            counts = KullbackLeibler(y.round(), self.background)
+            return Measurement(counts, unit * rays, box, counts.y), unit, None, ""
+        noise, note = None, ""
+        if quantity == "counts":
+            assert flat is not None
+            taken = line_integrals(y, flat, 0.0 if dark is None else dark)
+            values, omega = taken.values, taken.weights
+        else:
+            values = y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
+            if self.sigma is not None:
+                noise = Noise("gaussian", self.sigma, estimated=False)
+                omega = torch.full_like(values, self.sigma**-2)
+            else:
+                photons = self.photons or photons_of(values)
+                if photons is None:
+                    raise InputError(
+                        "the noise of these data cannot be estimated; give --photons or --sigma"
+                    )
+                omega = photons * torch.exp(-values.clamp_min(0))  # those that arrive
+                how = "given" if self.photons else "estimated"
+                note = f"{photons:.3g} photons in a free ray ({how})"
+        unit = unit if in_mm else _scale(rays, values)
+        fidelity = WeightedL2(values, omega)
+        return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, note
+
+    def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
+        """Raise for options that say nothing about these data."""
+        counts = quantity == "counts"
+        for name in ("photons", "sigma") if counts else ("flat", "dark"):
+            if getattr(self, name) is not None:
+                others = "transmissions and line integrals" if counts else "counts"
+                raise InputError(
+                    f"--{name} is for {others}, and these are {quantity}; "
+                    "leave it out, or say with --quantity what they are"
+                )
+        if self.background is not None and (not counts or flat is not None):
+            raise InputError(
+                "--background is for emission counts, which have no flat field; leave it out"
+            )
+
+    def _field(self, name: str) -> Tensor | None:
+        given: FieldLike | None = getattr(self, name)
+        if given is None or isinstance(given, Tensor | np.ndarray):
+            return None if given is None else torch.as_tensor(given).float()
+        try:
+            return torch.tensor(float(given))  # type: ignore[arg-type]
+        except (ValueError, TypeError):
+            path = Path(str(given))
+        if not path.is_file():
+            raise InputError(f"--{name} is a number or an NPY file, and there is no file {path}")
+        with reading(path, "NPY"):
+            array = read_npy(path, self.max_megapixels)
+            if array.dtype.kind not in "biuf":
+                raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
+            return torch.from_numpy(array.astype(np.float32))
+
+    # Results -------------------------------------------------------------------------------------
+
+    def _write(self, volume: Volume, place: Path) -> None:
+        kind = place.suffix.lower()
+        volume = volume.to(device="cpu")
+        if kind == ".dcm":
+            write_slices(volume, place, "convexlift ct")
+        elif kind == ".png":
+            _require_one(place, len(volume.values))
+            write_png(volume, place, window=window_named(self.window))
+        elif kind == ".npy":
+            self._write_plain(volume.images, place)
+        else:
+            write_tiff(volume, place)
+
+    def _write_plain(self, images: Tensor, place: Path) -> None:
+        """The numbers as they are; PNG from the smallest to the largest."""
+        values = images[:, 0].detach().cpu().numpy()
+        kind = place.suffix.lower()
+        if kind == ".png":
+            _require_one(place, len(values))
+            low, high = float(values.min()), float(values.max())
+            values = np.rint(255 * (values - low) / max(high - low, 1e-30)).astype(np.uint8)
+        shape = values.shape[1:] if len(values) == 1 else values.shape
+        with atomic_path(place) as part:
+            write_picture(Picture(values, layout=shape), part, kind)
+
+
+def _flat(images: Tensor) -> Tensor:
+    return images[0, 0] if len(images) == 1 else images[:, 0]
+
+
+def _field_of_view(scan: Sinogram) -> float:
+    """What all rays of the detector see: its width, made smaller by the fan's magnification."""
+    width = scan.projections.shape[2] * scan.geometry.bin_width
+    if isinstance(scan.geometry, FanGeometry):
+        near, far = scan.geometry.source_distance, scan.geometry.detector_distance
+        width *= near / (near + far)
+    return width
+
+
+def _scale(rays: LinearOperator, values: Tensor) -> float:
+    if not invertible(rays):
+        return 1.0
+    pixels = fbp(rays, values, "hann").flatten()
+    bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
+    return bright if bright > 0 else 1.0
+
+
+def _require_ending(target: Path) -> None:
+    if target.suffix.lower() not in RESULTS:
+        raise InputError(f"{target} is no name for a slice; let it end in {', '.join(RESULTS)}")
+
+
+def _require_one(place: Path, count: int) -> None:
+    if count > 1:
+        raise InputError(f"{place} holds one slice, and there are {count}; write .tif")

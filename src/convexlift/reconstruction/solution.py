@@ -1,0 +1,279 @@
+"""Problems solved in pieces that fit the memory, within one time limit, until somebody stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.problems.certificate import certify
+from convexlift.problems.variational import VariationalProblem
+from convexlift.proofs import Proof
+from convexlift.solvers.method import Method
+from convexlift.solvers.named_methods import METHODS
+from convexlift.solvers.solution import History, Progress, Solution, Status
+from convexlift.solvers.solve import solve
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Measurement
+from convexlift.tensors import Blocks, join_images, select_images
+
+Callback = Callable[[Progress], object]
+"""Called at every check of the solver; return ``True`` to stop."""
+
+TRIAL_ITERATIONS = 20
+"""For each step size, where a method has several to choose from."""
+
+_BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
+_IMAGES = 24  # of the size of images
+_LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are finished later
+_LARGEST_ON_A_GPU = 64
+_SHORTEST = 1e-3  # seconds: a limit that has passed still leaves one evaluation
+
+
+class Interruption:
+    """Whether Ctrl-C was pressed, or a callback asked to stop.
+
+    While a solve runs, the signal raises KeyboardInterrupt, and ``solve`` returns its best
+    iterate. At all other times it is only noted, so that a file that is being written is finished.
+    A second signal is raised wherever it comes.
+    """
+
+    status: Status | None = None
+    _in_a_solve = False
+
+    @contextlib.contextmanager
+    def during_a_solve(self) -> Iterator[None]:
+        """Let the signal end the block."""
+        self._in_a_solve = True
+        try:
+            yield
+        finally:
+            self._in_a_solve = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Interruption]:
+        """Handle the signal in the block; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = signal.signal(signal.SIGINT, self._note)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+    def _note(self, kind: int, frame: object) -> None:
+        again, self.status = self.status is Status.INTERRUPTED, Status.INTERRUPTED
+        if again or self._in_a_solve:
+            raise KeyboardInterrupt
+
+
+@dataclass(eq=False)
+class PiecewiseSolver:
+    """How problems are solved.
+
+    Args:
+        network: the regularizer, on the device.
+        device: where to solve.
+        stop: for each image or file; its seconds are for the weight and all pieces together.
+        method: a name in ``solvers.named_methods.METHODS``.
+        batch: images at once, or None for as many as fit.
+        interruption: why no further iteration is wanted, if so.
+    """
+
+    network: InputConvexNetwork
+    device: torch.device
+    stop: StopWhen = field(default_factory=StopWhen)
+    method: str = "default"
+    batch: int | None = None
+    interruption: Interruption = field(default_factory=Interruption)
+
+    def fitting(self, data: Measurement) -> int:
+        """How many images of this size to solve at once."""
+        if self.batch is not None:
+            return self.batch
+        height, width = data.image_shape[-2:]
+        layers = (layer for layer in self.network.layers if isinstance(layer, ConvexLayer))
+        channels = sum(layer.channels for layer in layers)
+        each = 4 * height * width * (_BUFFERS * channels + _IMAGES)
+        if self.device.type == "cuda":
+            free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU
+        else:
+            free, most = _free_memory(), _LARGEST_ON_A_CPU
+        return max(1, min(most, int(free / 2) // each))
+
+    def here(self, data: Measurement) -> Measurement:
+        """The data on the device; itself, with all that its operator has computed, if it is."""
+        return data if data.fidelity.y.device.type == self.device.type else data.to(
+            device=self.device
+        )  # fmt: skip
+
+    def solve(
+        self,
+        data: Measurement,
+        weight: float,
+        callback: Callback | None = None,
+        *,
+        spent: float = 0.0,
+        gap_map: bool = False,
+        keep_duals: bool = True,
+    ) -> tuple[Solution, Tensor | None]:
+        """All images, in pieces that share the time, and the map of their gap.
+
+        Args:
+            data: of the images.
+            weight: of the regularizer.
+            callback: called with the images of a piece.
+            spent: seconds of the time limit that have passed already.
+            gap_map: whether to compute the map.
+            keep_duals: whether several pieces keep their dual variables, as large as all layers
+                of the network; the proof needs them.
+        """
+        end = None if self.stop.seconds is None else time.perf_counter() + self.stop.seconds - spent
+        size = self.fitting(data)
+        solutions: list[Solution] = []
+        maps: list[Tensor] = []
+        done = 0
+        while done < len(data):
+            rows = slice(done, done + size)
+            share = min(1.0, size / (len(data) - done))
+            stop = within(self.stop, None if end is None else share * (end - time.perf_counter()))
+            try:
+                solution = self.solve_piece(data.select(rows), weight, stop, callback)
+            except torch.cuda.OutOfMemoryError:
+                if size == 1:
+                    raise
+                torch.cuda.empty_cache()
+                size = max(1, size // 2)
+                continue
+            if gap_map:
+                problem = solution.proof.problem
+                maps.append(certify(problem, solution.x, solution.duals).map.cpu())
+            if not keep_duals or size < len(data):
+                solution = _slim(solution, keep_duals, solutions[0] if solutions else solution)
+            solutions.append(solution)
+            done = rows.stop
+        return join_solutions(solutions), torch.cat(maps) if maps else None
+
+    def solve_piece(
+        self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
+    ) -> Solution:
+        """Images that fit the memory, with the status of whoever ended the run."""
+        problem = stated(self.here(data), self.network, weight, self.method)
+        solution = self.solve_once(problem, stop, None, callback)
+        if self.interruption.status is None and Status.STOPPED in solution.status:
+            self.interruption.status = Status.STOPPED
+        ended = self.interruption.status
+        if ended is None:
+            return solution
+        statuses = (s if s is Status.CONVERGED else ended for s in solution.status)
+        return replace(solution, status=tuple(statuses))
+
+    def solve_once(
+        self,
+        problem: VariationalProblem,
+        stop: StopWhen,
+        start: object = None,
+        callback: Callback | None = None,
+    ) -> Solution:
+        """One call of ``solve``; after an interruption, the start is only evaluated."""
+        if self.interruption.status is None:
+            try:
+                with self.interruption.during_a_solve():
+                    begin = time.perf_counter()
+                    method = self._method(problem, stop)
+                    if stop.seconds is not None:
+                        stop = within(stop, begin + stop.seconds - time.perf_counter())
+                    return solve(
+                        problem,
+                        method=method,
+                        stop=stop,
+                        start=start,  # type: ignore[arg-type]
+                        callback=callback,
+                    )
+            except KeyboardInterrupt:  # before the first iteration
+                self.interruption.status = Status.INTERRUPTED
+        return solve(problem, stop=StopWhen(gap=stop.gap, max_iterations=0))
+
+    def _method(self, problem: VariationalProblem, stop: StopWhen) -> Method:
+        """With the step sizes that do best in a few iterations, where there are several."""
+        grid = METHODS[self.method].grid(problem, True)
+        if len(grid) == 1:
+            return grid[0]
+        few = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
+        few = within(few, None if stop.seconds is None else stop.seconds / (2 * len(grid)))
+
+        def reached(method: Method) -> float:
+            value = float(solve(problem, method=method, stop=few).objective.sum())
+            return value if value == value else float("inf")
+
+        return min(grid, key=reached)
+
+
+def stated(
+    data: Measurement, network: InputConvexNetwork, weight: float, method: str
+) -> VariationalProblem:
+    """min_x D(A x, y) + weight R(x) over the box; without the box for methods that ignore it."""
+    problem = data.problem(network, weight)
+    return problem if METHODS[method].bounded else replace(problem, box=None)
+
+
+def within(stop: StopWhen, seconds: float | None) -> StopWhen:
+    """The same with a time limit, if there is one."""
+    return stop if seconds is None else replace(stop, seconds=max(_SHORTEST, seconds))
+
+
+def select_solution(solution: Solution, images: slice, problem: VariationalProblem) -> Solution:
+    """The solution of some images, whose own problem is given; its state is dropped."""
+    history = History([select_images(record, images) for record in solution.history])
+    proof = Proof(problem, select_images(solution.proof.claim, images))
+    return select_images(solution, images, history=history, state=None, proof=proof)
+
+
+def join_solutions(solutions: Sequence[Solution]) -> Solution:
+    """The solutions of several pieces as one; a piece that ended keeps its last record.
+
+    Its proof has the problem of the first piece only: whoever wants it states the whole problem.
+    """
+    first, *others = solutions
+    if not others:
+        return first
+    history = History()
+    for i in range(max(len(each.history) for each in solutions)):
+        records = [each.history[min(i, len(each.history) - 1)] for each in solutions]
+        whole = join_images(records, iteration=max(record.iteration for record in records),
+                            seconds=sum(record.seconds for record in records))  # fmt: skip
+        history.records.append(whole)
+    claim = join_images([each.proof.claim for each in solutions])
+    return join_images(
+        solutions, seconds=sum(each.seconds for each in solutions), history=history, state=None,
+        proof=Proof(first.proof.problem, claim),
+    )  # fmt: skip
+
+
+def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
+    """On the CPU, without the solver's state, the data and, if so wanted, the dual variables."""
+    claim = solution.proof.claim
+    if not keep_duals:
+        claim = replace(claim, duals=Blocks({}), data_dual=None)
+    claim = claim.to(device="cpu")
+    return replace(
+        solution, x=claim.x, objective=claim.objective, lower_bound=claim.lower_bound,
+        gap=claim.gap, iterations=solution.iterations.cpu(), duals=claim.duals, state=None,
+        proof=Proof(first.proof.problem, claim),
+    )  # fmt: skip
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system says
+        return 2**31

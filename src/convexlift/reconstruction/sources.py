@@ -1,0 +1,294 @@
+"""Files to reconstruct, and the files that are written: found and checked before any work."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convexlift.files.atomic import leftovers, remove_leftovers
+from convexlift.files.planes import SUFFIXES
+from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError
+from convexlift.scans.files import HDF5
+from convexlift.scans.folders import files_in
+from convexlift.scans.sinogram_arrays import FORMAT
+
+SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
+_MARKS = (
+    ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
+    ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
+    ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
+    ((".npy",), (b"\x93NUMPY",), "NPY"),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file and the place of its result."""
+
+    path: Path
+    target: Path
+
+    @property
+    def record(self) -> Path:
+        """The JSON file beside the result."""
+        return self.target.with_suffix(".json")
+
+    @property
+    def gap_map(self) -> Path:
+        """The NPY file with the map of the gap."""
+        return self.target.with_name(f"{self.target.stem}.gap.npy")
+
+    @property
+    def gap_picture(self) -> Path:
+        """The same as a picture."""
+        return self.target.with_name(f"{self.target.stem}.gap.png")
+
+    @property
+    def proof(self) -> Path:
+        """The proof file."""
+        return self.target.with_suffix(".proof")
+
+    def results(self, *, gap_map: bool = True, proof: bool = True) -> list[Path]:
+        """All files that may be written: the result, its record, maps of the gap, the proof."""
+        maps = [self.gap_map, self.gap_picture] if gap_map else []
+        return [self.target, self.record, *maps, *([self.proof] if proof else [])]
+
+
+def find_sources(
+    inputs: Sequence[str], output: Path, suffixes: Sequence[str], ending: str | None = None
+) -> list[Source]:
+    """Files, the files of folders, and those that globs match, each with its target.
+
+    ``output`` is a file for a single input file, unless it is a folder already or has no ending;
+    else a folder, in which results have the names of their inputs (with ``ending``, if given).
+    Files in folders whose names end otherwise than ``suffixes`` are left alone; a file that is
+    named must end so. Links that lead nowhere are files, too, which cannot be read.
+    """
+    found: list[tuple[Path, Path]] = []  # and the name in the output folder
+    whole_folder = False
+    for each in inputs:
+        place = Path(each)
+        if place.is_dir():
+            whole_folder = True
+            inside = files_in(place) + sorted(p for p in place.iterdir() if _leads_nowhere(p))
+            files = [p for p in inside if _wanted(p, suffixes)]
+            if not files:
+                raise InputError(
+                    f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
+                )
+            found += [(file, Path(file.name)) for file in files]
+        elif place.exists() or place.is_symlink():
+            found.append((place, Path(place.name)))
+        elif matches := sorted(Path(m) for m in glob.glob(each, recursive=True)):
+            whole_folder = True
+            there = (m for m in matches if m.is_file() or _leads_nowhere(m))
+            files = [m for m in there if _wanted(m, suffixes)]
+            found += [(file, Path(file.name)) for file in files]
+        else:
+            raise InputError(f"there is no file or folder {each}; check the name")
+    # Once each; a link with another name is another input, with a result of its own.
+    found = list({(resolved(path), name): (path, name) for path, name in found}.values())
+    if not found:
+        raise InputError(f"no input ends in one of {', '.join(suffixes)}")
+    for path, _ in found:
+        if path.suffix.lower() not in suffixes:
+            raise InputError(f"{path} ends in none of {', '.join(suffixes)}; convert it first")
+    single = len(found) == 1 and not whole_folder and output.suffix and not output.is_dir()
+    if single:
+        return [Source(found[0][0], output)]
+    if output.is_file():
+        raise InputError(
+            f"{len(found)} results need a folder, and {output} is a file; name another"
+        )
+    sources = []
+    for path, name in found:
+        target = output / (name if ending is None else name.with_suffix(ending))
+        sources.append(Source(path, target))
+    _require_distinct(sources)
+    return sources
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether it is a link without a file, in sight as those of ``files_in`` are."""
+    return path.is_symlink() and not path.exists() and path.name[0] != "."
+
+
+def resolved(path: Path) -> Path:
+    """What it leads to; of links that lead in a circle, one of them."""
+    return Path(os.path.realpath(path))
+
+
+def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a file of a folder is an input, and no field of a sinogram."""
+    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
+    return path.suffix.lower() in suffixes and not is_field
+
+
+def _require_distinct(sources: Sequence[Source]) -> None:
+    seen: dict[Path, Path] = {}
+    for source in sources:
+        for place in (source.target, source.record):
+            other = seen.setdefault(place, source.path)
+            if other != source.path:
+                raise InputError(
+                    f"{other} and {source.path} would both be written to {place}; "
+                    "reconstruct them into different folders"
+                )
+
+
+def sides(path: Path) -> list[Path]:
+    """The geometry and the fields of a sinogram, which belong to it."""
+    side = path.with_suffix(".json")
+    if path.suffix.lower() not in SINOGRAMS or not side.is_file():
+        return []
+    if FORMAT not in side.read_text(encoding="utf-8", errors="replace"):
+        return []
+    return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
+
+
+def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
+    """The file, or those of a folder that may belong to these images: masks, truths."""
+    if not isinstance(place, str | os.PathLike):
+        return []
+    if not Path(place).is_dir():
+        return [Path(place)]
+    stems = {path.stem for path in paths}
+    return [p for p in files_in(Path(place)) if p.stem in stems and p.suffix.lower() in PICTURES]
+
+
+def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """The picture in a folder with the name of another: with its ending too, if there are several.
+
+    Args:
+        folder: to look in.
+        path: of the other picture.
+        what: it is wanted for, for errors.
+        suffixes: that it may have.
+    """
+    named = [p for p in files_in(folder) if p.stem == path.stem and p.suffix.lower() in suffixes]
+    if not named:
+        raise InputError(f"the folder {folder} has no {what} for {path.name}")
+    alike = [p for p in named if p.suffix.lower() == path.suffix.lower()] or named
+    alike = [p for p in alike if p.name == path.name] or alike
+    if len(alike) > 1:
+        names = " and ".join(p.name for p in alike)
+        raise InputError(f"the folder {folder} has {names} for {path.name}; keep one {what} there")
+    return alike[0]
+
+
+def glance(path: Path) -> str | None:
+    """What is wrong with a file, as far as its first bytes say; None if nothing is."""
+    try:
+        if _leads_nowhere(path):
+            return "it is a link that leads to no file"
+        if not path.is_file():
+            return "there is no such file"
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        with path.open("rb") as file:
+            start = file.read(132)
+    except OSError as error:
+        return f"it cannot be opened ({error.strerror})"
+    for endings, marks, kind in _MARKS:
+        if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
+            return f"not a {kind} file, despite its name"
+    return None
+
+
+def check_targets(
+    sources: Sequence[Source],
+    *,
+    force: bool,
+    resume: bool = False,
+    gap_map: bool = False,
+    proof: bool = False,
+    also_read: Sequence[Path] = (),
+    summary: Path | None = None,
+) -> None:
+    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+
+    Temporary files that a killed run left beside these results are removed.
+
+    Args:
+        sources: files and targets.
+        force: whether files that exist may be replaced.
+        resume: whether results of an earlier run may be; files without a record are none.
+        gap_map: whether maps of the gap are written.
+        proof: whether proof files are written.
+        also_read: further inputs: masks, truths, a saved regularizer.
+        summary: the file of all results, if there is to be one.
+    """
+    inputs = {resolved(place) for place in also_read}
+    for source in sources:
+        inputs |= {resolved(place) for place in (source.path, *sides(source.path))}
+    written: set[Path] = set()
+    for source in sources:
+        places = source.results(gap_map=gap_map, proof=proof)
+        there = any(place.exists() for place in places)
+        may = force or (resume and there and _is_result(source))
+        for place in places:
+            _require_free(place, inputs, may, resume)
+        written |= {resolved(place) for place in places}
+    if summary is not None:
+        _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
+        if resolved(summary) in written:
+            raise InputError(f"{summary} is the name of a result; name another file for all")
+    _make_folders({source.target.parent for source in sources}, summary)
+    results = [place for source in sources for place in source.results()]
+    remove_leftovers(results if summary is None else [*results, summary])
+
+
+def _make_folders(folders: set[Path], summary: Path | None) -> None:
+    for folder in folders if summary is None else folders | {summary.parent}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be a folder ({error.strerror}); name another"
+            ) from None
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"nothing can be written to {folder} ({error.strerror}); name another folder"
+            ) from None
+
+
+def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
+    if resolved(place) in inputs:
+        raise InputError(f"{place} is an input; write the results to another folder")
+    if place.is_dir():
+        raise InputError(f"{place} is a folder; name another output")
+    if place.exists() and not place.is_file():  # results replace what has their name
+        raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
+    if not place.exists() or may_replace:
+        return
+    if resume:
+        raise InputError(
+            f"{place} exists, and no record says that it is a result; move it away, name another "
+            "output, or use --force in place of --resume"
+        )
+    raise InputError(
+        f"{place} exists; name another output, or add --force (or --resume, which keeps finished "
+        "results)"
+    )
+
+
+def _is_result(source: Source) -> bool:
+    """Whether an earlier run wrote here; if it was killed, its record has a temporary name yet."""
+    return _is_ours(source.record) or any(leftovers([source.record]))
+
+
+def _is_ours(record: Path) -> bool:
+    """Whether a JSON file was written by a run: each says with which settings."""
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "settings" in content
