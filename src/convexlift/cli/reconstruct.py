@@ -7,8 +7,6 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
-from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import typer
 
 from convexlift.cli.app import (
     FAILURE,
-    Device,
     Failed,
     Interrupted,
     UserError,
@@ -25,15 +22,7 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.cli.reconstruct_options import (
-    FILE_DEFAULTS,
-    OF_FILES,
-    OPTIONS,
-    PLACES,
-    READERS,
-    SCAN_OPTIONS,
-    checked,
-)
+from convexlift.cli.reconstruct_options import OF_RUNS, PLACES, READERS, checked, signature
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair
 from convexlift.reconstruction.batch import BatchResult, reconstruct_files
@@ -48,25 +37,6 @@ STATUSES = (
     "current one, are kept)."
 )
 
-HELP = {
-    "denoise": """Remove Gaussian noise, or salt and pepper.
-
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
-    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
-    grey images: colours and pages are solved one by one.
-    """,
-    "inpaint": """Fill in missing pixels: of a mask, of a colour, or NaN in float files.
-
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
-    noise, which is taken for Gaussian unless --noise says otherwise.
-    """,
-    "ct": """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
-
-    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
-    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
-    """,
-}
-
 group = typer.Typer(
     help=f"Your own files, with a proof beside each result.\n\n{STATUSES}", no_args_is_help=True
 )
@@ -74,42 +44,25 @@ app.add_typer(group, name="reconstruct")
 
 
 def _command(kind: type[Reconstructor]) -> Callable[..., None]:
-    """A command with the options of a task, with the defaults of the library, and those of files.
-
-    Typer reads options from signatures: this one is made, so that each option is written once.
-    """
+    """The command of a task."""
 
     def command(debug: bool, **given: Any) -> None:
-        own = {name: given.pop(name) for name in (*PLACES, *OF_FILES) if name in given}
         with one_sentence_errors(debug):
-            options = {name: READERS.get(name, _as_it_is)(value) for name, value in given.items()}
+            own = {name: given.pop(name) for name in (*PLACES, *OF_RUNS) if name in given}
+            options = {
+                name: READERS[name](value) if name in READERS else value
+                for name, value in given.items()
+            }
             _run(kind, options, debug=debug, **own)
 
-    defaults = FILE_DEFAULTS | {option.name: option.default for option in fields(kind)}
-    defaults["device"] = Device.auto
-    known = OPTIONS | (SCAN_OPTIONS if kind.task == "ct" else {}) | OF_FILES
-    annotations = PLACES | {name: known[name] for name in known if name in defaults}
-    command.__annotations__ = annotations
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(
-                name, Parameter.KEYWORD_ONLY, annotation=annotation,
-                default=defaults.get(name, Parameter.empty),
-            )
-            for name, annotation in annotations.items()
-        ]
-    )  # fmt: skip
+    command.__signature__ = signature(kind)  # type: ignore[attr-defined]
+    command.__annotations__ = {name: p.annotation for name, p in signature(kind).parameters.items()}
     return command
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 for _kind in RECONSTRUCTORS.values():
-    group.command(_kind.task, help=inspect.cleandoc(HELP[_kind.task]), epilog=STATUSES)(
-        _command(_kind)
-    )
+    _about = inspect.cleandoc(_kind.__doc__ or "").partition("\n\nArgs:")[0]
+    group.command(_kind.task, help=_about, epilog=STATUSES)(_command(_kind))
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""What ``convexlift reconstruct`` says: a bar on a terminal, a line for each file, a summary."""
+"""Output of ``convexlift reconstruct``: a bar on a terminal, a line for each file, a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from typing import IO, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from convexlift.cli.app import console
 from convexlift.reconstruction.batch import BatchListener, BatchResult
@@ -39,14 +46,14 @@ class Narrator(BatchListener):
     def __init__(self, *, to_stderr: bool, debug: bool, total: int, tolerance: float) -> None:
         self.screen = _Screen(stderr=True) if to_stderr else _Screen(width=console().width)
         self.stream = "Standard error" if to_stderr else "Standard output"
-        self.unsaid = ""  # where and why words could not be written, if they could not
+        self.unsaid = ""  # which stream could not be written, and why
         self.debug, self.total, self.tolerance = debug, total, tolerance
-        self.clock = Countdown(tolerance)
         self.done = 0
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self.bar = Progress(
-            *columns, console=self.screen, transient=True, disable=not self.screen.is_terminal
-        )
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(),
+            TimeRemainingColumn(), console=self.screen, transient=True,
+            disable=not self.screen.is_terminal,
+        )  # fmt: skip
         self.task = TaskID(0)
 
     def __enter__(self) -> Narrator:
@@ -66,20 +73,13 @@ class Narrator(BatchListener):
         """The name of the file."""
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
-    def solving(self, sources: Sequence[Source]) -> None:
-        """A new countdown."""
-        self.clock = Countdown(self.tolerance)
-
     def progress(self, sources: Sequence[Source], now: Check) -> None:
-        """Objective, gap, and time left."""
+        """Objective and gap."""
         gap = float(now.gap.max())
-        self.clock.note(now.seconds, gap)
         name = sources[0].path.name
         more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        left = self.clock.left()
-        soon = "" if left is None else f", {_duration(left)} left"
-        text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}{soon}"
-        self._show(text, self.clock.fraction(gap) * len(sources))
+        text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}"
+        self._show(text, share(gap, self.tolerance) * len(sources))
 
     def finished(self, source: Source, result: Reconstruction) -> None:
         """One line."""
@@ -126,53 +126,32 @@ class Narrator(BatchListener):
             return
         try:
             self.screen.print(text, highlight=False, markup=False, soft_wrap=True)
-        except OSError as error:  # a full disk or a closed pipe: files matter more than words
+        except OSError as error:  # a full disk or a closed pipe; files are still written
             self.unsaid = f"{self.stream} cannot be written ({error.strerror or error})"
             discard(self.screen.file)
 
 
 class _Screen(Console):
-    """Whose errors are all the same: a pipe that was closed is no reason to end the program."""
+    """A console for which a closed pipe is an error like others, and does not end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what happened, in the place of ``SystemExit``."""
+        """Raise the error, in place of ``SystemExit``."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def discard(stream: IO[str]) -> None:
-    """Let the rest of a stream go nowhere: else Python would try to write it when it ends."""
+    """Discard the rest of a stream: else Python would try to write it at its exit."""
     with contextlib.suppress(OSError, ValueError):  # streams of tests have no number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
-class Countdown:
-    """Time left until the gap is small enough, as if it fell by the same factor every second."""
-
-    def __init__(self, tolerance: float) -> None:
-        self.goal = math.log(max(tolerance, 1e-300))
-        self.points: list[tuple[float, float]] = []
-
-    def note(self, seconds: float, gap: float) -> None:
-        """A check; gaps of 1 and more say nothing yet."""
-        if 0 < gap < 1:
-            self.points.append((seconds, math.log(gap)))
-
-    def left(self) -> float | None:
-        """Seconds, or None if nobody knows."""
-        if len(self.points) < 3:
-            return None
-        (begin, first), (now, last) = self.points[len(self.points) // 2 - 1], self.points[-1]
-        if not (now > begin and last < first):
-            return None
-        return max(0.0, (last - self.goal) * (now - begin) / (first - last))
-
-    def fraction(self, gap: float) -> float:
-        """How much is done: the logarithm of the gap, between 1 and the tolerance."""
-        if not 0 < gap < 1 or self.goal >= 0:
-            return 0.0
-        return min(1.0, math.log(gap) / self.goal)
+def share(gap: float, tolerance: float) -> float:
+    """How much is done: the logarithm of the gap, between 1 and the tolerance."""
+    if not 0 < gap < 1 or not 0 < tolerance < 1:
+        return 0.0
+    return min(1.0, math.log(gap) / math.log(tolerance))
 
 
 def line(result: Reconstruction) -> str:
@@ -226,9 +205,3 @@ def _sentence(source: Source, error: Exception) -> str:
     if not isinstance(error, ValueError | OSError | ImportError):
         text = f"{type(error).__name__}: {text} (--debug for details)"
     return text.rstrip(".") + "."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min"

@@ -44,9 +44,8 @@ def reconstruct(
         task: ``denoise``, ``inpaint`` or ``ct``.
         progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
             are solved at once; return ``True`` to stop with the best image so far.
-        options: of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``, which document them; the
-            most important are ``noise``, ``sigma``, ``regularizer``, ``weight``, ``mask``,
-            ``tolerance``, ``time_limit``, ``device``, ``truth`` and ``simulate``.
+        options: of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``, which document them. Masks
+            and truths are paths or arrays like the image, regularizers names, paths or networks.
 
     Raises:
         InputError: a ValueError that says which option or which part of the image is wrong.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,13 +52,17 @@ WITH_NAN = (".npy", ".tif", ".tiff")
 class Denoiser(Reconstructor):
     """Remove Gaussian noise, or salt and pepper.
 
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
+    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
+    grey images: colours and pages are solved one by one.
+
     Args:
-        noise: ``gaussian`` or ``salt-and-pepper``; decided for each image unless given.
-        sigma: the noise level for images in [0, 1] (25/255 is 0.098), or the fraction of pixels
-            that are salt and pepper; estimated for each image unless given.
-        range: the numbers that mean black and white; ``data``: smallest and largest; ``auto``: 0
-            and the largest of an integer type, (0, 1) for floats that are about there, and as
-            ``data`` for other floats, and for integers of which some are negative.
+        noise: model of the noise; decided for each image unless given.
+        sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
+            are salt and pepper; estimated for each image unless given.
+        range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
+            largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
+            there; as ``data`` for other floats, and for integers of which some are negative.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: of the simulated noise; plane i has ``seed + i``.
     """
@@ -75,10 +80,13 @@ class Denoiser(Reconstructor):
         super().__post_init__()
         if self.noise not in (None, "gaussian", "salt-and-pepper"):
             raise InputError(f"--noise is gaussian or salt-and-pepper, got {self.noise}")
-        if isinstance(self.range, tuple) and not self.range[0] < self.range[1]:
-            raise InputError(f"--range needs LOW < HIGH, got {self.range}")
-        if isinstance(self.range, str) and self.range not in ("auto", "data"):
-            raise InputError(f"--range is auto, data or two numbers, got {self.range}")
+        if self.range not in ("auto", "data"):
+            if not isinstance(self.range, tuple) or len(self.range) != 2:
+                raise InputError(
+                    f"--range is auto, data or LOW,HIGH, such as 0,4095, got {self.range}"
+                )
+            if not -math.inf < self.range[0] < self.range[1] < math.inf:
+                raise InputError("--range needs LOW < HIGH, got {:g},{:g}".format(*self.range))
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
@@ -237,14 +245,14 @@ class Denoiser(Reconstructor):
 class Inpainter(Denoiser):
     """Fill in missing pixels: of a mask, of a colour, or NaN in floats.
 
-    Pixels that were seen lose their noise, which is taken for Gaussian unless ``noise`` says
-    otherwise.
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
+    noise, which is taken for Gaussian unless --noise says otherwise.
 
     Args:
-        mask: an image, or a folder of them with the names of the inputs; white (1, True) is seen.
+        mask: an image, or a folder of them with the inputs' names; white is seen.
         invert_mask: white is missing.
-        mask_colour: pixels of this colour are missing: ``#ff00ff``, or a grey level.
-        colour_tolerance: levels (of 255) by which it may differ.
+        mask_colour: pixels of this colour are missing: '#ff00ff'.
+        colour_tolerance: levels (of 255) it may differ by.
         missing: with ``simulate`` and no mask, the fraction of pixels to hide.
     """
 

@@ -44,6 +44,8 @@ from convexlift.solvers.solution import Solution
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Bounds, Measurement
 
+MethodName = Literal["default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"]
+
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
@@ -88,26 +90,26 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstructor(ABC):
-    """Options of all tasks.
+    """Options of all tasks; the command line has them as well.
 
     Args:
-        regularizer: a name (``cl.models.names()``), the path of a saved one, ``tv`` for total
-            variation, or a network.
-        weight: ``card``, the weight of the regularizer's card, scaled to the noise; ``auto``, the
-            one whose image best predicts held-out data; ``discrepancy``, the one whose residual is
-            as large as the noise; or a number.
+        regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
+        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
+            ``auto``: chosen by prediction of held-out data. ``discrepancy``: whose residual is as
+            large as the noise.
         strength: a factor of that weight.
-        tolerance: the certified relative gap to stop at.
-        time_limit: seconds, half of them at most for the search of the weight.
-        max_iterations: for each batch of planes.
+        tolerance: certified relative gap to stop at.
+        time_limit: seconds for each file, or batch of files: half of them at most for its weight.
+        max_iterations: iterations for each file.
         check_every: iterations between two checks, at which ``progress`` is called.
-        method: how to solve, a name in ``solvers.named_methods.METHODS``.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or a ``torch.device``.
-        batch: planes solved at once, or ``auto``: as many as fit the memory.
+        method: how to solve; those with step sizes try some for a few iterations.
+        device: where to compute; ``auto`` takes a GPU if there is one.
+        batch: images of one size solved at once: ``auto``, as many as fit, or a number.
         gap_map: whether to compute where the gap is.
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
-        truth: the clean image, for PSNR and SSIM.
-        max_megapixels: replaces the limits on the size that the header of a file may declare.
+        truth: the clean image, or a folder of them with the inputs' names; gives PSNR.
+        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
+            unless given, 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: str | os.PathLike[str] | InputConvexNetwork = "photo-any-size"
@@ -117,7 +119,7 @@ class Reconstructor(ABC):
     time_limit: float | None = None
     max_iterations: int = 2000
     check_every: int = 10
-    method: str = "default"
+    method: MethodName = "default"
     device: str | torch.device = "auto"
     batch: int | Literal["auto"] = "auto"
     gap_map: bool = False
@@ -147,7 +149,9 @@ class Reconstructor(ABC):
                 "for none"
             )
         if self.method not in METHODS:
-            raise InputError(f"there is no method {self.method!r}; choose of {', '.join(METHODS)}")
+            raise InputError(
+                f"there is no method {self.method!r}; choose one of {', '.join(METHODS)}"
+            )
         if self.batch != "auto" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise InputError(f"--batch is auto or a whole number from 1 on, got {self.batch}")
         if isinstance(self.weight, str) and self.weight not in ("card", "auto", "discrepancy"):
@@ -255,7 +259,7 @@ class Reconstructor(ABC):
             unused = option.name in self.python_only and value == option.default
             if option.name not in self.quiet and value is not None and not unused:
                 given[option.name] = _plain(value)
-        given |= {"weight": str(self.rule), "device": str(self.place)}
+        given |= {"weight": str(self.rule).removesuffix(".0"), "device": str(self.place)}
         return given | {"version": sys.modules["convexlift"].__version__}  # set after imports
 
     @property

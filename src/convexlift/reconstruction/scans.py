@@ -52,7 +52,7 @@ from convexlift.scans.geometry import FanGeometry, ScanGeometry
 from convexlift.scans.pictures import write_png, write_tiff
 from convexlift.scans.sinograms import Quantity, Sinogram
 from convexlift.scans.volumes import Volume
-from convexlift.scans.windows import Window, window_named
+from convexlift.scans.windows import WINDOWS, Window, window_named
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
@@ -70,29 +70,34 @@ FieldLike = float | str | os.PathLike[str] | Array
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScanReconstructor(Reconstructor):
-    """Slices from sinograms, in HU where the size of pixels is known.
+    """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
+
+    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
+    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
 
     Args:
-        quantity: what the numbers are (``counts``, ``transmission`` or ``line integrals``), in
-            place of what the file says.
-        geometry: of an array of projections (rows, angles, bins); files have their own.
-        flat: readings without object: a number, an NPY file or an array; else those of the scan.
-        dark: readings without beam, likewise.
-        photons: in a ray that meets nothing, for transmissions and line integrals; estimated
-            unless given.
+        truth: slices in HU of the result's size; gives PSNR.
+        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
+            --simulate.
+        quantity: what the numbers are, if not as the file says.
+        geometry: of an array of projections (rows, angles, bins).
+        flat: readings without object: a number, or an NPY file.
+        dark: readings without beam: a number, or an NPY file.
+        photons: in a free ray, for transmissions and line integrals; estimated unless given.
         background: r of emission counts y ~ Poisson(A x + r).
-        sigma: noise of line integrals, if it is the same in all rays.
-        size: pixels of a side; as many as there are bins unless given.
-        extent: side of the image in the unit of the geometry; the field of view unless given.
+        sigma: noise of line integrals, if the same in all rays.
+        size: pixels of a side; as many as bins unless given.
+        extent: side in mm; the field of view unless given.
         water: attenuation of water in 1/mm, for HU.
         angle_unit: of HDF5 files that do not say it.
-        rows: of the detector, (first, end).
-        window: of PNG results: a name in ``cl.scans.WINDOWS``, or a ``cl.scans.Window`` in HU.
-        simulate: the image is a slice: simulate a scan with counts.
+        rows: of the detector, FIRST:END (two numbers); all unless given.
+        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
+            HU.
+        simulate: inputs are slices; simulate a scan with counts.
         views: of a simulated scan.
         bins: of a simulated scan.
-        seed: of simulated noise; slice i has ``seed + i``.
-        read_seconds: for reading an HDF5 file; 20, and 1 for every 10 MB, unless given.
+        seed: of simulated noise.
+        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"
@@ -119,6 +124,7 @@ class ScanReconstructor(Reconstructor):
     task: ClassVar[str] = "ct"
     search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
     quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
+    python_only = (*Reconstructor.python_only, "geometry")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +134,15 @@ class ScanReconstructor(Reconstructor):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"--{name.replace('_', '-')} is a number > 0, got {value:g}")
-        window_named(self.window)
+        if isinstance(self.window, str) and self.window not in WINDOWS:
+            raise InputError(
+                f"--window is one of {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU, got {self.window}"
+            )
+        if self.rows is not None:
+            if not isinstance(self.rows, tuple) or len(self.rows) != 2 or min(self.rows) < 0:
+                raise InputError(f"--rows is FIRST:END, such as 500:510, got {self.rows}")
+            if not self.rows[0] < self.rows[1]:
+                raise InputError("--rows needs FIRST < END, got {}:{}".format(*self.rows))
         for name in ("flat", "dark"):
             self._field(name)
         if self.photons is not None and self.sigma is not None:
