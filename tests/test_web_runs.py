@@ -13,15 +13,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from web_runs import crop, finished, letters, long_job
+from web_runs import crop, denoising, finished, letters, long_job
 
 from convexlift.images import load_example
 from convexlift.phantoms import shepp_logan
-from convexlift.web.job import TV, CTJob, DenoisingJob, InpaintingJob, fitting
+from convexlift.solvers.solution import Status
+from convexlift.web.job import TV, PageJob, fitting
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.race import Race
-from convexlift.web.run import Ending, Run
+from convexlift.web.run import Run
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
@@ -60,75 +61,72 @@ def test_only_fitting_regularizers_are_offered():
         ({"tolerance": 0.0}, "tolerance is 0"),
         ({"strength": 1e9}, "strength"),
         ({"seed": -1}, "seed"),
-        ({"level": 7.0}, "noise level is 7"),
-        ({"kind": None}, "no noise to simulate"),
+        ({"seed": 1.5}, "seed"),
+        ({"sigma": 7.0}, "noise level is 7"),
+        ({"sigma": "0.1"}, "not a number"),
+        ({"views": 10**6}, "number of views"),
     ],
 )
 def test_bad_settings_are_named(change, said):
     with pytest.raises(PageError, match=said):
-        DenoisingJob(**{"picture": crop(), "regularizer": "photo-any-size", **change})
+        denoising(crop(), **{"regularizer": "photo-any-size", **change})
+
+
+def test_settings_that_the_library_refuses_are_errors_in_words_of_the_page():
+    for change, said in (({"noise": "poisson"}, "poisson"), ({"sigma": None}, "needs")):
+        with pytest.raises(PageError, match=said) as caught:
+            denoising(crop(), **change).reconstructor(torch.device("cpu"))
+        assert "--" not in caught.value.hint
 
 
 @pytest.mark.parametrize("planes", [1, 3])
 def test_the_noise_of_text_is_not_guessed(planes):
     text = InputPicture(letters().repeat(planes, 1, 1, 1), "page.png")
-    real = {"picture": text, "regularizer": TV, "simulated": False}
     with pytest.raises(PageError, match=r"as in text.*Gaussian.*level"):
-        DenoisingJob(**real, kind=None, level=None)
-    assert DenoisingJob(**real, level=0.1).noise().level == 0.1
-    assert DenoisingJob(picture=text, regularizer=TV).simulated
+        finished(denoising(text, simulate=False, noise=None, sigma=None))
+    noise = finished(denoising(text, simulate=False)).reconstruction.noise
+    assert (noise.kind, noise.level, noise.estimated) == ("gaussian", 0.1, False)
+
+
+def inpainting(picture, **options):
+    defaults = {"simulate": True, "sigma": 0.03, "regularizer": TV, "tolerance": 1e-2}
+    return PageJob("inpaint", picture, {**defaults, **options})
 
 
 def test_bad_masks_are_named():
-    job = {"picture": crop(), "regularizer": TV}
     for mask, said in (
         (torch.ones(48, 48), "No pixel is missing"),
         (torch.zeros(48, 48), "100%"),
         (torch.ones(10, 48), "10"),
     ):
         with pytest.raises(PageError, match=said):
-            InpaintingJob(**job, mask=mask)
+            inpainting(crop(), mask=mask)
     with pytest.raises(PageError, match="which pixels"):
-        InpaintingJob(**job, simulated=False)
+        inpainting(crop(), simulate=False)
 
 
 def test_an_error_says_that_noise_cannot_be_estimated():
     mask = torch.zeros(48, 48)
     mask[::2, ::2] = 1
-    job = InpaintingJob(picture=crop(), regularizer=TV, simulated=False, mask=mask, level=None)
+    job = inpainting(crop(), simulate=False, mask=mask, sigma=None)
     with pytest.raises(PageError, match=r"Too few pixels.*fewer pixels as missing"):
-        job.stated()
+        finished(job)
 
 
 def jobs():
     mask = torch.ones(48, 48)
     mask[10:20, 15:30] = 0
-    loose = {"tolerance": 1e-2}
+    learned, camera = {"regularizer": "photo-any-size"}, load_example("camera")
+    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True)
+    scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
     return {
-        "gaussian": DenoisingJob(
-            picture=InputPicture(load_example("camera"), "camera", example=True),
-            regularizer=TV,
-            **loose,
-        ),
-        "impulses": DenoisingJob(
-            picture=crop(), regularizer="photo-any-size", kind="salt-and-pepper", level=0.2, **loose
-        ),
-        "noisy": DenoisingJob(
-            picture=crop(), regularizer=TV, simulated=False, kind=None, level=None, **loose
-        ),
-        "random": InpaintingJob(
-            picture=crop(planes=3), regularizer="photo-any-size", seed=3, **loose
-        ),
-        "drawn": InpaintingJob(
-            picture=crop(), regularizer=TV, mask=mask, simulated=False, level=None, **loose
-        ),
-        "phantom": CTJob(
-            picture=InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True),
-            regularizer="ct-abdomen-chest",
-            views=30,
-            tolerance=5e-2,
-        ),
-        "slice": CTJob(picture=crop(), regularizer=TV, views=20, tolerance=0.3),
+        "gaussian": denoising(InputPicture(camera, "camera", example=True)),
+        "impulses": denoising(crop(), noise="salt-and-pepper", sigma=0.2, **learned),
+        "noisy": denoising(crop(), simulate=False, noise=None, sigma=None),
+        "random": inpainting(crop(planes=3), missing=0.3, seed=3, **learned),
+        "drawn": inpainting(crop(), mask=mask, simulate=False, sigma=None),
+        "phantom": PageJob("ct", phantom, scan),
+        "slice": PageJob("ct", crop(), {**scan, "regularizer": TV, "views": 20, "tolerance": 0.3}),
     }
 
 
@@ -145,7 +143,7 @@ def test_more_scripts_repeat_the_run(name, tmp_path):
 
 def repeat(job, folder):
     result = finished(job)
-    assert result.ending is Ending.CERTIFIED
+    assert result.status is Status.CONVERGED
     facts = record(result)
     files = write_files(result, facts, folder)
     elsewhere = folder / "elsewhere"
@@ -159,12 +157,17 @@ def repeat(job, folder):
     repeated = torch.from_numpy(np.load(elsewhere / "repeated.npy"))
     kept = torch.from_numpy(np.load(elsewhere / "reconstruction.npy"))
     assert torch.allclose(repeated, kept, atol=1e-5)
-    assert f"converged after {int(result.solution.iterations[0])} iterations" in done.stdout
-    assert f"objective {float(result.solution.objective[0]):.5g}"[:-1] in done.stdout
+    solution = result.reconstruction.solution
+    assert f"converged after {int(solution.iterations[0])} iterations" in done.stdout
+    assert f"objective {float(solution.objective[0]):.5g}"[:-1] in done.stdout
     if job.simulated:
-        assert f"PSNR {facts['psnr_after']:.2f} dB" in done.stdout
-        assert facts["psnr_after"] > facts["psnr_before"] or job.name == "ct"
-    assert json.loads(files.json.read_text())["gap"] == result.gap <= job.tolerance
+        assert f"PSNR {facts['psnr']:.2f} dB" in done.stdout
+        assert facts["psnr"] > facts["psnr_before"] or job.task == "ct"
+    written = json.loads(files.json.read_text())
+    assert written["input"] == job.picture.name
+    assert written["gap"] <= job.options["tolerance"]
+    assert written["history"][-1]["iteration"] == facts["iterations"]
+    assert float(solution.gap.max()) <= job.options["tolerance"]
 
 
 def test_a_result_is_shown_with_the_maps_that_are_known():
@@ -190,20 +193,21 @@ def test_stop_stops_the_solver(executor):
     else:
         pytest.fail("the run ended by itself")
     result = run.result(20.0)  # leaving the loop was enough: nobody watches any more
-    assert result.ending is Ending.STOPPED
-    assert f"max_iterations={result.iterations}" in script(result, "0")
+    assert result.status is Status.STOPPED
+    iterations = result.reconstruction.record["iterations"]
+    assert f"max_iterations={iterations}," in script(result)
 
 
 def test_the_time_limit_ends_a_run_with_its_proof():
     result = finished(long_job(), seconds=0.3)
-    assert result.ending is Ending.TIME
+    assert result.status is Status.TIME_LIMIT
     assert "Stopped at the time limit" in verdict(result)
 
 
 def test_runs_wait_for_a_thread_even_if_nobody_watches_the_others(executor):
     first = Run(long_job(), 60.0, executor).start()
     second = Run(long_job(), 60.0, executor).start()
-    third = Run(replace(long_job(), tolerance=0.5), 60.0, executor).start()
+    third = Run(long_job(tolerance=0.5), 60.0, executor).start()
     assert wait_until(lambda: first.state.points, 20.0)
     second.stop()
     with pytest.raises(PageError, match="before it began"):
@@ -211,32 +215,32 @@ def test_runs_wait_for_a_thread_even_if_nobody_watches_the_others(executor):
     for run in (first, third):  # the first one computes, and the third one waits
         with pytest.raises(TimeoutError):
             run.result(0.0)
-    assert third.state.stated is None
+    assert third.state.prepared is None
     first.stop()
-    assert first.result(20.0).ending is Ending.STOPPED
-    assert third.result(60.0).ending is Ending.CERTIFIED
+    assert first.result(20.0).status is Status.STOPPED
+    assert third.result(60.0).status is Status.CONVERGED
 
 
 def test_the_given_picture_comes_before_the_first_iteration(executor):
     run = Run(long_job(), 60.0, executor).start()
     states = run.states(pause=0.001)
-    first = next(state for state in states if state.stated is not None)
+    first = next(state for state in states if state.prepared is not None)
     assert "Given" in live_picture(replace(first, x=None), run.job)
     assert "<img" in live_picture(first, run.job)
     states.close()
-    assert run.result(20.0).ending is Ending.STOPPED
+    assert run.result(20.0).status is Status.STOPPED
 
 
 def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
     job = jobs()["impulses"]
-    monkeypatch.setattr(DenoisingJob, "damaged", lambda self: 1 / 0)
+    monkeypatch.setattr(PageJob, "prepared", lambda *_: 1 / 0)
     with pytest.raises(PageError, match="ZeroDivisionError"):
         list(Run(job, 5.0, executor).start().states())
     assert "a run failed" in caplog.text  # the traceback is for the log
 
 
 def test_a_race(executor):
-    job = replace(jobs()["impulses"], kind="gaussian", level=0.1)
+    job = denoising(crop(), regularizer="photo-any-size")
     names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
     race = Race(job, names, 1.0, executor).start()
     assert list(race.states(pause=0.01))
@@ -255,6 +259,17 @@ def test_a_race_in_a_scanner(executor):
     race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
     race.result()
     assert all(lap.checks and not lap.note for lap in race.laps)
+
+
+def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
+    """Where the card has no weight for the noise that was found, one is searched."""
+    monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
+    run = Run(long_job(), 600.0, executor).start()
+    assert wait_until(lambda: run._solver is not None, 20.0)
+    run.stop()
+    result = run.result(60.0)  # the search may take 300 s
+    assert result.status is Status.STOPPED
+    assert result.reconstruction.weight.note
 
 
 def test_stop_ends_a_race_and_skips_the_other_methods(executor):

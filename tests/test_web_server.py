@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from web_runs import crop, long_job
 
 from convexlift.cli import app
+from convexlift.solvers.solution import Status
 from convexlift.web.limits import Limits, PageError
-from convexlift.web.run import Ending, Run
+from convexlift.web.run import Run
 from convexlift.web.server import NEEDED, ServerOptions, listen, remove_leftovers, server_folder
 
 pytest.importorskip("starlette", reason="the web page needs gradio, which brings starlette")
@@ -59,9 +60,9 @@ def test_sessions_are_separate_and_leave_nothing(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         run = Run(long_job(), 60.0, executor)
         one.start(run)
-        assert wait_until(lambda: run.state.stated, 20.0)
+        assert wait_until(lambda: run.state.prepared, 20.0)
         sessions.close("one")
-        assert run.result(20.0).ending is Ending.STOPPED
+        assert run.result(20.0).status is Status.STOPPED
     assert not one.folder.exists()
     assert two.folder.exists()
     for key in "abc":
@@ -128,12 +129,12 @@ def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
     with ThreadPoolExecutor(2) as executor:
         first, second = (Run(long_job(), 60.0, executor) for _ in range(2))
         session.start(first)
-        assert wait_until(lambda: first.state.stated, 20.0)
+        assert wait_until(lambda: first.state.prepared, 20.0)
         session.start(second)
-        assert first.result(20.0).ending is Ending.STOPPED
-        assert wait_until(lambda: second.state.stated, 20.0)
+        assert first.result(20.0).status is Status.STOPPED
+        assert wait_until(lambda: second.state.prepared, 20.0)
         assert session.stop()
-        assert second.result(20.0).ending is Ending.STOPPED
+        assert second.result(20.0).status is Status.STOPPED
         assert not session.stop()
 
 

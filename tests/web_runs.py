@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from convexlift.images import load_example
-from convexlift.web.job import DenoisingJob
+from convexlift.web.job import PageJob
 from convexlift.web.limits import Limits
 from convexlift.web.pictures import InputPicture
 from convexlift.web.run import Run
@@ -48,9 +48,12 @@ def finished(job, seconds=60.0):
         return Run(job, seconds, executor).start().result()
 
 
-def long_job():
-    return DenoisingJob(
-        picture=InputPicture(load_example("camera"), "camera", example=True),
-        regularizer="photo-any-size",
-        tolerance=1e-6,
-    )
+def denoising(picture, **options):
+    """A job that adds noise and removes it."""
+    defaults = {"simulate": True, "noise": "gaussian", "sigma": 0.1, "regularizer": "tv"}
+    return PageJob("denoise", picture, {**defaults, "tolerance": 1e-2, **options})
+
+
+def long_job(**options):
+    picture = InputPicture(load_example("camera"), "camera", example=True)
+    return denoising(picture, **{"regularizer": "photo-any-size", "tolerance": 1e-6, **options})

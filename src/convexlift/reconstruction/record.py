@@ -68,11 +68,13 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     if prepared.truth is None:
         return {}
     truth, given = prepared.truth.float(), prepared.given
-    quality: dict[str, Any] = {"psnr": _finite(joint_psnr(x, truth))}
-    if given is not None and given.shape == truth.shape:
-        quality["psnr_before"] = _finite(joint_psnr(given, truth))
-    similarity = _ssim(x, truth)
-    return quality if similarity is None else quality | {"ssim": similarity}
+    quality: dict[str, Any] = {}
+    for suffix, image in (("", x), ("_before", given)):
+        if image is not None and image.shape == truth.shape:
+            quality[f"psnr{suffix}"] = _finite(joint_psnr(image, truth))
+            if (similarity := _ssim(image, truth)) is not None:
+                quality[f"ssim{suffix}"] = similarity
+    return quality
 
 
 def joint_psnr(x: Tensor, truth: Tensor) -> float:

@@ -256,25 +256,26 @@ class RunDisplay:
         """Updates from the press of Start to the last picture."""
         run = Run(job, self.site.limits.seconds, self.site.executor, self.site.device)
         session.start(run)
-        yield {**self.cleared(html.progress((), job.tolerance)), **controls.running(True)}
+        tolerance = job.options["tolerance"]
+        yield {**self.cleared(html.progress((), tolerance)), **controls.running(True)}
         drawn = 0.0
         for snapshot in controls.watch(run, request):
-            updates: Updates = {self.status: html.progress(snapshot.points, job.tolerance)}
+            updates: Updates = {self.status: html.progress(snapshot.points, tolerance)}
             picture = html.live_picture(snapshot, job)
             if picture is not None:
                 updates[self.picture] = picture
             if snapshot.points and time.monotonic() - drawn > _PLOT_SECONDS:
                 updates[self.plot] = html.convergence_plot(snapshot.points)
                 drawn = time.monotonic()
-            if snapshot.stated is not None and snapshot.x is None:
-                updates[self.details] = html.sinogram(self.name, snapshot.stated.counts)
+            if snapshot.prepared is not None and snapshot.x is None:
+                updates[self.details] = html.sinogram(self.name, snapshot.prepared)
             yield updates
         yield self._result(session, run.result())
 
     def _result(self, session: Session, result: RunResult) -> Updates:
-        if session.job is result.job:
-            session.bound = result.lower_bound
         numbers = record(result)
+        if session.job is result.job and numbers["lower_bound"] is not None:
+            session.bound = numbers["lower_bound"]
         files = write_files(result, numbers, session.new_folder())
         return {
             self.status: html.verdict(result),

@@ -14,6 +14,8 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from torch import Tensor
 
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.solvers.solution import Status
 from convexlift.web.job import PageJob
 from convexlift.web.pictures import (
     InputPicture,
@@ -24,7 +26,7 @@ from convexlift.web.pictures import (
     preview,
 )
 from convexlift.web.race import Race
-from convexlift.web.run import Ending, Point, RunResult, Snapshot
+from convexlift.web.run import Point, RunResult, Snapshot
 
 TEMPLATES = Environment(
     loader=PackageLoader("convexlift.web"),
@@ -33,6 +35,14 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+ENDINGS = {
+    Status.CONVERGED: "Certified",
+    Status.STOPPED: "Stopped by you",
+    Status.TIME_LIMIT: "Stopped at the time limit",
+    Status.ITERATION_LIMIT: "Stopped at the iteration limit",
+    Status.PRECISION_LIMIT: "Stopped at the limit of single precision",
+    Status.NOT_FINITE: "Stopped: the iterates were not finite",
+}
 READY = "Choose a picture and press Start."
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height of plots, in units of about a pixel."""
@@ -64,16 +74,15 @@ def chosen_picture(picture: InputPicture) -> str:
 
 def live_picture(snapshot: Snapshot, job: PageJob) -> str | None:
     """The latest image of a run; None if there is none to show."""
-    if snapshot.stated is None:
-        return None
-    if snapshot.x is None:
-        x, caption = snapshot.stated.given, "Given"
-    elif not snapshot.points:
-        x, caption = snapshot.x, "Start"
+    x, caption = snapshot.x, "Given"
+    if x is None:
+        x = None if snapshot.prepared is None else snapshot.prepared.given
     else:
-        x, caption = snapshot.x, f"Iteration {snapshot.points[-1].iteration}"
-        if (decibel := snapshot.points[-1].psnr) is not None:
-            caption += f", {decibel:.2f} dB"
+        iteration, decibel = snapshot.points[-1].iteration, snapshot.points[-1].psnr
+        caption = f"Iteration {iteration}" if iteration else "Start"
+        caption += "" if decibel is None else f", {decibel:.2f} dB"
+    if x is None:
+        return None
     try:
         return fragment("figure", *_picture(x, caption, job.picture))
     except NotShown:
@@ -92,28 +101,28 @@ def progress(points: Sequence[Point], tolerance: float) -> str:
 
 def verdict(result: RunResult) -> str:
     """The status line at the end of a run: what is proved."""
-    gap, ending = result.gap, result.ending
-    if not math.isfinite(gap):
-        return banner(f"{ending.value}.", "bad", "There is no lower bound yet: run it longer.")
+    gap, ending = result.reconstruction.record["gap"], f"{ENDINGS[result.status]}."
+    if gap is None:
+        return banner(ending, "bad", "There is no lower bound yet: run it longer.")
     proved = f"Certified gap {gap:.1e}"
     meaning = f"no image has an objective more than {100 * gap:.2g} % below this one."
     if gap >= 1:
         meaning = "the lower bound says little yet; run it longer."
-    if ending is Ending.CERTIFIED:
+    if result.status is Status.CONVERGED:
         return banner(f"{proved}.", "good", meaning.capitalize())
-    kind = "bad" if ending is Ending.FAILED else "partial"
-    return banner(f"{ending.value}.", kind, f"{proved}: {meaning}")
+    kind = "bad" if result.status is Status.NOT_FINITE else "partial"
+    return banner(ending, kind, f"{proved}: {meaning}")
 
 
-def sinogram(name: str, counts: Tensor | None) -> str:
+def sinogram(name: str, prepared: PreparedImage) -> str:
     """The data of a scan, during the run; nothing for other tasks."""
-    return fragment("details", name, (), _sinogram(counts), ())
+    return fragment("details", name, (), _sinogram(name, prepared), ())
 
 
 def details(name: str, result: RunResult, record: dict[str, Any]) -> str:
     """Numbers, the sinogram, and maps of the error and the gap; all numbers are in the JSON."""
-    counts = result.stated.counts
-    return fragment("details", name, _numbers(record), _sinogram(counts), _maps(result))
+    figure = _sinogram(name, result.prepared)
+    return fragment("details", name, _numbers(record), figure, _maps(result))
 
 
 def standings(race: Race) -> str:
@@ -133,8 +142,9 @@ def standings(race: Race) -> str:
 def description(job: PageJob) -> str:
     """A job in one line."""
     height, width = job.picture.size
-    names = {"denoise": "Denoise", "inpaint": "Inpaint", "ct": "CT"}
-    return f"{names[job.name]} {job.picture.name}, {width} x {height}, with {job.regularizer}"
+    task = {"denoise": "Denoise", "inpaint": "Inpaint", "ct": "CT"}[job.task]
+    name, regularizer = job.picture.name, job.options["regularizer"]
+    return f"{task} {name}, {width} x {height}, with {regularizer}"
 
 
 def convergence_plot(points: Sequence[Point]) -> str:
@@ -219,32 +229,31 @@ def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
 
 def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
     cells = []
-    if record.get("psnr_after") is not None:
-        cells.append(
-            ("PSNR", f"{record['psnr_after']:.2f} dB", f"from {record['psnr_before']:.2f}")
-        )
-    if record.get("ssim_after") is not None:
-        cells.append(("SSIM", f"{record['ssim_after']:.3f}", f"from {record['ssim_before']:.3f}"))
-    noise = f"{record['views']} views" if "views" in record else ""
-    if "noise_level" in record:
-        short = {"gaussian": "sigma", "salt-and-pepper": "hit"}[record["noise"]]
-        noise = f"{short} {record['noise_level']:.3g}"
+    if record.get("psnr") is not None:
+        cells.append(("PSNR", f"{record['psnr']:.2f} dB", f"from {record['psnr_before']:.2f}"))
+    if record.get("ssim") is not None:
+        cells.append(("SSIM", f"{record['ssim']:.3f}", f"from {record['ssim_before']:.3f}"))
+    data = f"{record['views']} views" if "views" in record else ""
+    if (noise := record["noise"]) is not None:
+        data = f"{'sigma' if noise['model'] == 'gaussian' else 'hit'} {noise['level']:.3g}"
+    bound, gap = (math.inf if record[k] is None else record[k] for k in ("lower_bound", "gap"))
     return [
         *cells,
-        ("Objective", f"{record['objective']:.6g}", f"bound {record['lower_bound']:.6g}"),
-        ("Gap", f"{record['gap']:.1e}", f"target {record['tolerance']:g}"),
+        ("Objective", f"{record['objective']:.6g}", f"bound {bound:.6g}"),
+        ("Gap", f"{gap:.1e}", f"target {record['settings']['tolerance']:g}"),
         ("Iterations", f"{record['iterations']}", f"{record['seconds']:.1f} s"),
-        ("Weight", f"{record['weight']:.4g}", noise),
+        ("Weight", f"{record['weight']['value']:.4g}", data),
     ]
 
 
 def _maps(result: RunResult) -> list[Figure]:
     """Where the error is, if the truth is known, and where the gap is."""
-    maps = []
-    if result.stated.truth is not None:
-        error = (result.solution.x.cpu() - result.stated.truth).abs().mean((0, 1))
+    maps, found = [], result.reconstruction
+    if found.truth is not None:
+        error = (found.solution.x.cpu() - found.truth).abs().mean((0, 1))
         maps.append((error, "Error |x - truth|, bright is {:.2g}", 1e-6))
-    gap = result.gap_map.cpu().clamp_min(0)
+    assert found.gap_map is not None
+    gap = found.gap_map.cpu().sum((0, 1)).clamp_min(0)
     if bool(torch.isfinite(gap).all()):
         maps.append((gap, "Certified gap by pixel, bright is {:.1e}", 1e-30))
     figures = []
@@ -257,10 +266,11 @@ def _maps(result: RunResult) -> list[Figure]:
     return figures
 
 
-def _sinogram(counts: Tensor | None) -> Figure | None:
+def _sinogram(name: str, prepared: PreparedImage) -> Figure | None:
     """Counts by view (down) and bin (across)."""
-    if counts is None:
+    if name != "ct":
         return None
+    counts = prepared.data.fidelity.y
     rows, columns = counts.shape[-2:]
     low, high = float(counts.min()), float(counts.max())
     pixels = grey_or_colour(counts[:1], low, max(high, low + 1e-6))

@@ -14,7 +14,6 @@ from torch.nn.functional import interpolate
 from convexlift.tasks import Inpainting
 from convexlift.web.components import QUIET, Updates, file_input, mask_editor, tell, tells_errors
 from convexlift.web.html import fragment
-from convexlift.web.job import InpaintingJob, PageJob
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, grey_or_colour, png
 from convexlift.web.requests import is_own_file
@@ -106,18 +105,17 @@ class InpaintTab(PhotoTab):
         value: dict[str, Any] = {"background": str(path), "layers": [], "composite": None}
         return gr.update(visible=True, value=value)
 
-    def _job(self, values: Updates, session: Session, common: dict[str, Any]) -> PageJob:
-        simulated, mask, seen = values[self.mode] == SIMULATE, values[self.mask], None
+    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
+        simulate, mask, seen = values[self.mode] == SIMULATE, values[self.mask], None
         if mask == BRUSH:
-            seen = self._painted(values[self.editor], session, common["picture"].size)
+            seen = self._painted(values[self.editor], session, picture.size)
         elif mask == FILE:
             if "mask" not in session.pictures:
                 raise PageError("There is no mask.", "Upload one: white known, black missing.")
             seen = (session.pictures["mask"].values[0, 0] >= 0.5).float()
-        level = values[self.level] if simulated else None
-        return InpaintingJob(
-            **common, simulated=simulated, missing=values[self.missing], mask=seen, level=level
-        )
+        sigma = values[self.level] if simulate else None
+        missing = {"missing": values[self.missing]} if seen is None else {"mask": seen}
+        return {"simulate": simulate, "sigma": sigma, **missing}
 
     def _painted(self, drawing: Any, session: Session, size: tuple[int, int]) -> Tensor:
         """1 where nothing was painted, (H, W) of the picture, whatever the drawing's size is."""

@@ -24,9 +24,9 @@ from convexlift.solvers.solve import solve
 from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.stopping import StopWhen
 from convexlift.solvers.subgradient import Subgradient
-from convexlift.web.job import PageJob
+from convexlift.web.job import MOST_ITERATIONS, PageJob
 from convexlift.web.limits import PageError
-from convexlift.web.run import MOST_ITERATIONS, Computation
+from convexlift.web.run import Computation
 
 NAMES = tuple(METHODS)
 CT_FIRST, CT_LAST = 500.0, (100.0, 0.1)
@@ -101,7 +101,9 @@ class Race(Computation[str, None]):
 
     def compute(self) -> None:
         """Run the methods one after the other."""
-        problem = self.job.stated().problem.to(device=self.device)
+        options = self.job.reconstructor(self.device)
+        prepared = self.job.prepared(options, options.solver())
+        problem = options.problem(prepared).to(device=self.device)
         for lap in self.laps:
             if self._stopped.is_set():
                 lap.note = "not run"
@@ -134,7 +136,7 @@ class Race(Computation[str, None]):
             gap=1e-5,
             max_iterations=MOST_ITERATIONS,
             seconds=self.seconds,
-            check_every=self.job.check_every,
+            check_every=self.job.call()["check_every"],
         )
         solve(own, method=method, stop=stop, callback=check)
 

@@ -9,7 +9,7 @@ import gradio as gr
 
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
-from convexlift.web.job import DenoisingJob, PageJob
+from convexlift.web.job import PageJob
 from convexlift.web.race import NAMES, Race
 from convexlift.web.tabs import FIRST_EXAMPLE, example_picture
 from convexlift.web.visitors import Session
@@ -74,5 +74,7 @@ class RaceTab:
 
 
 def _last_job(session: Session) -> PageJob:
-    picture = example_picture(FIRST_EXAMPLE)
-    return session.job or DenoisingJob(picture=picture, regularizer="photo-any-size")
+    if session.job is not None:
+        return session.job
+    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
+    return PageJob("denoise", example_picture(FIRST_EXAMPLE), options)

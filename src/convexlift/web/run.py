@@ -1,33 +1,30 @@
 """Computations in threads of their own: a state to watch, a stop that stops, and one run.
 
 The solver calls back at every check. The callback publishes the latest picture, which a slow
-watcher may miss, and ends the run if the visitor pressed Stop or the time limit is reached.
+watcher may miss, and ends the run if the visitor pressed Stop.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from convexlift.images import psnr
-from convexlift.problems.certificate import certify
-from convexlift.solvers.solution import Progress, Solution, Status
-from convexlift.solvers.solve import solve
-from convexlift.solvers.stopping import StopWhen
-from convexlift.web.job import PageJob, Stated
+from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction.reconstructor import Reconstruction
+from convexlift.reconstruction.record import joint_psnr
+from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.solvers.solution import Progress, Status
+from convexlift.web.job import PageJob
 from convexlift.web.limits import PageError
 
-MOST_ITERATIONS = 20_000
 log = logging.getLogger(__name__)
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -120,16 +117,6 @@ class Computation(ABC, Generic[State, Result]):
             raise
 
 
-class Ending(Enum):
-    """Why a run ended; the value is shown on the page."""
-
-    CERTIFIED = "Certified"
-    STOPPED = "Stopped by you"
-    TIME = "Stopped at the time limit"
-    LIMIT = "Stopped at the iteration limit"
-    FAILED = "Stopped: the iterates were not finite"
-
-
 @dataclass(frozen=True)
 class Point:
     """One check: sums over the planes of a picture; the bound and the gap are the best so far."""
@@ -144,43 +131,26 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The state of a run: the problem, the latest image, and all checks so far."""
+    """The state of a run: the data, the latest image, and all checks so far."""
 
-    stated: Stated | None = None
+    prepared: PreparedImage | None = None
     x: Tensor | None = None
     points: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """The end of a run, with a map of the gap over the picture, (H, W)."""
+    """The end of a run."""
 
     job: PageJob
-    stated: Stated
-    solution: Solution
-    ending: Ending
+    prepared: PreparedImage
+    reconstruction: Reconstruction
     points: tuple[Point, ...]
-    gap_map: Tensor
 
     @property
-    def iterations(self) -> int:
-        """The most of any plane."""
-        return int(self.solution.iterations.max())
-
-    @property
-    def objective(self) -> float:
-        """The sum over the planes."""
-        return float(self.solution.objective.sum())
-
-    @property
-    def lower_bound(self) -> float:
-        """The sum over the planes, a lower bound on the sum of the objectives."""
-        return float(self.solution.lower_bound.sum())
-
-    @property
-    def gap(self) -> float:
-        """The largest certified gap of a plane."""
-        return float(self.solution.gap.max())
+    def status(self) -> Status:
+        """Why the run ended."""
+        return Status[self.reconstruction.record["status"]]
 
 
 class Run(Computation[Snapshot, RunResult]):
@@ -188,7 +158,7 @@ class Run(Computation[Snapshot, RunResult]):
 
     Args:
         job: to solve.
-        seconds: the time limit, counted from the beginning of the computation.
+        seconds: the time limit.
         executor: where to compute.
         device: of the tensors.
     """
@@ -198,57 +168,36 @@ class Run(Computation[Snapshot, RunResult]):
     ) -> None:
         super().__init__(executor, device)
         self.job, self.seconds, self.state = job, seconds, Snapshot()
-        self._late = False
+        self._solver: PiecewiseSolver | None = None
 
     def compute(self) -> RunResult:
-        """The solution with its proof, and the map of the gap."""
-        self._deadline = time.monotonic() + self.seconds
-        stated = self.job.stated()
-        self.state = Snapshot(stated)
-        problem = stated.problem.to(device=self.device)
-        start = problem.initial_image()
-        self.state = Snapshot(stated, start)
-        stop = StopWhen(
-            gap=self.job.tolerance,
-            max_iterations=MOST_ITERATIONS,
-            check_every=self.job.check_every,
-        )
-        solution = solve(problem, stop=stop, start=start, callback=self._check)
-        gap_map = certify(problem, solution.x, solution.duals).map.sum((0, 1))
-        ending = self._ending(solution)
-        return RunResult(self.job, stated, solution, ending, self.state.points, gap_map)
+        """The reconstruction with its proof, and the map of the gap."""
+        options = self.job.reconstructor(self.device, self.seconds)
+        self._solver = options.solver()
+        prepared = self.job.prepared(options, self._solver)
+        self.state = Snapshot(prepared)
+        reconstruction = options.solve([prepared], self._solver, self._check)[0]
+        return RunResult(self.job, prepared, reconstruction, self.state.points)
+
+    def stop(self) -> None:
+        """Also end the search for a weight, which has no checks."""
+        super().stop()
+        if self._solver is not None:
+            self._solver.interruption.status = Status.STOPPED
 
     def _check(self, progress: Progress) -> bool:
         """Publish the progress; whether to end the run."""
-        stated = self.state.stated
-        assert stated is not None
-        finite = bool(torch.isfinite(progress.x).all())
+        last, x = self.state, progress.x
+        assert last.prepared is not None
+        finite, truth = bool(torch.isfinite(x).all()), last.prepared.truth
+        known = finite and truth is not None and truth.shape == x.shape
         point = Point(
             progress.iteration,
             progress.seconds,
             float(progress.objective.sum()),
             float(progress.lower_bound.sum()),
             float(progress.gap.max()),
-            picture_psnr(progress.x, stated.truth) if finite else None,
+            joint_psnr(x, truth) if known and truth is not None else None,
         )
-        x = progress.x if finite else self.state.x
-        self.state = Snapshot(stated, x, (*self.state.points, point))
-        self._late = self._late or time.monotonic() > self._deadline
-        return self._stopped.is_set() or self._late
-
-    def _ending(self, solution: Solution) -> Ending:
-        statuses = set(solution.status)
-        if statuses == {Status.CONVERGED}:
-            return Ending.CERTIFIED
-        if Status.NOT_FINITE in statuses:
-            return Ending.FAILED
-        if Status.STOPPED in statuses:
-            return Ending.TIME if self._late else Ending.STOPPED
-        return Ending.LIMIT
-
-
-def picture_psnr(x: Tensor, truth: Tensor | None) -> float | None:
-    """PSNR of all planes together, in dB; None where the truth is not known."""
-    if truth is None:
-        return None
-    return float(psnr(x.cpu().reshape(1, -1), truth.reshape(1, -1)))
+        self.state = replace(last, x=x if finite else last.x, points=(*last.points, point))
+        return self._stopped.is_set()

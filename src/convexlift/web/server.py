@@ -315,13 +315,14 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 def _warm_up(device: torch.device) -> None:
     """A tiny run, which imports modules that would cost the first visitor seconds."""
-    from convexlift.web.job import DenoisingJob
+    from convexlift.web.job import PageJob
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
     from convexlift.web.run import Run
 
     blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank")
-    job = DenoisingJob(picture=blank, regularizer="photo-any-size")
+    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
+    job = PageJob("denoise", blank, options)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # it is in the log
         record(Run(job, 1.0, executor, device).start().result())
 

@@ -30,8 +30,6 @@ from convexlift.web.job import (
     STRENGTHS,
     TOLERANCES,
     TV,
-    CTJob,
-    DenoisingJob,
     PageJob,
     fitting,
     shipped,
@@ -90,8 +88,8 @@ class Tab(ABC):
         """Create the inputs that describe the damage."""
 
     @abstractmethod
-    def _job(self, values: Updates, session: Session, common: dict[str, Any]) -> PageJob:
-        """The job that Start runs; ``common`` are the settings that all jobs have."""
+    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
+        """Options of ``cl.reconstruct`` that only this task has."""
 
     def _more(self) -> set[Any]:
         """Create further inputs on which the decoding of an upload depends."""
@@ -183,14 +181,15 @@ class Tab(ABC):
         return session.pictures[self.name]
 
     def _stream(self, session: Session, values: Updates, request: gr.Request) -> Iterator[Updates]:
-        common = {
-            "picture": self._picture(session, values),
+        picture = self._picture(session, values)
+        options = {
+            **self._options(values, session, picture),
             "regularizer": values[self.regularizer],
             "tolerance": values[self.tolerance],
             "strength": values[self.strength],
             "seed": values[self.seed],
         }
-        job = self._job(values, session, common)
+        job = PageJob(self.name, picture, options)
         return self.display.stream(session, job, self.controls, request)
 
     def _regularizers(self, task: str, picture: InputPicture) -> Updates:
@@ -270,12 +269,13 @@ class DenoiseTab(PhotoTab):
         impulses = values[self.kind] == IMPULSES
         return self._regularizers(SaltAndPepper.name if impulses else self.task, picture)
 
-    def _job(self, values: Updates, session: Session, common: dict[str, Any]) -> PageJob:
+    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
         known = values[self.kind] != DETECT
-        return DenoisingJob(
-            **common, simulated=values[self.mode] == SIMULATE,
-            kind=values[self.kind] if known else None, level=values[self.level] if known else None,
-        )  # fmt: skip
+        return {
+            "simulate": values[self.mode] == SIMULATE,
+            "noise": values[self.kind] if known else None,
+            "sigma": values[self.level] if known else None,
+        }
 
 
 class CTTab(Tab):
@@ -326,8 +326,8 @@ class CTTab(Tab):
             raise PageError(f"The size is {size}.", "Choose one from the list.")
         return int(size)
 
-    def _job(self, values: Updates, session: Session, common: dict[str, Any]) -> PageJob:
-        return CTJob(**common, views=values[self.views])
+    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
+        return {"simulate": True, "views": values[self.views]}
 
 
 def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str]]:

@@ -146,7 +146,7 @@ def read_slice(path: Path, limits: Limits) -> InputPicture:
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = volume.images[..., top : top + side, left : left + side]
-    values = hounsfield_to_unit(square).clamp(*BOX).contiguous()
+    values = hounsfield_to_unit(square).clamp(*BOX["ct"]).contiguous()
     return InputPicture(values, name, window=_WINDOW)
 
 
