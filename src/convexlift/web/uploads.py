@@ -1,8 +1,8 @@
 """Files from visitors: the routes that receive them, and decoding within limits.
 
-A few hundred bytes can declare gigabytes of pixels. The first bytes of a file give its kind, its
-header gives its size, and only then is it decoded. Nothing is unpickled, and DICOM files that are
-deflated as a whole, whose size no header declares, are refused.
+A few hundred bytes can declare gigabytes of pixels. The first bytes of a file give its kind, the
+readers of the package check the size in its header, and only then is it decoded. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from convexlift.files.pictures import read_picture
 from convexlift.files.planes import pillow
 from convexlift.scans.attenuation import LOWEST, RANGE, hounsfield_to_unit
-from convexlift.scans.errors import ScanFileError, load_extra
+from convexlift.scans.errors import ScanFileError
 from convexlift.scans.files import read_volume
 from convexlift.web.job import BOX
 from convexlift.web.limits import MEGABYTE, Limits, PageError
@@ -48,7 +47,6 @@ _MAGIC = {
     "NPY": (b"\x93NUMPY",),
 }
 _ENDINGS = {"TIFF": (".tif", ".tiff"), "NPY": (".npy",)}
-_DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST_NAME = 40
 log = logging.getLogger(__name__)
 
@@ -107,12 +105,13 @@ def upload_routes(sessions: Sessions) -> list[Route]:
 def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPicture:
     """A picture file as values between 0 and 1; three planes for colours, unless unwanted."""
     name = shown_name(path)
-    kind = _kind(path, name, limits)
-    _check_declared_size(path, name, kind, limits)
+    _check_kind(path, name, limits)
     try:
-        contents = read_picture(path)
-    except Exception as error:
-        raise _unreadable(error, path, name, "Save it again as 8-bit PNG.") from None
+        contents = read_picture(path, max_megapixels=_most_megapixels(limits))
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
+        raise _unreadable(error, path, name, hint) from None
+    limits.check_size(*contents.stored.shape[-2:], name)
     if len(contents.stored) not in (1, 3) or len(contents.stored) != contents.channels:
         raise PageError(
             f"{name} holds {len(contents.stored)} planes.",
@@ -134,15 +133,16 @@ def read_slice(path: Path, limits: Limits) -> InputPicture:
         start = file.read(132)
     if start[128:132] != b"DICM":
         raise PageError(f"{name} is not a DICOM file.", "Upload one CT slice as DICOM.")
-    _check_dicom(path, name, limits)
     path = path.rename(path.with_suffix(".dcm"))
     try:
-        volume = read_volume(path)
+        volume = read_volume(path, max_megapixels=_most_megapixels(limits))
     except Exception as error:
-        raise _unreadable(error, path, name, "Upload one slice of a CT series.") from None
-    if volume.values.shape[0] != 1:
-        raise PageError(f"{name} holds {volume.values.shape[0]} slices.", "Upload one of them.")
-    height, width = volume.values.shape[-2:]
+        hint = f"Upload one slice of a CT series with at most {limits.pixels:,} pixels."
+        raise _unreadable(error, path, name, hint) from None
+    slices, height, width = volume.values.shape
+    if slices != 1:
+        raise PageError(f"{name} holds {slices} slices.", "Upload one of them.")
+    limits.check_size(height, width, name)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = volume.images[..., top : top + side, left : left + side]
@@ -162,7 +162,7 @@ def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:
     except PageError:
         raise
     except (module.DecompressionBombError, module.DecompressionBombWarning):
-        raise _too_large("the drawing", limits) from None
+        raise PageError("The drawing has far too many pixels.", "Make it smaller.") from None
     except Exception:  # decoders of damaged files raise nearly everything
         raise PageError("The drawing cannot be read.", "Clear it and draw again.") from None
 
@@ -173,7 +173,12 @@ def shown_name(path: Path) -> str:
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 9]}...{plain[-6:]}"
 
 
-def _kind(path: Path, name: str, limits: Limits) -> str:
+def _most_megapixels(limits: Limits) -> float:
+    """Numbers that are decoded at most, in millions: red, green, blue and alpha."""
+    return 4 * limits.pixels / 1e6
+
+
+def _check_kind(path: Path, name: str, limits: Limits) -> None:
     limits.check_bytes(path.stat().st_size, name)
     with path.open("rb") as file:
         start = file.read(16)
@@ -186,80 +191,6 @@ def _kind(path: Path, name: str, limits: Limits) -> str:
     named = next((k for k, endings in _ENDINGS.items() if suffix in endings), None)
     if suffix not in PICTURES or named != (kind if kind in _ENDINGS else None):
         raise PageError(f"{name} is a {kind} file with another ending.", "Rename it.")
-    return kind
-
-
-def _check_declared_size(path: Path, name: str, kind: str, limits: Limits) -> None:
-    """Refuse a file by the size in its header, before any pixel is decoded."""
-    module = pillow()
-    declared = {"NPY": _declared_by_npy, "TIFF": _declared_by_tiff}.get(kind, _declared_by_pillow)
-    try:
-        height, width, pages, numbers = declared(path, name)
-    except PageError:
-        raise
-    except (module.DecompressionBombError, module.DecompressionBombWarning):
-        raise _too_large(name, limits) from None
-    except Exception:  # decoders of damaged files raise nearly everything
-        raise PageError(
-            f"{name} cannot be read: it is damaged.", "Save it again, or upload another file."
-        ) from None
-    if pages > 1:
-        raise PageError(f"{name} has {pages} pages.", "Upload one of them.")
-    limits.check_size(height, width, name)
-    if numbers > 4 * limits.pixels:
-        raise PageError(
-            f"{name} declares {numbers:,} numbers.", "Upload one picture, grey or in colour."
-        )
-
-
-def _declared_by_pillow(path: Path, name: str) -> tuple[int, int, int, int]:
-    """Height, width, pages, and the numbers that are decoded at once."""
-    with pillow().open(path, formats=("PNG", "JPEG")) as image:
-        width, height = image.size
-        return height, width, getattr(image, "n_frames", 1), height * width
-
-
-def _declared_by_tiff(path: Path, name: str) -> tuple[int, int, int, int]:
-    with load_extra("tifffile", "TIFF files").TiffFile(path) as file:
-        page = file.pages.first
-        # A tile is decoded as a whole, whatever the size of the picture is.
-        tile = page.tilelength * page.tilewidth if page.is_tiled else 0
-        numbers = max(math.prod(page.shape), tile)
-        return int(page.imagelength), int(page.imagewidth), len(file.pages), numbers
-
-
-def _declared_by_npy(path: Path, name: str) -> tuple[int, int, int, int]:
-    form = np.lib.format
-    with path.open("rb") as file:
-        first = form.read_magic(file) == (1, 0)
-        read: Any = form.read_array_header_1_0 if first else form.read_array_header_2_0
-        shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise PageError(f"{name} holds Python objects.", "Save plain numbers with numpy.save.")
-    sides = [side for side in shape if side not in (1, 3, 4)]
-    if len(sides) != 2 or len(shape) > 4:
-        raise PageError(f"{name} has the shape {shape}.", "Upload (H, W) or (H, W, 3).")
-    return sides[0], sides[1], 1, math.prod(shape)
-
-
-def _check_dicom(path: Path, name: str, limits: Limits) -> None:
-    pydicom = load_extra("pydicom", "DICOM files")
-    try:
-        meta = pydicom.filereader.read_file_meta_info(path)
-        deflated = str(meta.get("TransferSyntaxUID", "")) == _DEFLATED
-        header = None if deflated else pydicom.dcmread(path, stop_before_pixels=True)
-    except Exception:
-        raise PageError(f"{name} is damaged.", "Export the slice again.") from None
-    if header is None:
-        raise PageError(f"{name} is deflated as a whole.", "Export it without that compression.")
-    try:
-        height, width = int(header.Rows), int(header.Columns)
-        frames = int(header.get("NumberOfFrames", 1) or 1)
-    except (AttributeError, TypeError, ValueError):
-        raise PageError(f"{name} contains no image.", "Upload one CT slice.") from None
-    limits.check_size(height, width, name)
-    if frames != 1:
-        raise PageError(f"{name} holds {frames} frames.", "Upload one slice.")
 
 
 def _check_values(values: Tensor, name: str) -> None:
@@ -276,20 +207,14 @@ def _check_values(values: Tensor, name: str) -> None:
         )
 
 
-def _too_large(name: str, limits: Limits) -> PageError:
-    """For files that Pillow refuses before it reports their size."""
-    return PageError(
-        f"{name} has far too many pixels.", f"The limit is {limits.pixels:,}: scale it down."
-    )
-
-
 def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError:
-    """One sentence that names the file: the reader's own message, if it was written for people."""
-    if isinstance(error, ValueError | ImportError | ScanFileError):
-        reason = _sentence(str(error).replace(str(path), name))
-        return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
-    log.warning("a reader failed", exc_info=error)
-    return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
+    """What is wrong, from a reader whose message names the file; what to do is up to the page."""
+    if not isinstance(error, ValueError | ImportError | ScanFileError):
+        log.warning("a reader failed", exc_info=error)
+        return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
+    reason = " ".join(str(error).replace(str(path), name).partition(";")[0].split())
+    reason = f"{reason[:200]}..." if len(reason) > 200 else f"{reason.rstrip('.')}."
+    return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
 
 
 def _layer_number(text: Any) -> int | None:
@@ -302,8 +227,3 @@ def _layer_number(text: Any) -> int | None:
 
 def _is_grey(values: Tensor) -> bool:
     return bool((values[0] == values[1]).all() and (values[1] == values[2]).all())
-
-
-def _sentence(text: str) -> str:
-    text = " ".join(text.split()).rstrip(".")
-    return f"{text[:200]}..." if len(text) > 200 else f"{text}."
