@@ -18,8 +18,7 @@ import convexlift as cl
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.prepared import PreparedImage
-from convexlift.reconstruction.record import record_of
+from convexlift.reconstruction.result import PreparedImage, record_of
 from convexlift.reconstruction.weight import Weight
 from convexlift.tasks import GaussianDenoising
 
@@ -225,7 +224,14 @@ def test_bounds_of_records_are_below_objectives(objectives, bounds, gap):
     solved = replace(
         solved, objective=objective, lower_bound=bound, gap=relative_gap(objective, bound)
     )
-    image = PreparedImage("a.png", data, Weight(1.0, "given"), None, restored=print, write=print)
+    image = PreparedImage(
+        name="a.png",
+        data=data,
+        weight=Weight(1.0, "given"),
+        noise=None,
+        restored=print,
+        write=print,
+    )
     record = record_of(image, solved, {})
     assert record["gap"] == (None if gap is None else pytest.approx(gap))
     for each in (record, *record["planes"]):

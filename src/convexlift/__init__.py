@@ -61,7 +61,7 @@ from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
 from convexlift.reconstruction.call import reconstruct as reconstruct
-from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
+from convexlift.reconstruction.result import Reconstruction as Reconstruction
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
 from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG

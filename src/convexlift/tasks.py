@@ -104,7 +104,7 @@ class Measurement(TensorRecord):
 
 
 class Task(ABC):
-    """A way to damage images."""
+    """A way in which images are damaged."""
 
     name: ClassVar[str]
 
@@ -131,7 +131,7 @@ class SaltAndPepper(Task):
             raise ValueError(f"SaltAndPepper needs scale > 0, got scale={self.scale}")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """See the class."""
+        """The images with salt and pepper."""
         noisy = _each(clean, generators, lambda x, g: salt_and_pepper(x, self.fraction, g))
         return Measurement(L1(noisy, self.scale), Identity(), self.box, noisy)
 
@@ -148,7 +148,7 @@ class GaussianDenoising(Task):
         _require_deviation(self, "sigma", self.sigma)
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """See the class."""
+        """The images with noise."""
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.sigma, g))
         return Measurement(SquaredL2(noisy), Identity(), self.box, noisy)
 
@@ -184,7 +184,7 @@ class Inpainting(Task):
             )
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """See the class."""
+        """The seen pixels with noise, and the picture with the others filled."""
         if self.mask is None:
             mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
         else:
@@ -233,7 +233,7 @@ class SparseViewCT(Task):
             raise ValueError(f"filter must be one of {FILTERS}, got {self.filter!r}")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """See the class."""
+        """Counts, and their filtered back projection."""
         A = _at(self.scanner, clean.device, clean.dtype)
         if tuple(clean.shape[1:]) != A.input_shape:
             raise ValueError(
@@ -260,7 +260,7 @@ def _at(scanner: LinearOperator, device: torch.device, dtype: torch.dtype) -> Li
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (SaltAndPepper, GaussianDenoising, Inpainting, SparseViewCT)
 }
-"""By name."""
+"""Tasks by name."""
 
 
 def _require_fraction(task: Task, name: str, value: float) -> None:

@@ -16,8 +16,8 @@ from convexlift.reconstruction.noise import Noise as Noise
 from convexlift.reconstruction.noise import estimate_noise as estimate_noise
 from convexlift.reconstruction.pictures import Denoiser as Denoiser
 from convexlift.reconstruction.pictures import Inpainter as Inpainter
-from convexlift.reconstruction.prepared import PreparedImage as PreparedImage
-from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
+from convexlift.reconstruction.result import PreparedImage as PreparedImage
+from convexlift.reconstruction.result import Reconstruction as Reconstruction
 from convexlift.reconstruction.scans import ScanReconstructor as ScanReconstructor
 from convexlift.reconstruction.sources import check_targets as check_targets
 from convexlift.reconstruction.sources import find_sources as find_sources

@@ -17,8 +17,8 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.images import save_image
 from convexlift.reconstruction.contents import InputError, naming
-from convexlift.reconstruction.prepared import PreparedImage
-from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.result import PreparedImage, Reconstruction
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, glance, sides
 from convexlift.solvers.solution import Progress
@@ -37,9 +37,6 @@ class BatchListener:
 
     def reading(self, source: Source) -> None:
         """A file is read, and its noise and weight are found."""
-
-    def solving(self, sources: Sequence[Source]) -> None:
-        """A batch of files is about to be solved."""
 
     def progress(self, sources: Sequence[Source], now: Progress) -> None:
         """The solver made a check."""
@@ -167,7 +164,6 @@ class _Run:
             self.result.left += [source for source, _ in waiting[:-1]]
             waiting = waiting[-1:]
         sources = [source for source, _ in waiting]
-        self.listener.solving(sources)
         try:
             results = self.reconstructor.solve(
                 [image for _, image in waiting], self.solver,
@@ -225,22 +221,22 @@ def write_result(source: Source, result: Reconstruction, *, proof: bool = False)
             result.save(source.target)
         record["output_sha256"] = digest(source.target)
         if result.gap_map is not None:
-            _write_gap_map(source, result.gap_map.float())
-            record["gap_map"] = [str(source.gap_map), str(source.gap_picture)]
+            _write_gap_map(result.gap_map.float(), *source.gap_maps)
+            record["gap_map"] = [str(place) for place in source.gap_maps]
         if proof:
             with naming(source.proof):
                 record["proof"] = str(result.solution.proof.save(source.proof))
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _write_gap_map(source: Source, values: Tensor) -> None:
+def _write_gap_map(values: Tensor, numbers: Path, picture: Path) -> None:
     """The numbers, and their sum over planes on a logarithmic scale: white is its largest value."""
-    with naming(source.gap_map), atomic_path(source.gap_map) as part, part.open("wb") as file:
+    with naming(numbers), atomic_path(numbers) as part, part.open("wb") as file:
         np.save(file, values[:, 0].numpy(), allow_pickle=False)
     total = values.double().sum((0, 1)).clamp_min(0)
     scaled = (total / total.max().clamp_min(1e-300)).clamp_min(10.0**-DECADES)
-    with naming(source.gap_picture):
-        save_image(source.gap_picture, (1 + torch.log10(scaled) / DECADES).clamp(0, 1))
+    with naming(picture):
+        save_image(picture, (1 + torch.log10(scaled) / DECADES).clamp(0, 1))
 
 
 # Results of an earlier run -----------------------------------------------------------------------

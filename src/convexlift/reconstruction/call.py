@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from convexlift.reconstruction.contents import ImageLike, InputError
+from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
-from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
-from convexlift.reconstruction.scans import ScanReconstructor
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.result import Reconstruction
+from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
 from convexlift.reconstruction.solution import Callback
-from convexlift.scans.sinograms import Sinogram
-from convexlift.scans.volumes import Volume
 
 RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
     kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor)
@@ -24,7 +23,7 @@ RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
 
 
 def reconstruct(
-    image: ImageLike | Sinogram | Volume,
+    image: ScanLike,
     task: str = "denoise",
     *,
     progress: Callback | None = None,
@@ -52,7 +51,10 @@ def reconstruct(
         TypeError: an option that the task does not have.
     """
     with _python_names():
-        return _solved(reconstructor(task, **options), image, progress)
+        chosen = reconstructor(task, **options)
+        solver = chosen.solver()
+        prepared = chosen.prepare(image, solver)
+        return chosen.solve([prepared], solver, progress)[0]
 
 
 def reconstructor(task: str, **options: Any) -> Reconstructor:
@@ -66,13 +68,6 @@ def reconstructor(task: str, **options: Any) -> Reconstructor:
             f"{task} has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}"
         )
     return kind(**options)
-
-
-def _solved(
-    options: Reconstructor, image: ImageLike | Sinogram | Volume, progress: Callback | None
-) -> Reconstruction:
-    solver = options.solver()
-    return options.solve([options.prepare(image, solver)], solver, progress)[0]
 
 
 @contextlib.contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -40,166 +39,118 @@ ImageLike = str | os.PathLike[str] | Array
 RangeChoice = Range | Literal["auto", "data"]
 
 
+def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether it is a path, and not an image."""
+    return isinstance(image, str | os.PathLike)
+
+
 class InputError(ValueError):
     """A file, an image or an option that cannot be used: one sentence, and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
-class Contents(ABC):
-    """The planes of an image.
+class Contents:
+    """The planes of an image, and the way back to a file or an array like it.
 
     Attributes:
         name: of the file, or "the image".
+        picture: as it was stored; of a DICOM file, its slices in HU.
         images: (planes, 1, H, W) in [0, 1], or near; finite.
         missing: where the image itself says that nothing is known (NaN), or None.
         numbers: of the image that became 0 and 1.
-        box: bounds of the images.
         notes: what the user should know.
+        volume: of a DICOM file.
+        like: the array, whose shape, type and device results have.
     """
 
     name: str
+    picture: Picture
     images: Tensor
     missing: Tensor | None
     numbers: Range
-    box: Bounds
-    notes: tuple[str, ...]
-    channels = 1
-    has_colours = False
-    orientation = 1  # of the display, as in EXIF
-    may_have_impulses = False  # salt and pepper; the padding of CT slices is 0 as well
-    truth_suffixes: ClassVar[tuple[str, ...]] = PICTURES
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the array, or (planes, H, W)."""
-        return (len(self.images), *self.images.shape[-2:])
-
-    def about(self) -> dict[str, Any]:
-        """Facts for the record."""
-        return {"range": list(self.numbers)}
-
-    def require_size(self, what: str, name: str, picture: Picture) -> None:
-        """Raise for a mask or a truth that does not cover the image, as both are displayed."""
-        shown = displayed_size(picture.stored.shape, picture.orientation)
-        wanted = displayed_size(self.images.shape, self.orientation)
-        if shown != wanted:
-            how = "" if self.orientation == 1 else " when it is displayed"
-            called = name if name.startswith("the ") else f"the {what} {name}"
-            raise InputError(
-                f"{called} is {shown[0]} x {shown[1]}, but {self.name} is {wanted[0]} x "
-                f"{wanted[1]}{how}; give one of its size"
-            )
-
-    @abstractmethod
-    def restored(self, images: Tensor) -> Tensor:
-        """Planes in the numbers and the shape of the image."""
-
-    @abstractmethod
-    def require_target(self, target: Path) -> None:
-        """Raise ``InputError`` if results cannot be written to such a file."""
-
-    @abstractmethod
-    def write(self, images: Tensor, target: Path, description: str) -> None:
-        """The image again with other planes, atomically."""
-
-    @abstractmethod
-    def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
-        """Another image on the scale of this one."""
-
-
-@dataclass(frozen=True, eq=False)
-class PictureContents(Contents):
-    """A picture file, or an array; ``like`` is the tensor whose type and device results have."""
-
-    original: Picture
+    notes: tuple[str, ...] = ()
+    volume: Volume | None = None
     like: Tensor | None = None
-    has_colours = may_have_impulses = True
-    truth_suffixes = SUFFIXES
+
+    @property
+    def box(self) -> Bounds:
+        """Bounds of the images."""
+        return (0.0, 1.0 if self.volume is None else 2.0)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array, or (planes, H, W)."""
-        return super().shape if self.like is None else tuple(self.like.shape)
-
-    @property
-    def channels(self) -> int:  # type: ignore[override]
-        """Colours of a page."""
-        return self.original.channels
-
-    @property
-    def orientation(self) -> int:  # type: ignore[override]
-        """How the planes are turned to be displayed: see ``Picture``."""
-        return self.original.orientation
+        planes, _, *size = self.images.shape
+        return (planes, *size) if self.like is None else tuple(self.like.shape)
 
     def about(self) -> dict[str, Any]:
         """Facts for the record."""
-        return super().about() | {
-            "dtype": str(self.original.stored.dtype),
-            "channels": self.original.channels,
-            "alpha": self.original.alpha is not None,
-        }
+        facts: dict[str, Any] = {"range": list(self.numbers)}
+        if self.volume is not None:
+            return facts
+        stored, channels = self.picture.stored.dtype, self.picture.channels
+        alpha = self.picture.alpha is not None
+        return facts | {"dtype": str(stored), "channels": channels, "alpha": alpha}
 
     def restored(self, images: Tensor) -> Tensor:
         """In the numbers of the image: an array's shape, else (H, W) or (planes, H, W)."""
         low, high = self.numbers
-        values = low + (high - low) * (1 - images if self.original.inverted else images)
+        values = low + (high - low) * (1 - images if self.picture.inverted else images)
         if self.like is not None:
             return values.reshape(self.shape).to(self.like)
         return values[0, 0] if len(values) == 1 else values[:, 0]
 
     def require_target(self, target: Path) -> None:
-        """Floats are not written as PNG, for example."""
-        if (reason := writable(self.original, target.suffix.lower())) is not None:
+        """Raise if a file of this name cannot hold results: floats in PNG, for example."""
+        kind = target.suffix.lower()
+        if self.volume is not None:
+            if kind not in DICOM:
+                raise InputError(
+                    f"{self.name} is DICOM, and so must be the result; let it end in .dcm"
+                )
+        elif (reason := writable(self.picture, kind)) is not None:
             raise InputError(
                 f"{self.name} cannot be written to {target.name}: {reason}; try .tif or .npy"
             )
 
     def write(self, images: Tensor, target: Path, description: str) -> None:
-        """With the same bits, alpha channel and metadata."""
-        picture = self.original.with_values(images[:, 0].cpu().numpy(), self.numbers)
+        """The file again with other planes, atomically: its bits, alpha channel and metadata."""
+        if self.volume is not None:
+            volume = self.volume.with_values(unit_to_hounsfield(images))
+            write_dicom_file(volume, target, description)
+            return
+        picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
         with atomic_path(target) as part:
             write_picture(picture, part, target.suffix.lower())
 
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
-        """A picture laid on this one as both are displayed, or an array of the same shape."""
+        """Another image on the scale of this one, and laid on it as both are displayed."""
+        if self.volume is not None:
+            return open_contents(truth, max_megapixels=max_megapixels, what="the truth").images
         picture, name = open_picture(truth, "the truth", max_megapixels, choice)
         self.require_size("truth", name, picture)
-        numbers = self._truth_numbers(picture, choice)
-        values = regrid(picture.values(numbers), picture.orientation, self.orientation)
-        return torch.from_numpy(values)[:, None]
-
-    def _truth_numbers(self, truth: Picture, choice: RangeChoice) -> Range:
-        """Those of this picture, unless both use the whole range of different types."""
-        own, other = self.original.stored.dtype, truth.stored.dtype
-        beyond = other.kind == "f" and bool((np.nan_to_num(truth.stored) > 1.5).any())
-        mapped = choice != "auto" or self.numbers != self.original.full_range
+        own, other = self.picture.stored.dtype, picture.stored.dtype
+        # In the numbers of this picture, unless both use the whole range of different types.
+        beyond = other.kind == "f" and bool((np.nan_to_num(picture.stored) > 1.5).any())
+        mapped = choice != "auto" or self.numbers != self.picture.full_range
         alike = own == other or (own.kind, other.kind) == ("f", "f")
-        return self.numbers if mapped or alike or beyond else truth.full_range
+        values = picture.values(self.numbers if mapped or alike or beyond else picture.full_range)
+        return torch.from_numpy(regrid(values, picture.orientation, self.picture.orientation))[
+            :, None
+        ]
 
-
-@dataclass(frozen=True, eq=False)
-class VolumeContents(Contents):
-    """CT slices of a DICOM file, on the scale of regularizers."""
-
-    original: Volume
-
-    def restored(self, images: Tensor) -> Tensor:
-        """In HU: (H, W) or (slices, H, W)."""
-        values = unit_to_hounsfield(images)
-        return values[0, 0] if len(values) == 1 else values[:, 0]
-
-    def require_target(self, target: Path) -> None:
-        """DICOM stays DICOM."""
-        if target.suffix.lower() not in DICOM:
-            raise InputError(f"{self.name} is DICOM, and so must be the result; let it end in .dcm")
-
-    def write(self, images: Tensor, target: Path, description: str) -> None:
-        """A derived DICOM image."""
-        write_slices(self.original.with_values(unit_to_hounsfield(images)), target, description)
-
-    def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
-        """Slices of another file, or values on the scale of regularizers."""
-        return open_contents(truth, max_megapixels=max_megapixels, what="the truth").images
+    def require_size(self, what: str, name: str, picture: Picture) -> None:
+        """Raise for a mask or a truth that does not cover the image, as both are displayed."""
+        turned = self.picture.orientation
+        shown = displayed_size(picture.stored.shape, picture.orientation)
+        wanted = displayed_size(self.images.shape, turned)
+        if shown != wanted:
+            how = "" if turned == 1 else " when it is displayed"
+            called = name if name.startswith("the ") else f"the {what} {name}"
+            raise InputError(
+                f"{called} is {shown[0]} x {shown[1]}, but {self.name} is {wanted[0]} x "
+                f"{wanted[1]}{how}; give one of its size"
+            )
 
 
 def open_contents(
@@ -217,10 +168,11 @@ def open_contents(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
         what: arrays are called in errors.
     """
-    if isinstance(image, str | os.PathLike) and Path(image).suffix.lower() in DICOM:
+    if is_path(image) and Path(image).suffix.lower() in DICOM:
         volume = read_dicom(Path(image), max_megapixels=max_megapixels)
         images = hounsfield_to_unit(volume.images).float()
-        return VolumeContents(str(image), images, None, (-1024.0, 1500.0), (0.0, 2.0), (), volume)
+        picture = Picture(volume.values.numpy())
+        return Contents(str(image), picture, images, None, (-1024.0, 1500.0), volume=volume)
     picture, name = open_picture(image, what, max_megapixels, choice)
     numbers, notes = _range(picture, choice)
     values = picture.values(numbers)
@@ -230,17 +182,17 @@ def open_contents(
     images = torch.from_numpy(np.where(unknown, np.float32(0), values))[:, None].contiguous()
     missing = torch.from_numpy(unknown)[:, None] if unknown.any() else None
     like = None
-    if not isinstance(image, str | os.PathLike):
+    if not is_path(image):
         like = torch.as_tensor(image)
         like = like if like.is_floating_point() else like.float()
-    return PictureContents(name, images, missing, numbers, (0.0, 1.0), notes, picture, like)
+    return Contents(name, picture, images, missing, numbers, notes, like=like)
 
 
 def open_picture(
     image: ImageLike, what: str, max_megapixels: float | None, choice: RangeChoice = "auto"
 ) -> tuple[Picture, str]:
     """The picture of a file or an array, and its name in errors."""
-    if isinstance(image, str | os.PathLike):
+    if is_path(image):
         return read_picture(Path(image), max_megapixels=max_megapixels), str(image)
     if not isinstance(image, Tensor | np.ndarray):
         raise InputError(f"{what} is a path, a tensor or an array, got {type(image).__name__}")
@@ -276,7 +228,7 @@ def naming(place: Path) -> Iterator[None]:
         ) from error
 
 
-def write_slices(volume: Volume, target: Path, description: str) -> None:
+def write_dicom_file(volume: Volume, target: Path, description: str) -> None:
     """A DICOM file, atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     write_dicom(volume.to(device="cpu"), target, description=description)

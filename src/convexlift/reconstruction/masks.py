@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import numpy as np
@@ -10,7 +9,13 @@ import torch
 from torch import Tensor
 
 from convexlift.files.pictures import regrid
-from convexlift.reconstruction.contents import Contents, ImageLike, InputError, open_picture
+from convexlift.reconstruction.contents import (
+    Contents,
+    ImageLike,
+    InputError,
+    is_path,
+    open_picture,
+)
 
 Colour = tuple[int, int, int]
 
@@ -72,10 +77,10 @@ def _from_mask(
     white = np.nan_to_num(values) >= 0.5
     if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
         white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
-    white = regrid(white ^ inverted, picture.orientation, contents.orientation)
+    white = regrid(white ^ inverted, picture.orientation, contents.picture.orientation)
     seen = torch.from_numpy(white).to(contents.images)
     planes, _, height, width = contents.images.shape
-    if not isinstance(mask, str | os.PathLike):
+    if not is_path(mask):
         try:
             whole = seen.reshape(picture.layout).expand(contents.shape)
         except RuntimeError:
@@ -84,7 +89,7 @@ def _from_mask(
                 f"{contents.shape}; give one of its shape, or (H, W) for all"
             ) from None
         return whole.reshape(planes, 1, height, width)
-    channels = contents.channels
+    channels = contents.picture.channels
     pages = planes // channels
     seen = seen.reshape(-1, picture.channels, height, width)
     if seen.shape[1] not in (1, channels):
@@ -100,8 +105,8 @@ def _from_mask(
 
 
 def _from_colour(contents: Contents, colour: Colour, tolerance: int) -> Tensor:
-    name, channels = contents.name, contents.channels
-    if not contents.has_colours:
+    name, channels = contents.name, contents.picture.channels
+    if contents.volume is not None:
         raise InputError(f"{name} is DICOM and has no colours; use --mask")
     wanted = torch.tensor(colour[:channels] if channels == 3 else colour[:1]).to(contents.images)
     if channels == 1 and len(set(colour)) > 1:

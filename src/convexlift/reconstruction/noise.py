@@ -1,4 +1,4 @@
-"""Which noise an image has, and how much, from the image alone.
+"""The noise of an image, its model and its level, estimated from the image alone.
 
 Gaussian noise: a second difference in both directions,
 
@@ -11,7 +11,7 @@ median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and 
 estimates of very small levels are too large.
 
 Where so many pixels are missing that fewer than ``ENOUGH`` of these 3 x 3 windows are whole, three
-neighbours in a row or a column stand in for them, and then two:
+neighbours in a row or a column take their place, and then two:
 
     d = [1 -2 1] * y / sqrt(6),    d = [1 -1] * y / sqrt(2).
 
@@ -23,8 +23,8 @@ estimate is made.
 Salt and pepper: extreme values that no neighbour comes near. A pixel that is hit is noticed if all
 of its eight neighbours, but for other extremes, differ from it by more than ``STEP``; how often
 neighbours are like that is counted for black and for white, and divided by. Hits are independent:
-black ones have about as many white neighbours as black ones. Strokes of letters and paper have not,
-and are no salt and pepper.
+black ones have about as many white neighbours as black ones. Strokes of letters on paper do not,
+and are not salt and pepper.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEAST_CHANCE = 0.05
 """Of noticing a hit: what is rarer is not divided by."""
 
 LEAST_FRACTION = 0.004
-"""Fewer noticed pixels than this (above what Gaussian noise explains) are no salt and pepper."""
+"""With fewer noticed pixels (above what Gaussian noise explains) the noise is Gaussian."""
 
 CLUSTERED = 1.0
 """Noticed pixels with so many more neighbours of their own kind than of the other (mean, of eight)
@@ -56,14 +56,20 @@ LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
 
 MOST_PIXELS = 2**23
-"""Of stacks, evenly spread planes with about so many pixels tell as much as all of them."""
+"""For stacks, evenly spread planes with about so many pixels tell as much as all of them."""
 
 ENOUGH, FEWEST = 256, 64
-"""Differences, for a median within 10 % or so, and within a third. A rule that has enough of them
-goes before a better one that has not."""
+"""Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
+preferred to a better one without."""
 
 _NORMAL_MEDIAN = 0.6745
-_KERNEL = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]]) / 6
+_LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
+_WINDOW = _LINE.T @ _LINE / 6
+_KERNELS = (
+    (_WINDOW,),
+    (_LINE / math.sqrt(6), _LINE.T / math.sqrt(6)),
+    (_PAIR / math.sqrt(2), _PAIR.T / math.sqrt(2)),
+)  # of the three rules, the best one first
 
 
 class TooFewPixels(ValueError):
@@ -125,7 +131,7 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
 
 
 def spread(images: Tensor) -> slice:
-    """The planes of a stack to look at: all of them, or every so many of a large one."""
+    """The planes of a stack to estimate from: all of them, or every so many of a large one."""
     return slice(None, None, -(-images.numel() // MOST_PIXELS))
 
 
@@ -169,42 +175,15 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
     return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
 
 
-def second_difference_level(images: Tensor, usable: Tensor) -> float | None:
-    """The median rule over 3 x 3 windows of usable pixels; None if there are too few."""
-    details = _in_windows(images, usable)
-    return _median_rule(details) if len(details) >= FEWEST else None
-
-
 def _level(images: Tensor, usable: Tensor) -> float | None:
     """By the best rule with enough differences, or else with the fewest; None if none has them."""
-    scarce: Tensor | None = None
-    for rule in (_in_windows, _along_lines, _between_pairs):
-        details = rule(images, usable)
+    found = []
+    for kernels in _KERNELS:
+        details = torch.cat([_differences(images, usable, kernel) for kernel in kernels])
         if len(details) >= ENOUGH:
-            return _median_rule(details)
-        if scarce is None and len(details) >= FEWEST:
-            scarce = details
-    return None if scarce is None else _median_rule(scarce)
-
-
-def _median_rule(details: Tensor) -> float:
-    return float(details.median()) / _NORMAL_MEDIAN
-
-
-def _in_windows(images: Tensor, usable: Tensor) -> Tensor:
-    return _differences(images, usable, _KERNEL)
-
-
-def _along_lines(images: Tensor, usable: Tensor) -> Tensor:
-    return _in_both_directions(images, usable, torch.tensor([[1.0, -2.0, 1.0]]) / math.sqrt(6))
-
-
-def _between_pairs(images: Tensor, usable: Tensor) -> Tensor:
-    return _in_both_directions(images, usable, torch.tensor([[1.0, -1.0]]) / math.sqrt(2))
-
-
-def _in_both_directions(images: Tensor, usable: Tensor, row: Tensor) -> Tensor:
-    return torch.cat([_differences(images, usable, kernel) for kernel in (row, row.T)])
+            return float(details.median()) / _NORMAL_MEDIAN
+        found += [details] if len(details) >= FEWEST else []
+    return float(found[0].median()) / _NORMAL_MEDIAN if found else None
 
 
 def _differences(images: Tensor, usable: Tensor, kernel: Tensor) -> Tensor:
@@ -225,7 +204,7 @@ def photons_of(integrals: Tensor) -> float | None:
     3 x 3 rays, whose noise is smaller.
     """
     smooth = F.avg_pool2d(integrals, 3, 1, 1, count_include_pad=False).clamp_min(0)
-    kernel = _KERNEL.to(integrals)[None, None]
+    kernel = _WINDOW.to(integrals)[None, None]
     if min(integrals.shape[-2:]) < 3:
         return None
     scaled = F.conv2d(integrals, kernel).abs() * torch.exp(-smooth[..., 1:-1, 1:-1] / 2)
@@ -273,7 +252,8 @@ def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     if total < FEWEST:
         return _Impulses()
     # Without such neighbours there is no Gaussian noise: hardly a window is left.
-    sigma = second_difference_level(images, seen * ~extreme) or 0.0
+    details = _differences(images, seen * ~extreme, _WINDOW)
+    sigma = float(details.median()) / _NORMAL_MEDIAN if len(details) >= FEWEST else 0.0
     noticed = fraction = explained = same = other = expected = 0.0
     black, white = (images <= 0) & (seen > 0), (images >= 1) & (seen > 0)
     around = {True: _around(black), False: _around(white)}
@@ -294,6 +274,6 @@ def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
 
 
 def _around(chosen: Tensor) -> Tensor:
-    """How many of the eight neighbours are chosen."""
+    """The number of chosen pixels among the eight neighbours."""
     ones = chosen.float()
     return F.avg_pool2d(ones, 3, 1, 1, divisor_override=1) - ones

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from convexlift.files.planes import SUFFIXES
 from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
 from convexlift.images import random_mask
 from convexlift.operators.imaging import Mask
@@ -22,6 +22,7 @@ from convexlift.reconstruction.contents import (
     ImageLike,
     InputError,
     RangeChoice,
+    is_path,
     open_contents,
     open_picture,
 )
@@ -35,8 +36,8 @@ from convexlift.reconstruction.noise import (
     is_line_art,
     spread,
 )
-from convexlift.reconstruction.prepared import PreparedImage
 from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.result import PreparedImage
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
@@ -125,7 +126,7 @@ class Denoiser(Reconstructor):
         missing = {} if seen is None else {"missing": float((seen == 0).double().mean())}
         description = f"convexlift {self.task}"
         return PreparedImage(
-            contents.name, data, weight, noise,
+            name=contents.name, data=data, weight=weight, noise=noise,
             restored=contents.restored,
             write=lambda x, place: contents.write(x, place, description),
             given=y,
@@ -171,7 +172,7 @@ class Denoiser(Reconstructor):
 
     def _seen(self, contents: Contents, image: ImageLike) -> Tensor | None:
         seen = seen_pixels(contents)
-        if seen is not None and not isinstance(image, str | os.PathLike):
+        if seen is not None and not is_path(image):
             place = tuple(int(i) for i in (seen.reshape(contents.shape) == 0).nonzero()[0])
             raise InputError(
                 f"the image is NaN or infinite at {place}; fill missing pixels in with "
@@ -189,9 +190,9 @@ class Denoiser(Reconstructor):
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.sigma is not None:
             return Noise(self.noise or "gaussian", self.sigma, estimated=False)
-        kind = self.noise
-        if kind is None and not self._may_have_impulses(contents):
-            kind = "gaussian"
+        # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
+        unlikely = self.task == "inpaint" or contents.volume is not None
+        kind = "gaussian" if self.noise is None and unlikely else self.noise
         some = spread(contents.images)
         images = contents.images[some].to(device)
         mask = None if seen is None else seen.expand_as(contents.images)[some].to(device)
@@ -205,40 +206,30 @@ class Denoiser(Reconstructor):
         except TooFewPixels as error:
             raise InputError(f"{error}; give --sigma") from None
 
-    def _may_have_impulses(self, contents: Contents) -> bool:
-        return contents.may_have_impulses
-
     def _truth(self, contents: Contents, image: ImageLike) -> Tensor | None:
         if self.truth is None:
             return None
-        truth = _of_its_name(self.truth, image, "truth", contents.truth_suffixes)
+        suffixes = SUFFIXES if contents.volume is None else PICTURES
+        truth = _of_its_name(self.truth, image, "truth", suffixes)
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:
-            called = truth if isinstance(truth, str | os.PathLike) else "given"
+            called = truth if is_path(truth) else "given"
             raise InputError(
                 f"the truth {called} has {_size(images)}, but {contents.name} has "
                 f"{_size(contents.images)}"
             )
         return images
 
-    def _notes(self, contents: Contents) -> tuple[str, ...]:
-        """What was done with pixels without a number."""
-        if contents.missing is None:
-            return self._turned(contents, [("truth", self.truth)])
-        share = 100 * float(contents.missing.double().mean())
-        note = f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
-        return (note, *self._turned(contents, [("truth", self.truth)]))
-
-    def _turned(
-        self, contents: Contents, beside: Sequence[tuple[str, ImageLike | None]]
-    ) -> tuple[str, ...]:
-        """How masks and truths lie on a picture that is displayed otherwise than it is stored."""
-        names = [name for name, image in beside if isinstance(image, str | os.PathLike)]
-        if contents.orientation == 1 or not names:
-            return ()
-        which = " and ".join(names) + (" was" if len(names) == 1 else " were")
-        how = f"orientation {contents.orientation}"
-        return (f"its {which} laid on it as it is displayed ({how})",)
+    def _notes(self, contents: Contents) -> Iterator[str]:
+        """What happened to pixels without a number, and to masks of a picture that is turned."""
+        if contents.missing is not None and self.task == "denoise":
+            share = 100 * float(contents.missing.double().mean())
+            yield f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
+        beside = [n for n in ("mask", "truth") if is_path(getattr(self, n, None))]
+        turned = contents.picture.orientation
+        if turned != 1 and beside:
+            which = " and ".join(beside) + (" was" if len(beside) == 1 else " were")
+            yield f"its {which} laid on it as it is displayed (orientation {turned})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -267,7 +258,7 @@ class Inpainter(Denoiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.mask, str | os.PathLike):
+        if is_path(self.mask):
             if not Path(self.mask).exists():
                 raise InputError(f"there is no mask {self.mask}; check the name")
             if Path(self.mask).is_file():  # reading it says what is wrong with it
@@ -306,22 +297,16 @@ class Inpainter(Denoiser):
     def _colour(self) -> Colour | None:
         return None if self.mask_colour is None else parse_colour(self.mask_colour)
 
-    def _may_have_impulses(self, contents: Contents) -> bool:
-        return False  # beside missing pixels they are rare
-
-    def _notes(self, contents: Contents) -> tuple[str, ...]:
-        return self._turned(contents, [("mask", self.mask), ("truth", self.truth)])
-
 
 def _of_its_name(
-    place: ImageLike, image: ImageLike, what: str, suffixes: Sequence[str] | None = None
+    place: ImageLike, image: ImageLike, what: str, suffixes: Sequence[str] = SUFFIXES
 ) -> ImageLike:
     """The file of a folder with the name of the image; anything else as it is."""
-    if not isinstance(place, str | os.PathLike) or not Path(place).is_dir():
+    if not is_path(place) or not Path(place).is_dir():
         return place
-    if not isinstance(image, str | os.PathLike):
+    if not is_path(image):
         raise InputError(f"--{what} is a folder; give a file, or an array like the image")
-    return companion(Path(place), Path(image), what, *([] if suffixes is None else [suffixes]))
+    return companion(Path(place), Path(image), what, suffixes)
 
 
 def _nothing_missing(name: str) -> str:

@@ -13,8 +13,8 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,10 +27,9 @@ from convexlift.models.store import load, sheet
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.variational import VariationalProblem
-from convexlift.reconstruction.contents import ImageLike, InputError
+from convexlift.reconstruction.contents import ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise
-from convexlift.reconstruction.prepared import PreparedImage
-from convexlift.reconstruction.record import record_of
+from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
 from convexlift.reconstruction.solution import (
     Callback,
     PiecewiseSolver,
@@ -40,52 +39,10 @@ from convexlift.reconstruction.solution import (
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import SEARCH, Weight, WeightChoice, choose_weight
 from convexlift.solvers.named_methods import METHODS
-from convexlift.solvers.solution import Solution
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Bounds, Measurement
 
 MethodName = Literal["default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"]
-
-
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """A reconstructed image with its proof.
-
-    Attributes:
-        x: the image, in the numbers and the shape of the input. Of a file: (H, W), or
-            (planes, H, W) for colours and pages; CT in HU, where pixels have a size in mm.
-        solution: objective, lower bound, gap, status, history, dual variables and ``proof`` of
-            every plane; its ``x`` are the planes (planes, 1, H, W) on the scale of the regularizer.
-        noise: assumed, estimated or given; None for scans whose rays differ in their noise.
-        weight: of the regularizer, and where it comes from.
-        given: the data as planes, to compare with; None for a measured sinogram.
-        truth: the clean planes, if known.
-        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if it was asked for.
-        record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
-    """
-
-    x: Tensor
-    solution: Solution
-    noise: Noise | None
-    weight: Weight
-    given: Tensor | None
-    truth: Tensor | None
-    gap_map: Tensor | None
-    record: dict[str, Any] = field(repr=False)
-    _write: Callable[[Tensor, Path], None] = field(repr=False)
-
-    @property
-    def problem(self) -> VariationalProblem:
-        """The problem that was solved."""
-        return self.solution.proof.problem
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the image, atomically: a file like the input, in the format of the name's ending.
-
-        Arrays become NPY or TIFF; files keep bit depth, alpha channel and metadata.
-        """
-        self._write(self.solution.x, Path(path))
-        return Path(path)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,6 +85,7 @@ class Reconstructor(ABC):
     max_megapixels: float | None = None
 
     task: ClassVar[str]
+    positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
     search: ClassVar[StopWhen] = SEARCH
     quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
@@ -160,11 +118,11 @@ class Reconstructor(ABC):
             )
         if isinstance(self.weight, int | float) and not 0 < self.weight < math.inf:
             raise InputError(f"a weight is a number > 0, got {self.weight:g}")
-        if not 0 < self.strength < math.inf:
-            raise InputError(f"--strength is a number > 0, got {self.strength:g}")
-        if self.max_megapixels is not None and not 0 < self.max_megapixels < math.inf:
-            raise InputError(f"--max-megapixels is a number > 0, got {self.max_megapixels:g}")
-        if isinstance(self.truth, str | os.PathLike) and not Path(self.truth).exists():
+        for name in self.positive:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"--{name.replace('_', '-')} is a number > 0, got {value:g}")
+        if is_path(self.truth) and not Path(self.truth).exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
 
     @abstractmethod
@@ -232,19 +190,13 @@ class Reconstructor(ABC):
             if solution.proof.problem.batch_size < len(data) or len(images) > 1:
                 problem = self.problem(image) if keep_duals else solution.proof.problem
                 own = select_solution(solution, rows, problem)
+            own_map = None if gap_map is None else gap_map[rows]
             found.append(
                 Reconstruction(
-                    x=image.restored(own.x.cpu()),
-                    solution=own,
-                    noise=image.noise,
-                    weight=image.weight,
-                    given=image.given,
-                    truth=image.truth,
-                    gap_map=None if gap_map is None else gap_map[rows],
+                    **vars(image), x=image.restored(own.x.cpu()), solution=own, gap_map=own_map,
                     record=record_of(image, own, settings),
-                    _write=image.write,
                 )
-            )
+            )  # fmt: skip
         return found
 
     def problem(self, image: PreparedImage) -> VariationalProblem:

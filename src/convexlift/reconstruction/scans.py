@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,26 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.files.planes import read_npy
 from convexlift.functionals.fidelity import KullbackLeibler
 from convexlift.functionals.weighted import WeightedL2
-from convexlift.images import atomic_path
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
 from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
-from convexlift.reconstruction.contents import (
-    DICOM,
-    Array,
-    ImageLike,
-    InputError,
-    open_contents,
+from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
+from convexlift.reconstruction.noise import Noise, photons_of
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.slices import (
+    read_slices,
+    require_ending,
+    squeezed,
+    write_numbers,
     write_slices,
 )
-from convexlift.reconstruction.noise import Noise, photons_of
-from convexlift.reconstruction.prepared import PreparedImage
-from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
@@ -40,16 +38,14 @@ from convexlift.scans.attenuation import (
     WATER,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
-    hounsfield_to_unit,
     unit_attenuation,
     unit_to_hounsfield,
 )
 from convexlift.scans.data_exchange import AngleUnit
-from convexlift.scans.errors import ScanFileError, reading
+from convexlift.scans.errors import reading
 from convexlift.scans.files import HDF5, read_sinogram, read_volume
 from convexlift.scans.folders import files_in
 from convexlift.scans.geometry import FanGeometry, ScanGeometry
-from convexlift.scans.pictures import write_png, write_tiff
 from convexlift.scans.sinograms import Quantity, Sinogram
 from convexlift.scans.volumes import Volume
 from convexlift.scans.windows import WINDOWS, Window, window_named
@@ -57,7 +53,6 @@ from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
 
-RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 PAPER_EXTENT = 256.0
 OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
             "angle_unit", "rows", "truth")  # fmt: skip
@@ -66,6 +61,7 @@ BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
 
 FieldLike = float | str | os.PathLike[str] | Array
+ScanLike = ImageLike | Sinogram | Volume
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,18 +118,14 @@ class ScanReconstructor(Reconstructor):
     read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
+    positive = (*Reconstructor.positive, "photons", "background", "sigma", "size", "extent",
+                "water", "views", "bins", "read_seconds")  # fmt: skip
     search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
     quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
     python_only = (*Reconstructor.python_only, "geometry")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = ("photons", "background", "sigma", "size", "extent", "water", "views", "bins",
-                    "read_seconds")  # fmt: skip
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"--{name.replace('_', '-')} is a number > 0, got {value:g}")
         if isinstance(self.window, str) and self.window not in WINDOWS:
             raise InputError(
                 f"--window is one of {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU, got {self.window}"
@@ -169,7 +161,7 @@ class ScanReconstructor(Reconstructor):
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
         """Fields and truths."""
-        given = [p for p in (self.flat, self.dark, self.truth) if isinstance(p, str | os.PathLike)]
+        given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
         files = [Path(place) for place in given if Path(place).is_file()]
         folder = self.truth in given and Path(str(self.truth)).is_dir()
         return files + (files_in(Path(str(self.truth))) if folder else [])
@@ -177,48 +169,38 @@ class ScanReconstructor(Reconstructor):
     def check(self, sources: Sequence[Source]) -> None:
         """The ending of a single result; of several, one does not stop the others."""
         if len(sources) == 1:
-            _require_ending(sources[0].target)
+            require_ending(sources[0].target)
 
     def prepare(
-        self,
-        image: ImageLike | Sinogram | Volume,
-        solver: PiecewiseSolver | None = None,
-        target: Path | None = None,
+        self, image: ScanLike, solver: PiecewiseSolver | None = None, target: Path | None = None
     ) -> PreparedImage:
         """Read the scan, state its problem, and choose a weight."""
         solver = self.solver() if solver is None else solver
         if target is not None:
-            _require_ending(target)
+            require_ending(target)
         if self.simulate:
             return self._simulated(image, solver)
         return self._measured(image, solver, target)
 
     # Simulated scans -----------------------------------------------------------------------------
 
-    def _simulated(
-        self, image: ImageLike | Sinogram | Volume, solver: PiecewiseSolver
-    ) -> PreparedImage:
-        name, volume, shape = self._slice(image)
-        truth = hounsfield_to_unit(volume.images).float().clamp_min(0)
-        height, width = truth.shape[-2:]
-        across = PAPER_EXTENT / max(height, width)
-        beam = ParallelBeam(
-            (height, width), self.views, self.bins, (across * height, across * width)
-        )
+    def _simulated(self, image: ScanLike, solver: PiecewiseSolver) -> PreparedImage:
+        name, volume, images, shape = read_slices(image, self.max_megapixels)
+        truth = images.clamp_min(0)
         background = PAPER_BACKGROUND if self.background is None else self.background
-        task = SparseViewCT(scanner=beam * (1 / PAPER_UNIT), background=background)
-        task = task if self.box is None else replace(task, box=self.box)
+        task = SparseViewCT(
+            scanner=_scanner(*truth.shape[-2:], self.views, self.bins), background=background,
+            box=self.box or SparseViewCT.box,
+        )  # fmt: skip
         generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(truth))]
         data = task.measure(truth, generators)
         weight = self.choose_weight(data, task.name, None, solver)
-
-        def restored(x: Tensor) -> Tensor:
-            return _flat(unit_to_hounsfield(x)) if shape is None else x.reshape(shape)
-
         return PreparedImage(
-            name, data, weight, None,
-            restored=restored,
-            write=lambda x, place: self._write(volume.with_values(unit_to_hounsfield(x)), place),
+            name=name, data=data, weight=weight, noise=None,
+            restored=lambda x: x.reshape(shape) if shape else squeezed(unit_to_hounsfield(x)),
+            write=lambda x, place: write_slices(
+                volume.with_values(unit_to_hounsfield(x)), place, "convexlift ct", self.window
+            ),
             given=data.picture, truth=truth,
             about={
                 "simulated": True, "views": self.views, "bins": self.bins,
@@ -227,37 +209,10 @@ class ScanReconstructor(Reconstructor):
             notes=(weight.note,) if weight.note else (),
         )  # fmt: skip
 
-    def _slice(
-        self, image: ImageLike | Sinogram | Volume
-    ) -> tuple[str, Volume, tuple[int, ...] | None]:
-        """Its name, slices in HU, and the shape of an array on the scale of regularizers.
-
-        Pictures without HU are on that scale, too.
-        """
-        if isinstance(image, Volume):
-            return "the volume", image, None
-        if isinstance(image, Sinogram):
-            raise InputError("--simulate needs slices, and this is a sinogram; leave it out")
-        if not isinstance(image, str | os.PathLike):
-            contents = open_contents(image, (0.0, 1.0))
-            hu = unit_to_hounsfield(contents.images[:, 0])
-            return contents.name, Volume.stacked(hu, (1.0, 1.0)), contents.shape
-        path = Path(image)
-        try:
-            return str(image), read_volume(path, max_megapixels=self.max_megapixels), None
-        except (ScanFileError, ImportError):
-            if path.suffix.lower() in DICOM:
-                raise
-        picture = read_picture(path, max_megapixels=self.max_megapixels)
-        if picture.channels > 1:
-            raise InputError(f"{path} has colours; save the slice as grey") from None
-        unit = torch.from_numpy(picture.values(picture.full_range))
-        return str(image), Volume.stacked(unit_to_hounsfield(unit), (1.0, 1.0)), None
-
     # Measured scans ------------------------------------------------------------------------------
 
     def _measured(
-        self, image: ImageLike | Sinogram | Volume, solver: PiecewiseSolver, target: Path | None
+        self, image: ScanLike, solver: PiecewiseSolver, target: Path | None
     ) -> PreparedImage:
         name, scan = self._scan(image)
         in_mm = scan.geometry.unit == "mm"
@@ -279,20 +234,19 @@ class ScanReconstructor(Reconstructor):
         pixel = extent / size
         truth = None if self.truth is None else self._truth(len(data), size, unit)
 
-        def restored(x: Tensor) -> Tensor:
-            hu = attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
-            return _flat(hu)
+        def values(x: Tensor) -> Tensor:
+            return attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
 
         def write(x: Tensor, place: Path) -> None:
-            if not in_mm:
-                self._write_plain(unit * x, place)
-                return
-            hu = attenuation_to_hounsfield(unit * x, self.water)
-            self._write(Volume.stacked(hu[:, 0], (pixel, pixel)), place)
+            if in_mm:
+                volume = Volume.stacked(values(x)[:, 0], (pixel, pixel))
+                write_slices(volume, place, "convexlift ct", self.window)
+            else:
+                write_numbers(values(x), place)
 
         return PreparedImage(
-            name, data, weight, noise,
-            restored=restored, write=write, truth=truth,
+            name=name, data=data, weight=weight, noise=noise,
+            restored=lambda x: squeezed(values(x)), write=write, truth=truth,
             about={
                 "data": self.quantity or scan.quantity,
                 "rows": scan.projections.shape[0],
@@ -304,10 +258,10 @@ class ScanReconstructor(Reconstructor):
             notes=tuple(each for each in (note, weight.note) if each),
         )  # fmt: skip
 
-    def _scan(self, image: ImageLike | Sinogram | Volume) -> tuple[str, Sinogram]:
+    def _scan(self, image: ScanLike) -> tuple[str, Sinogram]:
         if isinstance(image, Sinogram):
             return "the scan", image
-        if isinstance(image, str | os.PathLike):
+        if is_path(image):
             unit = self.angle_unit if Path(image).suffix.lower() in HDF5 else None
             scan = read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
@@ -329,13 +283,13 @@ class ScanReconstructor(Reconstructor):
 
     def _truth(self, slices: int, size: int, unit: float) -> Tensor:
         """Attenuation in units of the images, from HU."""
-        if isinstance(self.truth, str | os.PathLike):
+        if is_path(self.truth):
             hu = read_volume(self.truth, max_megapixels=self.max_megapixels).images
         else:
             hu = torch.as_tensor(self.truth)
             hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
         if tuple(hu.shape) != (slices, 1, size, size):
-            called = self.truth if isinstance(self.truth, str | os.PathLike) else "given"
+            called = self.truth if is_path(self.truth) else "given"
             raise InputError(
                 f"the truth {called} has {tuple(hu.shape)}, but {slices} slice(s) of "
                 f"{size} x {size} are reconstructed; see --size"
@@ -416,36 +370,13 @@ class ScanReconstructor(Reconstructor):
                 raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
             return torch.from_numpy(array.astype(np.float32))
 
-    # Results -------------------------------------------------------------------------------------
 
-    def _write(self, volume: Volume, place: Path) -> None:
-        kind = place.suffix.lower()
-        volume = volume.to(device="cpu")
-        if kind == ".dcm":
-            write_slices(volume, place, "convexlift ct")
-        elif kind == ".png":
-            _require_one(place, len(volume.values))
-            write_png(volume, place, window=window_named(self.window))
-        elif kind == ".npy":
-            self._write_plain(volume.images, place)
-        else:
-            write_tiff(volume, place)
-
-    def _write_plain(self, images: Tensor, place: Path) -> None:
-        """The numbers as they are; PNG from the smallest to the largest."""
-        values = images[:, 0].detach().cpu().numpy()
-        kind = place.suffix.lower()
-        if kind == ".png":
-            _require_one(place, len(values))
-            low, high = float(values.min()), float(values.max())
-            values = np.rint(255 * (values - low) / max(high - low, 1e-30)).astype(np.uint8)
-        shape = values.shape[1:] if len(values) == 1 else values.shape
-        with atomic_path(place) as part:
-            write_picture(Picture(values, layout=shape), part, kind)
-
-
-def _flat(images: Tensor) -> Tensor:
-    return images[0, 0] if len(images) == 1 else images[:, 0]
+@lru_cache(maxsize=2)
+def _scanner(height: int, width: int, views: int, bins: int) -> LinearOperator:
+    """The paper's, for other sizes. The last two are kept: their tables take a while to make."""
+    pixel = PAPER_EXTENT / max(height, width)
+    beam = ParallelBeam((height, width), views, bins, (pixel * height, pixel * width))
+    return beam * (1 / PAPER_UNIT)
 
 
 def _field_of_view(scan: Sinogram) -> float:
@@ -463,13 +394,3 @@ def _scale(rays: LinearOperator, values: Tensor) -> float:
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
     return bright if bright > 0 else 1.0
-
-
-def _require_ending(target: Path) -> None:
-    if target.suffix.lower() not in RESULTS:
-        raise InputError(f"{target} is no name for a slice; let it end in {', '.join(RESULTS)}")
-
-
-def _require_one(place: Path, count: int) -> None:
-    if count > 1:
-        raise InputError(f"{place} holds one slice, and there are {count}; write .tif")

@@ -169,8 +169,6 @@ class PiecewiseSolver:
         """Images that fit the memory, with the status of whoever ended the run."""
         problem = stated(self.here(data), self.network, weight, self.method)
         solution = self.solve_once(problem, stop, None, callback)
-        if self.interruption.status is None and Status.STOPPED in solution.status:
-            self.interruption.status = Status.STOPPED
         ended = self.interruption.status
         if ended is None:
             return solution
@@ -192,13 +190,17 @@ class PiecewiseSolver:
                     method = self._method(problem, stop)
                     if stop.seconds is not None:
                         stop = within(stop, begin + stop.seconds - time.perf_counter())
-                    return solve(
+                    solution = solve(
                         problem,
                         method=method,
                         stop=stop,
                         start=start,  # type: ignore[arg-type]
                         callback=callback,
                     )
+                for status in (Status.STOPPED, Status.INTERRUPTED):
+                    if status in solution.status:
+                        self.interruption.status = status
+                return solution
             except KeyboardInterrupt:  # before the first iteration
                 self.interruption.status = Status.INTERRUPTED
         return solve(problem, stop=StopWhen(gap=stop.gap, max_iterations=0))
@@ -232,7 +234,8 @@ def within(stop: StopWhen, seconds: float | None) -> StopWhen:
 
 
 def select_solution(solution: Solution, images: slice, problem: VariationalProblem) -> Solution:
-    """The solution of some images, whose own problem is given; its state is dropped."""
+    """The solution of some images with their own problem, on the CPU, without a state."""
+    solution = _slim(solution, keep_duals=True, first=solution)
     history = History([select_images(record, images) for record in solution.history])
     proof = Proof(problem, select_images(solution.proof.claim, images))
     return select_images(solution, images, history=history, state=None, proof=proof)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.files.planes import SUFFIXES
-from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError
+from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import HDF5
 from convexlift.scans.folders import files_in
 from convexlift.scans.sinogram_arrays import FORMAT
@@ -39,14 +39,9 @@ class Source:
         return self.target.with_suffix(".json")
 
     @property
-    def gap_map(self) -> Path:
-        """The NPY file with the map of the gap."""
-        return self.target.with_name(f"{self.target.stem}.gap.npy")
-
-    @property
-    def gap_picture(self) -> Path:
-        """The same as a picture."""
-        return self.target.with_name(f"{self.target.stem}.gap.png")
+    def gap_maps(self) -> list[Path]:
+        """The map of the gap: an NPY file and a picture."""
+        return [self.target.with_name(f"{self.target.stem}.gap{end}") for end in (".npy", ".png")]
 
     @property
     def proof(self) -> Path:
@@ -55,7 +50,7 @@ class Source:
 
     def results(self, *, gap_map: bool = True, proof: bool = True) -> list[Path]:
         """All files that may be written: the result, its record, maps of the gap, the proof."""
-        maps = [self.gap_map, self.gap_picture] if gap_map else []
+        maps = self.gap_maps if gap_map else []
         return [self.target, self.record, *maps, *([self.proof] if proof else [])]
 
 
@@ -66,65 +61,59 @@ def find_sources(
 
     ``output`` is a file for a single input file, unless it is a folder already or has no ending;
     else a folder, in which results have the names of their inputs (with ``ending``, if given).
-    Files in folders whose names end otherwise than ``suffixes`` are left alone; a file that is
-    named must end so. Links that lead nowhere are files, too, which cannot be read.
+    Files in folders that end in none of ``suffixes`` are left alone; a file that is named must end
+    in one. Broken links are files, too, which cannot be read.
     """
-    found: list[tuple[Path, Path]] = []  # and the name in the output folder
-    whole_folder = False
+    found: list[Path] = []
+    several = False
     for each in inputs:
         place = Path(each)
+        if not place.is_dir() and (place.exists() or place.is_symlink()):
+            found.append(place)
+            continue
+        several = True
         if place.is_dir():
-            whole_folder = True
             inside = files_in(place) + sorted(p for p in place.iterdir() if _leads_nowhere(p))
-            files = [p for p in inside if _wanted(p, suffixes)]
-            if not files:
-                raise InputError(
-                    f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
-                )
-            found += [(file, Path(file.name)) for file in files]
-        elif place.exists() or place.is_symlink():
-            found.append((place, Path(place.name)))
-        elif matches := sorted(Path(m) for m in glob.glob(each, recursive=True)):
-            whole_folder = True
-            there = (m for m in matches if m.is_file() or _leads_nowhere(m))
-            files = [m for m in there if _wanted(m, suffixes)]
-            found += [(file, Path(file.name)) for file in files]
-        else:
+        elif not (inside := sorted(Path(match) for match in glob.glob(each, recursive=True))):
             raise InputError(f"there is no file or folder {each}; check the name")
+        wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
+        if place.is_dir() and not wanted:
+            raise InputError(
+                f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
+            )
+        found += wanted
     # Once each; a link with another name is another input, with a result of its own.
-    found = list({(resolved(path), name): (path, name) for path, name in found}.values())
+    found = list({(resolved(path), path.name): path for path in found}.values())
     if not found:
         raise InputError(f"no input ends in one of {', '.join(suffixes)}")
-    for path, _ in found:
+    for path in found:
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} ends in none of {', '.join(suffixes)}; convert it first")
-    single = len(found) == 1 and not whole_folder and output.suffix and not output.is_dir()
-    if single:
-        return [Source(found[0][0], output)]
+    if len(found) == 1 and not several and output.suffix and not output.is_dir():
+        return [Source(found[0], output)]
     if output.is_file():
         raise InputError(
             f"{len(found)} results need a folder, and {output} is a file; name another"
         )
-    sources = []
-    for path, name in found:
-        target = output / (name if ending is None else name.with_suffix(ending))
-        sources.append(Source(path, target))
+    targets = [output / path.name for path in found]
+    targets = [t if ending is None else t.with_suffix(ending) for t in targets]
+    sources = [Source(path, target) for path, target in zip(found, targets, strict=True)]
     _require_distinct(sources)
     return sources
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Whether it is a link without a file, in sight as those of ``files_in`` are."""
+    """Whether it is a link without a file, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
 
 
 def resolved(path: Path) -> Path:
-    """What it leads to; of links that lead in a circle, one of them."""
+    """The file a link leads to; of links in a circle, one of them."""
     return Path(os.path.realpath(path))
 
 
 def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, and no field of a sinogram."""
+    """Whether a file of a folder is an input, and not a flat or dark field."""
     is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
     return path.suffix.lower() in suffixes and not is_field
 
@@ -153,7 +142,7 @@ def sides(path: Path) -> list[Path]:
 
 def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
     """The file, or those of a folder that may belong to these images: masks, truths."""
-    if not isinstance(place, str | os.PathLike):
+    if not is_path(place):
         return []
     if not Path(place).is_dir():
         return [Path(place)]

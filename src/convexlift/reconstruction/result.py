@@ -1,8 +1,12 @@
-"""The record of a reconstruction: its numbers as plain values, as in the JSON file beside it."""
+"""An image before and after it is solved, and its record, as in the JSON file beside it."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +14,76 @@ from torch import Tensor
 
 from convexlift.images import psnr
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.problems.variational import VariationalProblem
+from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.weight import Weight
 from convexlift.solvers.solution import Solution
+from convexlift.tasks import Measurement
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedImage:
+    """An image or a scan, ready to be solved.
+
+    Attributes:
+        name: of the file, or "the image".
+        data: data term, operator and bounds.
+        weight: of the regularizer, and where it comes from.
+        noise: estimated or given; None for scans whose rays differ in their noise.
+        restored: planes of the solution in the numbers and the shape of the input.
+        write: writes planes of the solution to a file.
+        given: the data as planes, to compare with; None for a measured sinogram.
+        truth: the clean planes, (planes, 1, H, W), if they are known.
+        about: further facts for the record.
+        notes: what the user should know.
+    """
+
+    name: str
+    data: Measurement = field(repr=False)
+    weight: Weight
+    noise: Noise | None
+    restored: Callable[[Tensor], Tensor] = field(repr=False)
+    write: Callable[[Tensor, Path], None] = field(repr=False)
+    given: Tensor | None = field(default=None, repr=False)
+    truth: Tensor | None = field(default=None, repr=False)
+    about: dict[str, Any] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+
+    def joinable(self, other: PreparedImage) -> bool:
+        """Whether both can be solved as one batch."""
+        return self.weight.value == other.weight.value and self.data.joinable(other.data)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reconstruction(PreparedImage):
+    """A reconstructed image with its proof, and all that is known of a ``PreparedImage``.
+
+    Attributes:
+        x: the image, in the numbers and the shape of the input. Of a file: (H, W), or
+            (planes, H, W) for colours and pages; CT in HU, where pixels have a size in mm.
+        solution: objective, lower bound, gap, status, history, dual variables and ``proof`` of
+            every plane; its ``x`` are the planes (planes, 1, H, W) on the scale of the regularizer.
+        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if it was asked for.
+        record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
+    """
+
+    x: Tensor = field(repr=False)
+    solution: Solution = field(repr=False)
+    gap_map: Tensor | None = field(default=None, repr=False)
+    record: dict[str, Any] = field(repr=False)
+
+    @property
+    def problem(self) -> VariationalProblem:
+        """The problem that was solved."""
+        return self.solution.proof.problem
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the image, atomically: a file like the input, in the format of the name's ending.
+
+        Arrays become NPY or TIFF; files keep bit depth, alpha channel and metadata.
+        """
+        self.write(self.solution.x, Path(path))
+        return Path(path)
 
 
 def record_of(
