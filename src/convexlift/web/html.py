@@ -14,7 +14,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from torch import Tensor
 
-from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction import PreparedImage
 from convexlift.solvers.solution import Status
 from convexlift.web.job import PageJob
 from convexlift.web.pictures import (

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from convexlift.models.sheets import Sheet
 from convexlift.models.store import shipped_sheets
-from convexlift.reconstruction.call import reconstructor
-from convexlift.reconstruction.contents import InputError
-from convexlift.reconstruction.prepared import PreparedImage
+from convexlift.reconstruction import InputError, PreparedImage, reconstructor
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT

@@ -20,7 +20,7 @@ class RaceTab:
 
     def __init__(self, site: Site, tab: Any) -> None:
         self.site = site
-        longest = max(2.0, site.limits.seconds / (2 * len(NAMES)))
+        longest = max(2, int(site.limits.seconds / (2 * len(NAMES))))
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 gr.HTML(html.fragment("race"), padding=False)

@@ -17,9 +17,8 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from convexlift.reconstruction.prepared import PreparedImage
-from convexlift.reconstruction.reconstructor import Reconstruction
-from convexlift.reconstruction.record import joint_psnr
+from convexlift.reconstruction import PreparedImage, Reconstruction
+from convexlift.reconstruction.result import joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Status
 from convexlift.web.job import PageJob

@@ -111,7 +111,8 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPic
     except Exception as error:  # decoders of damaged files raise nearly everything
         hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
         raise _unreadable(error, path, name, hint) from None
-    limits.check_size(*contents.stored.shape[-2:], name)
+    height, width = contents.stored.shape[-2:]
+    limits.check_size(height, width, name)
     if len(contents.stored) not in (1, 3) or len(contents.stored) != contents.channels:
         raise PageError(
             f"{name} holds {len(contents.stored)} planes.",
