@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from soak.page_visitor import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -49,37 +46,15 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
 
 @contextmanager
 def served(folder: Path, *options: str):
-    """A server's address, and after it: a quiet end, and no file left in the folder."""
-    errors = folder / "errors.txt"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"),
-                *("--device", "cpu", *options),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            text=True,
-        )
-    with process:
-        try:
-            line = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
-            assert address, line + errors.read_text()
-            yield address.group()
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-    assert not errors.read_text()
+    """A server's URL, and after it: a quiet end, and no file left in the folder."""
+    with serving(folder, *options) as (address, _):
+        yield f"{address}/"
+    assert not (folder / "errors.txt").read_text()
     assert not list(folder.glob("convexlift-web-*"))
 
 
 class Visitor:
-    """Someone in front of the page."""
+    """A person who uses the page."""
 
     def __init__(self, driver, address: str) -> None:
         self.driver, self.address = driver, address

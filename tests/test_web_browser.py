@@ -173,7 +173,7 @@ def test_stop(visitor, downloads):
     visitor.click("#denoise-start")
     visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
     visitor.click("#denoise-stop")
-    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end", 10)
+    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
     record = json.loads(
         visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
     )

@@ -96,7 +96,7 @@ def test_a_visit_through_a_proxy(tmp_path):
         visitor.click("#denoise-start")
         visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
         visitor.click("#denoise-stop")
-        visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end", 10)
+        visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
         assert visitor.requested() == {f"{NAME}:{port}"}
         # Asked for at the root, whatever the path; nothing depends on them.
         aside = re.compile(r"/(manifest\.json|favicon\.ico)\b")

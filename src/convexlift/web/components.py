@@ -270,6 +270,7 @@ class RunDisplay:
             if snapshot.prepared is not None and snapshot.x is None:
                 updates[self.details] = html.sinogram(self.name, snapshot.prepared)
             yield updates
+        session.release(run)
         yield self._result(session, run.result())
 
     def _result(self, session: Session, result: RunResult) -> Updates:

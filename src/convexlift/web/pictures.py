@@ -7,6 +7,7 @@ import io
 import math
 from dataclasses import dataclass
 
+import matplotlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,11 +21,6 @@ Pixels = NDArray[np.uint8]
 
 PREVIEW = 512
 """Pixels of the longer side of pictures that are shown during a run."""
-
-_MAGMA = (
-    (0.0, (0, 0, 4)), (0.14, (29, 17, 71)), (0.29, (81, 18, 124)), (0.43, (131, 38, 129)),
-    (0.57, (183, 55, 121)), (0.71, (230, 81, 100)), (0.86, (252, 137, 97)), (1.0, (252, 253, 191)),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +62,8 @@ def false_colours(values: Tensor, highest: float) -> Pixels:
     """(H, W) between 0 and ``highest`` as (H, W, 3), dark to bright."""
     _require_finite(values)
     levels = (values.detach().cpu() / max(highest, 1e-30)).clamp(0, 1).numpy()
-    places = [place for place, _ in _MAGMA]
-    channels = [
-        np.interp(levels, places, [colour[i] for _, colour in _MAGMA]).round().astype(np.uint8)
-        for i in range(3)
-    ]
-    return np.stack(channels, axis=-1)
+    colours: Pixels = matplotlib.colormaps["magma"](levels, bytes=True)[..., :3]
+    return colours
 
 
 def preview(x: Tensor) -> Tensor:

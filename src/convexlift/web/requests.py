@@ -294,7 +294,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.answered = True
             headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers.update(HEADERS)
+            for name, value in HEADERS.items():  # beside Gradio's own: browsers obey both
+                headers.append(name, value)
             if self.cookie:
                 headers.append("set-cookie", self.cookie)
             message = {**message, "headers": headers.raw}

@@ -315,6 +315,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 def _warm_up(device: torch.device) -> None:
     """A tiny run, which imports modules that would cost the first visitor seconds."""
+    from convexlift.web.html import details
     from convexlift.web.job import PageJob
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
@@ -324,7 +325,8 @@ def _warm_up(device: torch.device) -> None:
     options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
     job = PageJob("denoise", blank, options)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # it is in the log
-        record(Run(job, 1.0, executor, device).start().result())
+        result = Run(job, 1.0, executor, device).start().result()
+        details(job.task, result, record(result))
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:

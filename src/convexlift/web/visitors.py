@@ -156,6 +156,12 @@ class Session:
             previous.stop()
         computation.start()
 
+    def release(self, computation: Computation[Any, Any]) -> None:
+        """Forget a run that has ended, whose solution may take gigabytes."""
+        with self._lock:
+            if self._running is computation:
+                self._running = None
+
     def stop(self) -> bool:
         """Stop the current run or race; whether there was one."""
         with self._lock:
