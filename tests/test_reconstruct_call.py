@@ -307,6 +307,7 @@ GREY = noisy()
         (GREY, {"tolerance": -1.0}, "tolerance= is a relative gap from 0 on"),
         (GREY, {"batch": 0}, "batch= is auto or a whole number from 1 on, got 0"),
         (GREY, {"method": "magic"}, "no method 'magic'; choose one of default, paper"),
+        (GREY, {"device": "gpu"}, "no device 'gpu' here; use device= cpu or auto"),
         (GREY, {"range": (1.0, 0.0)}, "range= needs LOW < HIGH"),
         (GREY, {"simulate": True}, "simulate= needs sigma="),
         (GREY, {"regularizer": "nobody"}, "there is no model 'nobody'"),

@@ -15,6 +15,7 @@ from convexlift.tasks import (
     TASKS,
     GaussianDenoising,
     Inpainting,
+    Measurement,
     SaltAndPepper,
     SparseViewCT,
     Task,
@@ -200,6 +201,40 @@ def test_the_problem_is_solved_and_certified(task):
 def test_a_measurement_moves_as_a_whole():
     measurement = Inpainting().measure(images(1), generators(0)).to(dtype=torch.float32)
     assert {tensor.dtype for tensor in measurement.tensors()} == {torch.float32}
+
+
+@every_task
+def test_data_of_some_images_state_their_problems(task):
+    clean = images(3)
+    whole = task.measure(clean, generators(3, 1, 4))
+    assert len(whole) == 3
+    assert whole.select(slice(None)) is whole
+    part = whole.select(slice(1, 3))
+    net = cl.networks.ridge(channels=2, kernel=3)
+    expected = whole.problem(net, 0.4).objective(clean)[1:]
+    torch.testing.assert_close(part.problem(net, 0.4).objective(clean[1:]), expected)
+    assert torch.equal(part.picture, whole.picture[1:])
+    if not isinstance(task, SparseViewCT):
+        first = task.measure(clean[:1], generators(3))
+        rest = task.measure(clean[1:], generators(1, 4))
+        assert first.joinable(rest)
+        joined = Measurement.join([first, rest])
+        assert torch.equal(joined.fidelity.y, whole.fidelity.y)
+        torch.testing.assert_close(
+            joined.problem(net, 0.4).objective(clean), whole.problem(net, 0.4).objective(clean)
+        )
+
+
+def test_only_data_of_one_kind_and_size_are_joined():
+    def measured(task, size=12):
+        return task.measure(images(1, size), generators(0))
+
+    first = measured(GaussianDenoising())
+    assert first.joinable(measured(GaussianDenoising(0.3)))
+    assert not first.joinable(measured(SaltAndPepper()))
+    assert not first.joinable(measured(Inpainting()))
+    assert not first.joinable(measured(GaussianDenoising(), 14))
+    assert not first.joinable(measured(GaussianDenoising(box=None)))
 
 
 def test_tasks_have_names():

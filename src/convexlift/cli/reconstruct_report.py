@@ -9,7 +9,6 @@ import math
 import os
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO, Any
 
 import typer
@@ -61,12 +60,7 @@ class Narrator(BatchListener):
         self.task = self.bar.add_task("Starting", total=float(self.total))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
     def reading(self, source: Source) -> None:

@@ -217,15 +217,20 @@ class Reconstructor(ABC):
     @property
     def rule(self) -> WeightChoice:
         """The weight, or the rule that chooses it."""
-        assert self.weight is not None
-        return self.weight
+        return "card" if self.weight is None else self.weight
 
     @cached_property
     def place(self) -> torch.device:
         """The device."""
-        if self.device != "auto":
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            torch.zeros(0, device=self.device)
             return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        except (RuntimeError, AssertionError):
+            raise InputError(
+                f"there is no device {str(self.device)!r} here; use --device cpu or auto"
+            ) from None
 
     @cached_property
     def network(self) -> InputConvexNetwork:

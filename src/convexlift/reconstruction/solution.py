@@ -112,9 +112,8 @@ class PiecewiseSolver:
 
     def here(self, data: Measurement) -> Measurement:
         """The data on the device; itself, with all that its operator has computed, if it is."""
-        return data if data.fidelity.y.device.type == self.device.type else data.to(
-            device=self.device
-        )  # fmt: skip
+        there = data.fidelity.y.device.type == self.device.type
+        return data if there else data.to(device=self.device)
 
     def solve(
         self,
@@ -148,15 +147,15 @@ class PiecewiseSolver:
             stop = within(self.stop, None if end is None else share * (end - time.perf_counter()))
             try:
                 solution = self.solve_piece(data.select(rows), weight, stop, callback)
+                if gap_map:
+                    problem = solution.proof.problem
+                    maps.append(certify(problem, solution.x, solution.duals).map.cpu())
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise
                 torch.cuda.empty_cache()
                 size = max(1, size // 2)
                 continue
-            if gap_map:
-                problem = solution.proof.problem
-                maps.append(certify(problem, solution.x, solution.duals).map.cpu())
             if not keep_duals or size < len(data):
                 solution = _slim(solution, keep_duals, solutions[0] if solutions else solution)
             solutions.append(solution)

@@ -1,0 +1,57 @@
+"""Records of tensors: images of a batch selected and joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.tensors import Blocks, join_images, select_images
+
+
+@dataclass(frozen=True)
+class Numbers:
+    x: torch.Tensor
+    names: tuple[str, ...]
+    duals: Blocks
+    radius: float
+    nothing: torch.Tensor | None = None
+
+
+def numbers() -> Numbers:
+    duals = Blocks({"a": torch.rand(4, 2), "b": torch.rand(4, 3, 3)})
+    return Numbers(torch.rand(4, 1, 5, 5), ("p", "q", "r", "s"), duals, 2.0)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_joined_parts_are_the_whole(cut):
+    whole = numbers()
+    parts = [select_images(whole, rows) for rows in (slice(0, cut), slice(cut, 4))]
+    assert parts[0].names == whole.names[:cut]
+    assert parts[0].duals["b"].shape == (cut, 3, 3)
+    joined = join_images(parts)
+    assert torch.equal(joined.x, whole.x)
+    assert all(torch.equal(joined.duals[name], whole.duals[name]) for name in whole.duals)
+    assert (joined.names, joined.radius, joined.nothing) == (whole.names, 2.0, None)
+
+
+def test_other_fields_are_given():
+    whole = numbers()
+    assert select_images(whole, slice(0, 1), radius=3.0, names=("z",)).names == ("z",)
+    assert join_images([whole, whole], radius=4.0).radius == 4.0
+
+
+def test_claims_are_joined_as_they_join_themselves():
+    y = torch.rand(3, 1, 8, 8)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=0.1, box=(0, 1)
+    )
+    claim = cl.solve(problem, stop=cl.StopWhen(max_iterations=20)).proof.claim
+    part, same = select_images(claim, slice(1, 3)), claim.part(slice(1, 3))
+    for field in fields(claim):
+        ours, theirs = getattr(part, field.name), getattr(same, field.name)
+        if isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, theirs)
+    assert torch.equal(join_images([part, part]).x, part.x.repeat(2, 1, 1, 1))
