@@ -46,7 +46,7 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
 
 @contextmanager
 def served(folder: Path, *options: str):
-    """A server's URL, and after it: a quiet end, and no file left in the folder."""
+    """The URL of a server; it must end without messages, and leave no file in the folder."""
     with serving(folder, *options) as (address, _):
         yield f"{address}/"
     assert not (folder / "errors.txt").read_text()
@@ -124,11 +124,11 @@ class Visitor:
         element = self.wait(lambda: self.find(selector), selector)
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         time.sleep(0.2)
-        element.click()  # by the mouse: scripts are saved only if somebody wants them
+        element.click()  # by the mouse: Chromium saves scripts only after a click
         return self.wait(lambda: path.exists() and path.stat().st_size and path, str(path))
 
     def requested(self) -> set[str]:
-        """Hosts that the page asked for anything."""
+        """Hosts to which the page sent requests."""
         hosts = set()
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
@@ -139,7 +139,7 @@ class Visitor:
         return hosts
 
     def complaints(self) -> list[str]:
-        """Severe messages of the console."""
+        """Errors in the console."""
         return [e["message"] for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
 
     def _tried(self, condition):

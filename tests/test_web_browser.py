@@ -87,7 +87,7 @@ def test_denoise_an_upload(visitor, downloads, tmp_path):
     assert {"input.npy", "reconstruction.npy", script.name} <= set(
         zipfile.ZipFile(archive).namelist()
     )
-    assert visitor.requested() == {visitor.address.split("/")[2]}  # nobody else is asked
+    assert visitor.requested() == {visitor.address.split("/")[2]}  # no other server
     assert not visitor.complaints()
 
 
@@ -108,7 +108,7 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
     assert re.search(r"sigma 0\.(08|09|1)", visitor.text("#denoise-numbers"))
 
 
-def test_inpaint_under_the_brush(visitor, downloads, tmp_path):
+def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     from selenium.webdriver import ActionChains
 
     visitor.tab("Inpaint")
@@ -120,7 +120,7 @@ def test_inpaint_under_the_brush(visitor, downloads, tmp_path):
     visitor.click("#inpaint-start")
     assert "Nothing is painted" in visitor.toast()
     visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    time.sleep(1.0)  # it is still moving the picture to its place
+    time.sleep(1.0)  # the editor is still moving the picture
     ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
     ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
     time.sleep(0.5)
@@ -140,7 +140,7 @@ def test_ct_of_the_phantom(visitor):
     run(visitor, "ct")
     assert "120 views" in visitor.text("#ct-sinogram")
     assert visitor.find("#ct-sinogram img")
-    # The first values are far outside: curves are cut off at the axes, and the legend is above.
+    # The first values are far outside: curves are clipped at the axes, and the legend is above.
     legend, plot, cut = visitor.driver.execute_script(
         "const [legend, plot, inside] = ['.legend', 'svg.plot', 'svg.plot svg'].map("
         "part => document.querySelector('#ct-plot ' + part));"
@@ -149,14 +149,14 @@ def test_ct_of_the_phantom(visitor):
     )
     assert legend <= plot
     assert cut == ["hidden", "hidden"]
-    visitor.choose("#ct-size", "256 x 256")  # another object: the result of the first is gone
+    visitor.choose("#ct-size", "256 x 256")  # for another object the result disappears
     visitor.wait(lambda: "press Start" in visitor.text("#ct-status"), "a new beginning")
     for part in ("numbers", "maps", "sinogram", "slider", "json"):
         visitor.wait(lambda p=part: not visitor.find(f"#ct-{p}"), f"no {part}")
     assert not visitor.find("#ct-plot polyline")
 
 
-def test_bad_uploads(visitor, tmp_path):
+def test_bad_uploads_are_explained(visitor, tmp_path):
     (tmp_path / "notes.png").write_text("these are no pixels")
     visitor.upload("#denoise-file", tmp_path / "notes.png")
     assert "notes.png is not a PNG, JPEG, TIFF or NPY file" in visitor.toast()
@@ -164,10 +164,10 @@ def test_bad_uploads(visitor, tmp_path):
     visitor.upload("#denoise-file", tmp_path / "large.png")
     visitor.wait(lambda: "700 x 700" in visitor.toast(), "another message")
     assert "Traceback" not in visitor.text("body")
-    run(visitor, "denoise")  # it works all the same
+    run(visitor, "denoise")  # the page still works
 
 
-def test_stop(visitor, downloads):
+def test_stop_keeps_the_result_so_far(visitor, downloads):
     visitor.choose("#denoise-kind", "Salt & pepper")
     visitor.wait(lambda: "fraction of the pixels" in visitor.text("#denoise-level"), "its level")
     visitor.click("#denoise-start")
@@ -208,7 +208,7 @@ def test_two_visitors_at_once(visitor, server, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_page_of_text_needs_its_noise_by_name(visitor, tmp_path):
+def test_the_noise_of_a_page_of_text_must_be_chosen(visitor, tmp_path):
     save_image(tmp_path / "page.png", letters())
     visitor.upload("#denoise-file", tmp_path / "page.png")
     visitor.wait(lambda: "page.png" in visitor.text("#denoise-picture"), "the upload")
@@ -237,7 +237,7 @@ def test_ct_of_a_slice(visitor, tmp_path):
 
 
 @pytest.mark.slow
-def test_inpaint_with_a_mask_in_a_file(visitor, downloads, tmp_path):
+def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
     visitor.choose("#inpaint-mask", "File")
     mask = torch.ones(1, 1, 256, 256)

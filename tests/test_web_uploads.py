@@ -71,11 +71,11 @@ def test_pictures_of_all_formats(tmp_path):
     jpeg = saved(tmp_path / "c.jpg", colours)
     assert read_upload(jpeg, LIMITS).values.shape == (3, 1, 20, 30)
     same = saved(tmp_path / "d.png", np.stack([eight] * 3, axis=-1))
-    assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # colours that are none
+    assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # grey, stored as RGB
 
 
 def bomb(path, width=60_000, height=60_000):
-    """A PNG file of a few bytes that says it has billions of pixels."""
+    """A PNG file of a few bytes that declares billions of pixels."""
 
     def chunk(name, content):
         body = name + content
@@ -149,7 +149,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_uploads_by_name(name, tmp_path):
+def test_bad_uploads_are_named(name, tmp_path):
     make, said = BAD[name]
     path = make(tmp_path)
     with pytest.raises(PageError, match=said) as caught:
@@ -184,7 +184,7 @@ def dicom(path, rows=32, columns=32, deflated=False, **changes):
     return path
 
 
-def test_slices(tmp_path):
+def test_dicom_slices(tmp_path):
     picture = read_slice(dicom(tmp_path / "a.dcm", 40, 32), LIMITS)
     assert picture.values.shape == (1, 1, 32, 32)
     assert 0 <= float(picture.values.min()) < 0.2
@@ -199,7 +199,7 @@ def test_slices(tmp_path):
         read_slice(saved(tmp_path / "x.dcm", grey(), format="PNG"), LIMITS)
 
 
-def test_drawings(tmp_path):
+def test_drawings_are_decoded_within_limits(tmp_path):
     drawing = np.zeros((20, 30, 4), np.uint8)
     drawing[3:5, 6:9] = 255
     file = io.BytesIO()
@@ -229,7 +229,7 @@ def test_values_that_are_not_finite_are_not_shown():
 
 
 @pytest.mark.parametrize("planes", [1, 3])
-def test_pictures_to_keep_have_16_bits(planes, tmp_path):
+def test_downloaded_pictures_have_16_bits(planes, tmp_path):
     x = torch.rand(planes, 1, 12, 9, generator=torch.Generator().manual_seed(0))
     (tmp_path / "kept.png").write_bytes(deep_png(x))
     kept = read_picture(tmp_path / "kept.png")

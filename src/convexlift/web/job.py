@@ -76,6 +76,8 @@ class PageJob:
         regularizer = self.options["regularizer"]
         if regularizer not in fitting(self._card_task(), self.picture.size):
             raise PageError(f"{regularizer} does not fit this picture and task.", "Choose another.")
+        if self.simulated and self.task != "ct" and self.options.get("sigma") is None:
+            raise PageError("There is no noise to simulate.", "Choose its kind and its level.")
         if self.task == "inpaint":
             _check_mask(self.options.get("mask"), self.picture, self.simulated)
 

@@ -288,8 +288,8 @@ class CTTab(Tab):
         return phantom(self._sizes()[:2][-1])
 
     def _sizes(self) -> list[int]:
-        fitting_sizes = [size for size in CT_SIZES if size**2 <= self.site.limits.pixels]
-        return fitting_sizes or [CT_SIZES[0]]
+        sizes = [size for size in CT_SIZES if size**2 <= self.site.limits.pixels]
+        return sizes or [CT_SIZES[0]]
 
     def _examples(self) -> list[tuple[str, str]]:
         return [("Shepp-Logan phantom", PHANTOM)]
@@ -322,7 +322,7 @@ class CTTab(Tab):
 
     def _checked_size(self, values: Updates) -> int:
         size = values[self.size]
-        if size not in CT_SIZES:
+        if size not in self._sizes():
             raise PageError(f"The size is {size}.", "Choose one from the list.")
         return int(size)
 

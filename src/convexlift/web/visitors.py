@@ -214,6 +214,9 @@ class Session:
 class Sessions:
     """All sessions, by keys that begin with the name of their visitor.
 
+    Gradio's own session state would not do: it is lost when a connection breaks, created again by
+    events that come late, and out of reach for the routes of uploads.
+
     Attributes:
         uploads: files that were not read yet.
         on_close: called with the key of a session that ended, after its files are deleted.
