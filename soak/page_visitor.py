@@ -46,7 +46,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 

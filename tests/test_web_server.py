@@ -278,7 +278,7 @@ def test_the_server_leaves_nothing_behind(ending, tmp_path):
         folders = list(tmp_path.iterdir())
         process.send_signal(ending)
         try:
-            status = process.wait(20)
+            status = process.wait(60)
         finally:
             process.kill()
         errors = process.stderr.read()

@@ -308,9 +308,14 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
                     tell(url)
                     if options.open_browser:
                         Timer(0.2, webbrowser.open, [url]).start()
-                    Thread(target=_warm_up, args=[options.device]).start()
+                    warm_up.start()
 
-        Server(config).run(sockets=[at])
+        warm_up = Thread(target=_warm_up, args=[options.device])
+        try:
+            Server(config).run(sockets=[at])
+        finally:
+            if warm_up.ident is not None:  # it may write to the folder, which is deleted next
+                warm_up.join()
 
 
 def _warm_up(device: torch.device) -> None:
