@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 
-.PHONY: help test test-slow soak lint docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow test-versions soak lint docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -19,6 +19,9 @@ test: $(VENV)/dev lint docs ## lint, check types and layers, build the documenta
 
 test-slow: $(VENV)/dev ## the tests marked slow
 	$(BIN)/python -m pytest -n 2 -m slow
+
+test-versions: ## the quick tests with the lowest and the newest Python and torch that can be installed
+	$(PYTHON) tests/run_versions.py
 
 soak: $(VENV)/dev ## 20 minutes of hostile problems, files and visitors; fails if anything gives way
 	$(BIN)/python -m soak.problems
@@ -50,7 +53,7 @@ reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in 
 	done
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-versions site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # torch first and alone: once it is there, no other package pulls in another build of it.
 $(VENV)/torch: constraints.txt

@@ -1,5 +1,6 @@
 """Objective, data term and regularizer against iterations in CT, as in the paper's Figures.
 
+    export PYTHONPATH=.        # for the folder experiments
     python benchmarks/ct_curves.py --data DIR --output DIR
     python benchmarks/ct_curves.py --data DIR --output DIR --size 64 --iterations 200   # on a CPU
     python benchmarks/ct_curves.py --output DIR --redraw        # the figures, from curves.json
@@ -53,12 +54,10 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.images import load_image, psnr
-from convexlift.operators.tomography.presets import PAPER_UNIT
-from convexlift.solvers.method import Method
-from convexlift.solvers.named_methods import describe
+from convexlift.operators.tomography.beams import PAPER_UNIT
 from convexlift.tasks import SparseViewCT
-from experiments.benchmark.measure import find_reference
-from experiments.benchmark.results import machine
+from experiments.environment import machine
+from experiments.measuring import find_reference
 
 PAPER_WEIGHT = {2: 600.0, 4: 650.0}
 PAPER_C = {1: (500.0, 100.0), 2: (500.0, 100.0, 0.1), 4: (500.0, 100.0, 5.0, 0.5, 0.1)}
@@ -179,7 +178,7 @@ def compare(
         flush=True,
     )
 
-    def look(method: Method, box: str, stop: cl.StopWhen, enough: float = -math.inf) -> Run:
+    def look(method: cl.Method, box: str, stop: cl.StopWhen, enough: float = -math.inf) -> Run:
         return follow(problems[box], method, stop, start, clean, known * (1 + enough), box)
 
     runs = []
@@ -196,7 +195,7 @@ def compare(
             error = relative(run.objective, known)
             needed = first_below(run.iteration, error, SEARCHED)
             short = f"{min(error):.1e} in {run.iteration[-1]}"
-            tried[describe(make(steps))] = short if needed is None else str(needed)  # noqa: B023
+            tried[cl.describe_steps(make(steps))] = short if needed is None else str(needed)  # noqa: B023
             return (math.inf, min(error)) if needed is None else (needed, 0.0)
 
         best = search(first, factor, arguments.iterations, arguments.tries, score)
@@ -229,7 +228,7 @@ def compare(
     return case
 
 
-def family(label: str, layers: int) -> tuple[Callable[[Steps], Method], Steps, float]:
+def family(label: str, layers: int) -> tuple[Callable[[Steps], cl.Method], Steps, float]:
     """A method as a function of its step sizes, the paper's, and the factor of the search."""
     if label == "paper":
         inner = tuple(100.0 * 1e-3 ** (i / max(layers - 1, 1)) for i in range(layers))
@@ -239,7 +238,7 @@ def family(label: str, layers: int) -> tuple[Callable[[Steps], Method], Steps, f
         diminishing = label == "sm-d"
         first = (SM_D,) if diminishing else (SM_C,)
         return (lambda step: cl.Subgradient(*step, diminishing)), first, 2.0
-    fixed: dict[str, Method] = {"default": cl.PDHG(), "nmapg": cl.NMAPG(), "lbfgs": cl.LBFGS()}
+    fixed: dict[str, cl.Method] = {"default": cl.PDHG(), "nmapg": cl.NMAPG(), "lbfgs": cl.LBFGS()}
     return (lambda _: fixed[label]), (), 1.0
 
 
@@ -288,7 +287,7 @@ def rounded(step: float) -> float:
 
 def follow(
     problem: cl.VariationalProblem,
-    method: Method,
+    method: cl.Method,
     stop: cl.StopWhen,
     start: Tensor,
     clean: Tensor,
@@ -316,7 +315,7 @@ def follow(
     }
     return Run(
         method="",
-        steps=describe(method),
+        steps=cl.describe_steps(method),
         problem=text,
         tried={},
         guarantee=solution.guarantee[0].name,

@@ -13,7 +13,6 @@ from typing import Any
 
 import convexlift as cl
 from convexlift.images import atomic_path
-from convexlift.solvers.named_methods import describe
 
 METHODS = {
     "default": "PDHG, nothing to tune",
@@ -83,7 +82,7 @@ def first_below(iterations: Sequence[int], values: Sequence[float], level: float
 def named(run: Run) -> str:
     """The method with its steps, if it has any."""
     label, steps = METHODS[run.method], run.steps.replace("e+0", "e").replace("e-0", "e-")
-    return label if run.steps == describe(cl.PDHG()) else f"{label}, {steps}"
+    return label if run.steps == cl.describe_steps(cl.PDHG()) else f"{label}, {steps}"
 
 
 def table(case: dict[str, Any]) -> str:
@@ -139,8 +138,9 @@ def draw(cases: Sequence[dict[str, Any]], folder: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:  # machines with GPUs may be bare
         print("matplotlib is not here; draw elsewhere with --redraw")
         return
-    from experiments.benchmark.plot import plt
-    from experiments.benchmark.styles import FLOOR, STYLES
+    from experiments.figures import FLOOR, STYLES, pyplot
+
+    plt = pyplot()
 
     for case in cases:
         figure, axes = plt.subplots(2, 2, figsize=(11, 7.6), sharex=True)

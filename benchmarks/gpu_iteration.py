@@ -16,8 +16,10 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
-from convexlift.problems.saturation import SaturatedHead
+from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.iterations import PlainIterations
 from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
 
 CASES = {"faces-inpainting-bilevel": "inpainting", "photo-any-size": "inpainting",
          "faces-denoising": "salt-and-pepper"}  # fmt: skip
@@ -80,8 +82,8 @@ def main() -> None:
 def row(name: str, batch: int, size: int) -> None:
     """One line of the table."""
     made, solver = solver_of(problem(name, batch, size, "cuda"))
-    fused = solver.fused
-    assert fused is not None, "no kernels for this problem"
+    fused = solver.iterations
+    assert isinstance(fused, FusedIterations), solver.choices
     state = solver.start(made.initial_image())
     began = time.perf_counter()
     after = solver.advance(state, 40)
@@ -104,15 +106,13 @@ def row(name: str, batch: int, size: int) -> None:
     host = (time.perf_counter() - begin) / 60 * 1e6
     torch.cuda.synchronize()
 
-    solver.fused = None
+    solver.iterations = PlainIterations(solver.saddle, solver.coupling)
     plain_state = solver.advance(state, 3)
     plain = milliseconds(lambda: solver.advance(plain_state, 5), 5) / 5 / batch * 1e3
     double = made.to(dtype=torch.float64)
     exact_solver = RestartedPDHG(double, lift(double))
-    exact_solver.fused = None
     exact = exact_solver.advance(exact_solver.start(double.initial_image()), 40)
     error = float((after.x - exact.x).norm() / exact.x.norm())
-    solver.fused = None
     plain_error = float((solver.advance(state, 40).x - exact.x).norm() / exact.x.norm())
     w = state.w_v[fused._layer.name][0]
     bytes_moved = 2 * w.numel() * 4 + 2 * fused._held.spill[0].numel() * 4

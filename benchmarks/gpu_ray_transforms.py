@@ -20,7 +20,7 @@ import torch
 
 import convexlift as cl
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.projector import Projector
+from convexlift.operators.tomography.ray_transform import Projector
 from convexlift.operators.tomography.rays import crossings
 from convexlift.operators.tomography.triton_projector import TILING, RayKernels, Tiling
 

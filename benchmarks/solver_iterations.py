@@ -1,6 +1,6 @@
 """Iterations of the default solver, the paper's PDHG, NMAPG and L-BFGS on the test faces.
 
-    python benchmarks/solver_iterations.py --data DIR --output FILE.json
+    PYTHONPATH=. python benchmarks/solver_iterations.py --data DIR --output FILE.json
 
 DIR holds ``faces/test``, ``faces/train`` and ``faces/mask.png``. All faces are solved together, on
 a GPU if there is one; what is counted does not depend on the machine. Counts are means over the
@@ -23,8 +23,6 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.images import load_image
-from convexlift.solvers.method import Method
-from convexlift.solvers.named_methods import describe, paper_grid
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet
 from experiments.benchmark.cases import CASES
@@ -76,7 +74,7 @@ def main() -> None:
         problem = stated(test, arguments.faces)
         reference, proven = optimum(problem)
         print(f"{name} {task.name}: reference certified to {proven:.1e}", flush=True)
-        methods: dict[str, Callable[[], Method]] = {
+        methods: dict[str, Callable[[], cl.Method]] = {
             "default": cl.PDHG,
             "paper": lambda: best_steps(stated(train, 4)),
             "nmapg": cl.NMAPG,
@@ -91,7 +89,7 @@ def main() -> None:
                     "regularizer": name,
                     "task": task.name,
                     "method": label,
-                    "steps": describe(method),
+                    "steps": cl.describe_steps(method),
                     "faces": arguments.faces,
                     "reference gap": proven,
                     **counts,
@@ -118,12 +116,12 @@ def best_steps(problem: cl.VariationalProblem) -> cl.PDHG:
         reached = (errors <= ERRORS[0]).to(torch.float64).mean(0)  # later is less
         return -float(reached.mean()), float(errors[-1].mean())
 
-    return min(paper_grid(problem, coarse=False), key=needed)
+    return min(cl.METHODS["paper"].grid(problem, False), key=needed)
 
 
 def follow(
     problem: cl.VariationalProblem,
-    method: Method,
+    method: cl.Method,
     reference: Tensor,
     limit: int,
     every: int,
@@ -144,7 +142,7 @@ def follow(
 
 
 def measure(
-    problem: cl.VariationalProblem, method: Method, reference: Tensor, limit: int, seconds: float
+    problem: cl.VariationalProblem, method: cl.Method, reference: Tensor, limit: int, seconds: float
 ) -> dict[str, object]:
     """Mean iterations to each tolerance; how many faces got there, where not all did."""
     iterations, errors, gaps = follow(problem, method, reference, limit, EVERY, seconds)

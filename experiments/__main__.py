@@ -9,21 +9,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from experiments.data import find_data
-from experiments.experiments import EXPERIMENTS
-from experiments.running import OtherRun, compute
-from experiments.steps import Progress
-from experiments.study import Study
+from experiments.images import find_data
+from experiments.registry import EXPERIMENTS
+from experiments.runner import Experiment, Study
+from experiments.runner.run import OtherRun, compute
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """See the module."""
+def main(
+    arguments: Sequence[str] | None = None,
+    experiments: Mapping[str, Experiment[Any]] = EXPERIMENTS,
+) -> None:
+    """Parse the arguments and compute."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("experiment", choices=sorted(EXPERIMENTS))
+    parser.add_argument("experiment", choices=sorted(experiments))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
@@ -31,25 +35,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--force", action="store_true", help="replace parts of another run")
     given = parser.parse_args(arguments)
+    began, last = time.perf_counter(), ""
+
+    def show(title: str, done: float, total: float) -> None:
+        nonlocal last
+        if title != last:
+            last = title
+            print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
+
     try:
         study = Study(given.quick, given.seed, torch.device(given.device), find_data(given.data))
     except ValueError as error:
         parser.error(str(error))
-    began = time.perf_counter()
-    last = ""
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if progress.title != last:
-            last = progress.title
-            print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
-
     try:
-        compute(EXPERIMENTS[given.experiment], study, given.output, report, force=given.force)
+        compute(experiments[given.experiment], study, given.output, show, force=given.force)
     except OtherRun as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        sys.exit("Interrupted; finished parts are kept, and the same command goes on.")
+        sys.exit("Interrupted; finished parts are kept, and the same command resumes.")
 
 
 if __name__ == "__main__":

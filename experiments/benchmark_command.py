@@ -1,11 +1,8 @@
 """``convexlift benchmark``."""
 
-from __future__ import annotations
-
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,49 +12,41 @@ import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import convexlift
-from convexlift.cli.app import (
-    Debug,
-    Device,
-    Interrupted,
-    JsonFile,
-    check_folder,
-    check_json_file,
-    choose_device,
-    console,
-    one_sentence_errors,
-    write_json,
-)
-from convexlift.cli.app import (
-    UserError as BadInput,
-)
+import convexlift as cl
 from convexlift.images import load_image
-from convexlift.solvers.named_methods import METHODS
 from convexlift.tasks import Inpainting
 from experiments.benchmark.cases import (
-    CASES,
     QUICK_CASES,
-    QUICK_SIZE,
-    SIZE,
     Case,
     choose_images,
     example_images,
     folder_images,
 )
-from experiments.benchmark.options import QUICK, BenchmarkOptions
 from experiments.benchmark.plot import write_plots
 from experiments.benchmark.results import ERROR, Results, Row
-from experiments.benchmark.run import Report, describe_run, run_benchmark
+from experiments.benchmark.run import describe_run, run_benchmark
+from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
+from experiments.command_line import (
+    BadInput,
+    Debug,
+    DeviceChoice,
+    JsonFile,
+    check_json_file,
+    choose_device,
+    console,
+    make_folder,
+    progress_bar,
+    write_json,
+)
 
 
 def _unless_given(name: str) -> str:
     """The value of an option that is left out, for its help."""
     values = []
-    for options in (BenchmarkOptions(), QUICK):
-        value = getattr(options, name)
+    for settings in (BenchmarkSettings(), BenchmarkSettings.quick()):
+        value = getattr(settings, name)
         each = value if isinstance(value, tuple) else (value,)
         values.append(",".join(f"{number:g}" for number in each))
     usual, quick = values
@@ -65,79 +54,85 @@ def _unless_given(name: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What the command line asks for, checked."""
+class Request:
+    """The checked options of a run."""
 
     cases: list[Case]
-    methods: list[str]
+    methods: list[cl.NamedMethod]
     images: Callable[[int], torch.Tensor]
-    options: BenchmarkOptions
+    settings: BenchmarkSettings
     device: torch.device
     size: int
 
 
-def benchmark(
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Some of {', '.join(CASES)}; all unless given, {len(QUICK_CASES)} with --quick."
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help=f"Some of {', '.join(METHODS)}; all unless given.")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of clean pictures; else those in the package.")
-    ] = None,
-    mask: Annotated[
-        Path | None, typer.Option(help="A mask for inpainting; white pixels are kept.")
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option(help=f"Images to measure; {_unless_given('count')}")
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help=f"Batch sizes, such as 1,4; {_unless_given('batches')}")
-    ] = None,
-    tolerances: Annotated[
-        str | None,
-        typer.Option(help=f"Of the objective error and the gap; {_unless_given('tolerances')}"),
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help=f"Timed runs of each measurement; {_unless_given('repeats')}")
-    ] = None,
-    max_iterations: Annotated[
-        int | None, typer.Option(help=f"Limit of each run; {_unless_given('max_iterations')}")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help=f"Limit of each run; {_unless_given('seconds')}")
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(
-            help="Side of the pictures, where the regularizer allows it; "
-            f"{SIZE} unless given, {QUICK_SIZE} with --quick."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for results and plots.")
-    ] = Path("benchmark-output"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small pictures and few tolerances; minutes.")
-    ] = False,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    json_file: JsonFile = None,
-    debug: Debug = False,
-) -> None:
-    """Methods side by side: iterations and seconds to each accuracy.
+def benchmark_command(
+    all_cases: Mapping[str, Case], all_methods: Mapping[str, cl.NamedMethod]
+) -> Callable[..., None]:
+    """The command for some cases and methods."""
 
-    Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
-    done, and a plot for each task at the end.
-    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
-    """
-    screen = console()
-    with one_sentence_errors(debug):
+    def benchmark(
+        tasks: Annotated[
+            str | None,
+            typer.Option(
+                help=f"Some of {', '.join(all_cases)}; all unless given, "
+                f"{len(QUICK_CASES)} with --quick."
+            ),
+        ] = None,
+        methods: Annotated[
+            str | None, typer.Option(help=f"Some of {', '.join(all_methods)}; all unless given.")
+        ] = None,
+        images: Annotated[
+            Path | None, typer.Option(help="Folder of clean pictures; else those in the package.")
+        ] = None,
+        mask: Annotated[
+            Path | None, typer.Option(help="A mask for inpainting; white pixels are kept.")
+        ] = None,
+        count: Annotated[
+            int | None, typer.Option(help=f"Images to measure; {_unless_given('count')}")
+        ] = None,
+        batch: Annotated[
+            str | None, typer.Option(help=f"Batch sizes, such as 1,4; {_unless_given('batches')}")
+        ] = None,
+        tolerances: Annotated[
+            str | None,
+            typer.Option(help=f"Of the objective error and the gap; {_unless_given('tolerances')}"),
+        ] = None,
+        repeats: Annotated[
+            int | None,
+            typer.Option(help=f"Timed runs of each measurement; {_unless_given('repeats')}"),
+        ] = None,
+        max_iterations: Annotated[
+            int | None, typer.Option(help=f"Limit of each run; {_unless_given('max_iterations')}")
+        ] = None,
+        seconds: Annotated[
+            float | None, typer.Option(help=f"Limit of each run; {_unless_given('seconds')}")
+        ] = None,
+        size: Annotated[
+            int | None,
+            typer.Option(
+                help="Side of the pictures, where the regularizer allows it; "
+                f"{SIZE} unless given, {QUICK_SIZE} with --quick."
+            ),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
+        threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
+        output: Annotated[
+            Path, typer.Option("--output", "-o", help="Folder for results and plots.")
+        ] = Path("benchmark-output"),
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Small pictures and few tolerances; minutes.")
+        ] = False,
+        device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = DeviceChoice.auto,
+        json_file: JsonFile = None,
+        debug: Debug = False,
+    ) -> None:
+        """Methods side by side: iterations and seconds to each accuracy.
+
+        Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
+        done, and a plot for each task at the end.
+        Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+        """
+        screen = console()
         check_json_file(json_file)
         changes = {
             "count": count, "repeats": repeats, "max_iterations": max_iterations,
@@ -145,89 +140,79 @@ def benchmark(
             "batches": _numbers("--batch", batch, int),
             "tolerances": _numbers("--tolerances", tolerances, float),
         }  # fmt: skip
+        quick_tasks = [name for name in all_cases if name in QUICK_CASES]
+        names = _choice("--methods", methods, all_methods, all_methods)
+        chosen = _choice("--tasks", tasks, all_cases, quick_tasks if quick else list(all_cases))
         try:
-            plan = _plan(tasks, methods, images, mask, size, quick, changes, device, threads)
+            request = _checked(
+                [all_cases[name] for name in chosen],
+                [all_methods[name] for name in names],
+                images, mask, size, quick, changes, device, threads,
+            )  # fmt: skip
         except (ValueError, ImportError) as error:
             raise BadInput(f"{error}.") from error
-        check_folder(output)
-        results = _run(plan, output, json_file, screen)
-        _finish(results, output, json_file, screen)
+        make_folder(output)
+        _finish(_run(request, output, json_file, screen), output, json_file, screen)
+
+    return benchmark
 
 
-def _plan(
-    tasks: str | None,
-    methods: str | None,
+def _checked(
+    cases: list[Case],
+    methods: list[cl.NamedMethod],
     images: Path | None,
     mask: Path | None,
     size: int | None,
     quick: bool,
-    changes: dict[str, Any],
-    device: Device,
+    changes: Mapping[str, Any],
+    device: DeviceChoice,
     threads: int | None,
-) -> Plan:
-    options = replace(
-        QUICK if quick else BenchmarkOptions(),
+) -> Request:
+    settings = replace(
+        BenchmarkSettings.quick() if quick else BenchmarkSettings(),
         **{name: value for name, value in changes.items() if value is not None},
     )
-    names = _choice("--tasks", tasks, CASES, QUICK_CASES if quick else tuple(CASES))
-    chosen = _choice("--methods", methods, METHODS, tuple(METHODS))
     side = size if size is not None else QUICK_SIZE if quick else SIZE
     if side < 16 or side % 16:
         raise BadInput(f"--size must be a multiple of 16, got {side}.")
-    for name in names:
-        only = CASES[name].only_size
+    for case in cases:
+        only = case.only_size
         if size is not None and only not in (None, size):
-            raise BadInput(f"{name} is for pictures of {only} x {only} only: leave --size out.")
+            raise BadInput(
+                f"{case.name} is for pictures of {only} x {only} only: leave --size out."
+            )
     if threads is not None:
         if threads < 1:
             raise BadInput(f"--threads must be at least 1, got {threads}.")
         torch.set_num_threads(threads)
-    pictures = example_images() if images is None else folder_images(images, options.count)
-    choose_images(pictures, options.count, 16)  # are there enough?
-    cases = [CASES[name] for name in names]
+    pictures = example_images() if images is None else folder_images(images, settings.count)
+    choose_images(pictures, settings.count, 16)  # are there enough?
     if mask is not None:
         cases = _with_mask(cases, mask, side)
-    return Plan(
-        cases=cases,
-        methods=chosen,
-        images=partial(choose_images, pictures, options.count),
-        options=options,
-        device=choose_device(device),
-        size=side,
-    )
+    chosen = partial(choose_images, pictures, settings.count)
+    return Request(cases, methods, chosen, settings, choose_device(device), side)
 
 
-def _run(plan: Plan, output: Path, json_file: Path | None, screen: Console) -> Results:
-    about = describe_run(
-        plan.options,
-        plan.device,
-        version=convexlift.__version__,
-        command=f"convexlift {shlex.join(sys.argv[1:])}",
-        size=plan.size,
-    )
-    results = Results(about)
+def _run(request: Request, output: Path, json_file: Path | None, screen: Console) -> Results:
+    command = f"convexlift {shlex.join(sys.argv[1:])}"
+    results = Results(
+        describe_run(request.settings, request.device, version=cl.__version__, command=command,
+                     size=request.size)
+    )  # fmt: skip
     try:
-        with _progress(screen) as report:
+        with progress_bar(screen) as show:
             return run_benchmark(
-                plan.cases, plan.methods, plan.images, plan.options, plan.device,
-                size=plan.size, results=results, report=report,
+                request.cases, request.methods, request.images, request.settings, request.device,
+                size=request.size, results=results, tell=lambda text, done: show(text, done, 1.0),
                 keep=lambda now: now.write(output),
             )  # fmt: skip
     except KeyboardInterrupt:
         if not results.rows:
             raise
         _finish(results, output, json_file, screen)
-        raise Interrupted(
+        raise KeyboardInterrupt(
             f"Interrupted; the {len(results.rows)} rows measured so far are in {output}."
         ) from None
-
-
-@contextmanager
-def _progress(screen: Console) -> Iterator[Report]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("Starting", total=1.0)
-        yield lambda text, done: bar.update(task, description=text, completed=done)
 
 
 def _finish(results: Results, output: Path, json_file: Path | None, screen: Console) -> None:
@@ -288,7 +273,7 @@ def _short(seconds: float) -> str:
 
 
 def _choice(
-    option: str, text: str | None, known: dict[str, Any], unless_given: Sequence[str]
+    option: str, text: str | None, known: Mapping[str, Any], unless_given: Iterable[str]
 ) -> list[str]:
     if text is None:
         return list(unless_given)

@@ -1,8 +1,11 @@
-"""Commands of the experiments."""
+"""The commands that ``convexlift.cli.experiments`` registers."""
 
-from convexlift.cli.app import Interrupted as Interrupted
-from convexlift.cli.app import UserError as BadInput
-from experiments.benchmark_command import benchmark as benchmark
-from experiments.reproduce_command import reproduce as reproduce
+import convexlift as cl
+from experiments.benchmark.cases import CASES
+from experiments.benchmark_command import benchmark_command
+from experiments.command_line import BadInput as BadInput
+from experiments.registry import EXPERIMENTS
+from experiments.reproduce_command import reproduce_command
 
-__all__ = ["BadInput", "Interrupted", "benchmark", "reproduce"]
+reproduce = reproduce_command(EXPERIMENTS)
+benchmark = benchmark_command(CASES, cl.METHODS)

@@ -1,23 +1,67 @@
-"""Runs on the same problems side by side: who is best, figures, tables and pictures of them."""
+"""Runs on the same problems side by side: the best of them, tables, panels and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from experiments.curves import Curve
 from experiments.figures import Line, Panel, Tile, shades
-from experiments.measuring import Optimum
-from experiments.parts import Array, Part
-from experiments.tables import Table, number, small
+from experiments.measuring import Curve
+from experiments.paper import Comparison, Printed
+from experiments.runner import Array, Part, Parts
+from experiments.tables import Table, number, percent, small
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """Bounds of the optimal objective of each image.
+
+    Attributes:
+        objective: the least that any run found, (B,).
+        bound: the best certified lower bound, (B,).
+    """
+
+    objective: Array
+    bound: Array
+
+    @property
+    def gap(self) -> Array:
+        """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
+        # Where both agree to rounding, the bound may come out above.
+        return np.asarray(np.maximum(self.objective - self.bound, 0.0) / np.abs(self.objective))
+
+    @classmethod
+    def of(cls, found: Sequence[Curve], reference: Part | None = None) -> Optimum:
+        """From all runs on the same problems, and the reference if there is one."""
+        images = max(curve.objective.shape[1] for curve in found)
+        objective, bound = np.full(images, np.nan), np.full(images, np.nan)
+        if reference is not None:
+            objective = np.asarray(reference.values["objective"], dtype=float)
+            bound = objective - np.asarray(reference.values["gap"]) * np.abs(objective)
+        for curve in found:
+            first = slice(curve.objective.shape[1])
+            least = np.fmin.reduce(curve.objective, axis=0)
+            highest = np.fmax.reduce(curve.lower_bound, axis=0)
+            objective[first] = np.fmin(objective[first], least)
+            bound[first] = np.fmax(bound[first], highest)
+        return cls(objective, bound)
+
+    def error(self, curve: Curve) -> Array:
+        """The relative objective error of current images, (K, B)."""
+        return curve.error(self.objective[: curve.objective.shape[1]])
+
+    def certified(self, curve: Curve) -> Array:
+        """(objective - bound) / |objective|: a bound of the error, (K, B)."""
+        bound = self.bound[: curve.objective.shape[1]]
+        return np.asarray((curve.objective - bound) / np.abs(curve.objective))
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A curve with the method it is of."""
+    """A curve with its method."""
 
     key: str
     label: str
@@ -35,10 +79,16 @@ class Run:
             tuple(values["parameters"]), Curve.of(part),
         )  # fmt: skip
 
+    @property
+    def steps_text(self) -> str:
+        """The step sizes."""
+        values = ", ".join(f"{value:g}" for value in self.parameters)
+        return f"c = ({values})" if len(self.parameters) > 1 else f"step {values}"
+
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """All runs of an experiment, and what the optimum lies between.
+    """All runs of an experiment, and bounds of the optimum.
 
     Attributes:
         runs: by key.
@@ -54,16 +104,16 @@ class SideBySide:
     late: int
 
     @classmethod
-    def of(cls, parts: Mapping[str, Part], early: int, late: int, prefix: str = "") -> SideBySide:
-        """From ``reference``, ``data`` and all curves of the set-up with such a prefix."""
+    def of(cls, parts: Parts, early: int, late: int, prefix: str = "") -> SideBySide:
+        """From ``data``, ``reference`` if it is there, and all curves with such a prefix."""
         curves = [part for name, part in parts.items() if name.startswith(f"{prefix}curve-")]
         runs = [Run.of(part) for part in curves]
-        optimum = Optimum.of(parts[f"{prefix}reference"], [run.curve for run in runs])
+        optimum = Optimum.of([run.curve for run in runs], parts.get(f"{prefix}reference"))
         weight = float(parts[f"{prefix}data"].values["weight"])
         return cls({run.key: run for run in runs}, optimum, weight, early, late)
 
     def family(self, family: str, *, printed: bool | None = None) -> list[Run]:
-        """Its runs, as they were computed; only those with the paper's step sizes, or others."""
+        """Its runs in their order; only those with the paper's step sizes, or only others."""
         return [
             run
             for run in self.runs.values()
@@ -71,7 +121,7 @@ class SideBySide:
         ]
 
     def best(self, family: str, *, printed: bool | None = None) -> Run:
-        """The one with the lowest objective after the last iteration, on average."""
+        """The run with the lowest objective in the end, mean over the images."""
         return min(self.family(family, printed=printed), key=self._final)
 
     def psnr(self, run: Run, iteration: int) -> float:
@@ -87,6 +137,11 @@ class SideBySide:
         """Mean relative objective error of the current images."""
         return float(self.optimum.error(run.curve)[run.curve.at(iteration)].mean())
 
+    def error_text(self, run: Run, iteration: int) -> str:
+        """The mean objective error, as far as the optimum is known."""
+        known, error = float(self.optimum.gap.max()), self.error(run, iteration)
+        return f"less than {percent(known)}" if error < known else percent(error)
+
     def certified(self, run: Run, iteration: int) -> float:
         """The largest certified distance to the optimum, with the best bound known."""
         return float(self.optimum.certified(run.curve)[run.curve.at(iteration)].max())
@@ -96,85 +151,75 @@ class SideBySide:
         return float(run.curve.gap[run.curve.at(iteration)].max())
 
     def iterations_to(self, run: Run, error: float) -> float | None:
-        """Mean over the images of the first look at such an error; None if one never gets there."""
+        """Mean over the images of the first check with such an error; None if one has none."""
         below = self.optimum.error(run.curve) <= error
         if not below.any(axis=0).all():
             return None
         return float(run.curve.iteration[below.argmax(axis=0)].mean())
 
-    def table(self, runs: Sequence[Run], name: str = "methods", error: float = 1e-3) -> Table:
-        """Objective error, certified distance, own gap and PSNR at both moments."""
-        rows = []
-        for run in runs:
+    def table(self, error: float = 1e-3) -> Table:
+        """Objective error, certified distance, own gap and PSNR of all runs at both moments."""
+        moments, rows = (self.early, self.late), []
+        for run in self.runs.values():
             cells: list[str] = [run.label + ("" if run.printed else " *")]
             for value in (self.error, self.certified, self.own_gap):
-                cells += [small(value(run, self.early)), small(value(run, self.late))]
+                cells += [small(value(run, k)) for k in moments]
             needed = self.iterations_to(run, error)
             cells.append("-" if needed is None else f"{needed:.0f}")
-            cells += [number(self.psnr(run, self.early)), number(self.psnr(run, self.late))]
-            rows.append(tuple(cells))
-        columns = ["Method"]
-        for title in ("Error", "Certified", "Own gap"):
-            columns += [f"{title}, {self.early}", f"{title}, {self.late}"]
-        columns += [f"Iter. to {error:g}", f"PSNR, {self.early}", f"PSNR, {self.late}"]
-        caption = (
-            f"After {self.early} and {self.late} iterations. Error: relative objective error "
-            "against the best objective known, mean over the images. Certified: how far the "
-            "objective is from the best certified lower bound at most, relative to itself, the "
-            "largest. Own gap: what the run proves by itself, the largest. PSNR in dB, mean."
-            + ("" if all(run.printed for run in runs) else " * Not a step size of the paper.")
+            rows.append((*cells, *(number(self.psnr(run, k)) for k in moments)))
+        columns = [f"{title}, {k}" for title in ("Error", "Certified", "Own gap") for k in moments]
+        qualities = [f"PSNR, {k}" for k in moments]
+        return Table(
+            "methods", ("Method", *columns, f"Iter. to {error:g}", *qualities), tuple(rows)
         )
-        return Table(name, tuple(columns), tuple(rows), caption)
 
-    def panel(
-        self,
-        runs: Sequence[Run],
-        title: str,
-        label: str,
-        value: Callable[[Curve], Array],
-        *,
-        log: bool = True,
-        limits: tuple[float, float] | None = None,
-    ) -> Panel:
-        """One quantity of the first image against iterations, for some runs."""
+    @property
+    def all_printed(self) -> bool:
+        """Whether all runs have step sizes of the paper."""
+        return all(run.printed for run in self.runs.values())
+
+    def panel(self, quantity: str, runs: Sequence[Run], name: str = "") -> Panel:
+        """A quantity of ``PANELS`` of the first image against iterations, for some runs."""
+        title, label, log, value = PANELS[quantity]
+        limits: tuple[float, float] | None = None
         lines = [
-            Line(run.curve.iteration, value(run.curve)[:, 0], run.family, run.label, shade)
+            Line(run.curve.iteration, value(self, run.curve)[:, 0], run.family, run.label, shade)
             for run, shade in self._shaded(runs)
         ]
-        return Panel(title, label, lines, log, limits, (self.early, self.late))
+        first = max(float(value(self, run.curve)[0, 0]) for run in runs)
+        if quantity == "objective":
+            optimum = float(self.optimum.objective[0])
+            margin = 0.05 * (first - optimum)
+            limits = (optimum - margin, first + margin)
+        elif quantity == "error":
+            limits = (1e-6, 2.0 * max(first, 0.5))
+        elif quantity == "gap":
+            limits = (1e-5, 5.0)
+        unknown = float(self.optimum.gap[0]) if quantity == "error" else None
+        return Panel(f"{title}, {name}" if name else title, label, lines, log, limits,
+                     (self.early, self.late), unknown=unknown)  # fmt: skip
 
-    def error_panel(self, runs: Sequence[Run], title: str) -> Panel:
-        """The relative objective error."""
-        first = max(float(self.optimum.error(run.curve)[0, 0]) for run in runs)
-        return replace(
-            self.panel(
-                runs, title, "relative objective error", self.optimum.error,
-                limits=(1e-6, 2.0 * max(first, 0.5)),
-            ),
-            unknown=float(self.optimum.gap[0]),
-        )  # fmt: skip
-
-    def gap_panel(self, runs: Sequence[Run], title: str) -> Panel:
-        """The gap that runs certify by themselves."""
-        return self.panel(
-            runs, title, "certified relative gap", lambda curve: curve.gap, limits=(1e-5, 5.0)
-        )
+    def panels(self, columns: Mapping[str, Sequence[Run]], *quantities: str) -> list[list[Panel]]:
+        """A row for each quantity, a column for each name and its runs."""
+        return [
+            [self.panel(quantity, runs, name) for name, runs in columns.items()]
+            for quantity in quantities
+        ]
 
     def proof_panels(self, runs: Sequence[Run]) -> list[Panel]:
-        """How far from the optimum runs are, beside how far they know that they are at most."""
-        return [self.error_panel(runs, "Objective error"), self.gap_panel(runs, "Certified gap")]
+        """The objective error of runs, beside the gap that they certify themselves."""
+        return [self.panel(quantity, runs) for quantity in ("error", "gap")]
 
-    def psnr_panel(self, runs: Sequence[Run], title: str) -> Panel:
-        """PSNR in dB."""
-        return self.panel(runs, title, "PSNR, dB", lambda curve: curve.psnr, log=False)
-
-    def energy_panel(self, runs: Sequence[Run], title: str) -> Panel:
-        """The objective itself, as the paper draws it."""
-        optimum = float(self.optimum.objective[0])
-        first = max(float(run.curve.objective[0, 0]) for run in runs)
-        margin = 0.05 * (first - optimum)
-        return self.panel(runs, title, "objective", lambda curve: curve.objective, log=False,
-                          limits=(optimum - margin, first + margin))  # fmt: skip
+    def without_box(self, parts: Parts) -> list[tuple[str, float, float]]:
+        """The changes of the last objective (relative) and PSNR in runs without the box."""
+        found = []
+        for name, part in parts.items():
+            if name.startswith("unbounded-"):
+                free, inside = Curve.of(part), self.runs[part.values["key"]].curve
+                before, after = inside.objective[-1, 0], free.objective[-1, 0]
+                quality = free.psnr[-1, 0] - inside.psnr[-1, 0]
+                found.append((part.values["label"], (after - before) / abs(before), quality))
+        return found
 
     def as_plain(self) -> list[dict[str, Any]]:
         """Numbers of all runs at both moments, for JSON."""
@@ -210,18 +255,83 @@ class SideBySide:
         best = np.fmin.reduce(run.curve.objective, axis=0)
         return float(np.where(np.isfinite(best), best, np.inf).mean())
 
-    def tiles(self, data: Part, runs: Sequence[tuple[str, Run]]) -> list[list[Tile]]:
+    def tiles(self, data: Part, runs: Mapping[str, Run]) -> list[list[Tile]]:
         """Above the truth and pictures after few iterations, below the data and after many."""
         above = [Tile("Ground truth", data.arrays["clean"])]
         below = [Tile("Data", data.arrays["picture"], f"{data.values['psnr'][0]:.2f}")]
-        for label, run in runs:
+        for label, run in runs.items():
             for row, iteration in ((above, self.early), (below, self.late)):
                 quality = float(run.curve.psnr[run.curve.at(iteration), 0])
-                row.append(
-                    Tile(
-                        f"{label}, {iteration} iter.",
-                        run.curve.picture(iteration),
-                        f"{quality:.2f}",
-                    )
-                )
+                title, picture = f"{label}, {iteration} iter.", run.curve.picture(iteration)
+                row.append(Tile(title, picture, f"{quality:.2f}"))
         return [above, below]
+
+
+PANELS: dict[str, tuple[str, str, bool, Callable[[SideBySide, Curve], Array]]] = {
+    "objective": ("Objective", "objective", False, lambda found, curve: curve.objective),
+    "error": ("Objective error", "relative objective error", True,
+              lambda found, curve: found.optimum.error(curve)),
+    "psnr": ("PSNR", "PSNR, dB", False, lambda found, curve: curve.psnr),
+    "gap": ("Certified gap", "certified relative gap", True, lambda found, curve: curve.gap),
+    "data": ("Data term", "data term D", True, lambda found, curve: curve.data_term),
+    "regularizer": ("Regularizer", "gamma R", False,
+                    lambda found, curve: found.weight * curve.regularizer),
+}  # fmt: skip
+"""Title, label of the axis, whether it is logarithmic, and values (K, B) of each quantity."""
+
+
+def psnr_comparisons(
+    found: SideBySide,
+    data: Part,
+    paper_data: Printed,
+    runs: Mapping[str, Run],
+    paper: Mapping[str, tuple[Printed, Printed]],
+    moments: tuple[int, int] | None = None,
+    others: Mapping[str, Run] | None = None,
+) -> list[Comparison]:
+    """Mean PSNR of data and reconstructions beside the corners of the paper's pictures.
+
+    Args:
+        found: all runs.
+        data: the part of the data.
+        paper_data: the paper's PSNR of its data.
+        runs: by the paper's names of the methods.
+        paper: PSNR after few and after many iterations, by the same names.
+        moments: those iterations, where the runs have others (quick versions are shorter).
+        others: the same methods with searched step sizes, by the same names; mentioned where
+            the paper's do not suit the network.
+    """
+    quality = np.asarray(data.values["psnr"])
+    several = len(quality) > 1
+    rows = [
+        Comparison(
+            "Data", paper_data, float(quality.mean()), "neither", 1.0,
+            "mean of the images; the paper shows one" if several else "another image",
+            float(quality.std(ddof=1)) if several else None, data.values["faithful"],
+        )
+    ]  # fmt: skip
+    for label, printed in paper.items():
+        run = runs[label]
+        better = (others or {}).get(label)
+        if better is not None:
+            # It suits the network if it gets near the optimum in the end.
+            error = found.error(run, found.late)
+            if error <= 1e-2 or not found.error(better, found.late) < error:
+                better = None
+        ours = (found.early, found.late)
+        for each, said, k in zip(printed, moments or ours, ours, strict=True):
+            remarks = [run.steps_text]
+            if said != k:
+                remarks.append(f"ours after {k}")
+            if better is not None:
+                remarks.append(
+                    f"does not suit this network, {better.steps_text}: {found.psnr(better, k):.2f}"
+                )
+            rows.append(
+                Comparison(
+                    f"{label}, {said} iterations", each, found.psnr(run, k),
+                    "higher" if run.family == "paper" else "neither", 0.5, "; ".join(remarks),
+                    found.psnr_deviation(run, k), data.values["faithful"],
+                )
+            )  # fmt: skip
+    return rows

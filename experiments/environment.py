@@ -1,8 +1,10 @@
-"""Where and with what a result was computed."""
+"""The machine and the software of a computation."""
 
 from __future__ import annotations
 
 import datetime
+import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,14 @@ from typing import Any
 import numpy
 import torch
 
-import convexlift
-from experiments.benchmark.results import machine
+import convexlift as cl
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Date, versions, machine, device, and the commit in a git checkout."""
+def environment(device: torch.device) -> dict[str, Any]:
+    """Date, versions, machine, device, and the commit of a git checkout."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "convexlift": convexlift.__version__,
+        "date": now(),
+        "convexlift": cl.__version__,
         "commit": commit(),
         "numpy": numpy.__version__,
         "device": device.type,
@@ -26,21 +27,50 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def now() -> str:
+    """The date and time, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def commit() -> str | None:
-    """The commit of the checkout this package lies in, with a + after local changes, or None."""
-    folder = Path(convexlift.__file__).parent
+    """The commit of this checkout, with a + after local changes; None without git."""
+    folder = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
         try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # An installed package may lie inside somebody else's checkout.
+    # A copy of this folder may be inside the checkout of another project.
     if git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     short = git("rev-parse", "--short", "HEAD")
-    return short and short + ("+" if git("status", "--porcelain", "--", ".") else "")
+    return short and short + ("+" if git("status", "--porcelain", "--", "..") else "")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, threads and versions, on which times depend."""
+    cuda = device.type == "cuda"
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Figures of all experiments: curves, heat maps, and pictures at their true size.
+"""Figures: curves in panels, a heat map, and pictures at their true size.
 
 matplotlib is imported when something is drawn, so that experiments can be computed without it.
 """
@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.benchmark.styles import FLOOR, STYLES
-from experiments.parts import Array
+Array = NDArray[Any]
+
+STYLES: dict[str, tuple[str, Any, float]] = {
+    "default": ("#0072b2", "-", 2.4),
+    "paper": ("#d55e00", "-", 1.6),
+    "nmapg": ("#009e73", "--", 1.6),
+    "lbfgs": ("#cc79a7", "-.", 1.6),
+    "sm-c": ("#000000", ":", 1.4),
+    "sm-d": ("#8a6d00", (0, (5, 1, 1, 1, 1, 1)), 1.4),
+}
+"""Colour (safe for colour-blind readers), line and width of each method, in every figure."""
+
+FLOOR = 1e-7
+"""Smaller errors are drawn here: they are below the accuracy of the reference."""
 
 DPI = 100
 """Of files with pictures: one of their pixels is one of the file."""
@@ -57,6 +70,7 @@ class Panel:
         marked: iterations with a thin vertical line.
         horizontal: label of the horizontal axis; iterations, straight to 1 and logarithmic then.
         unknown: errors below this are less than the accuracy of the optimum, and shaded.
+        levels: values with a thin horizontal line.
     """
 
     title: str
@@ -67,10 +81,11 @@ class Panel:
     marked: Sequence[float] = ()
     horizontal: str = "iterations"
     unknown: float | None = None
+    levels: Sequence[float] = ()
 
 
-def curves(rows: Sequence[Sequence[Panel]]) -> Any:
-    """Panels in rows, with one legend for all on top."""
+def curves(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
+    """Panels in rows, below a title and one legend for all."""
     plt = pyplot()
     height = 3.1 * len(rows) + 0.7
     width = 5.0 * len(rows[0])
@@ -80,18 +95,21 @@ def curves(rows: Sequence[Sequence[Panel]]) -> Any:
         for panel, axis in zip(row, line, strict=True):
             for label, handle in _fill(axis, panel):
                 entries.setdefault(label, handle)
-    lines = math.ceil(len(entries) / _legend(figure, entries))
-    figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines) / height))
+    above = 0.3 if title else 0.0
+    if title:
+        figure.suptitle(title, fontsize=12)
+    lines = math.ceil(len(entries) / _legend(figure, entries, 1 - above / height))
+    figure.tight_layout(rect=(0, 0, 1, 1 - (0.12 + 0.22 * lines + above) / height))
     return figure
 
 
-def _legend(figure: Any, entries: Mapping[str, Any]) -> int:
-    """Above the panels, in as many columns as there is room for; how many."""
+def _legend(figure: Any, entries: Mapping[str, Any], top: float) -> int:
+    """Above the panels, in as many columns as there is room for; their number."""
 
     def drawn(columns: int) -> Any:
         return figure.legend(
             entries.values(), entries.keys(), loc="upper center", ncols=columns,
-            frameon=False, fontsize=9, handlelength=2.8,
+            frameon=False, fontsize=9, handlelength=2.8, bbox_to_anchor=(0.5, top),
         )  # fmt: skip
 
     columns, legend = MOST_COLUMNS, drawn(MOST_COLUMNS)
@@ -102,61 +120,82 @@ def _legend(figure: Any, entries: Mapping[str, Any]) -> int:
     return columns
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A cell of a heat map that stands out."""
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A drawing, made when the report is written.
 
-    row: int
-    column: int
-    shape: str
-    colour: str
-    label: str = ""
+    Attributes:
+        name: of its files.
+        draw: makes the matplotlib figure.
+        tiles: of a figure of pictures, which the page shows pixel for pixel.
+        high: the value that is white in its pictures.
+        caption: below it; `code` in backticks.
+    """
+
+    name: str
+    draw: Callable[[], Any]
+    tiles: Sequence[Sequence[Tile]] = ()
+    high: float = 1.0
+    caption: str = ""
+
+    @classmethod
+    def of_curves(cls, name: str, rows: Sequence[Sequence[Panel]]) -> Figure:
+        """Panels in rows."""
+        return cls(name, lambda: curves(rows))
+
+    @classmethod
+    def of_pictures(cls, name: str, tiles: Sequence[Sequence[Tile]], high: float = 1.0) -> Figure:
+        """Rows of pictures."""
+        return cls(name, lambda: pictures(tiles, high=high), tiles, high)
+
+    def files(self) -> dict[str, bytes]:
+        """The drawing in PNG and SVG; without a date, so that the same parts give the same file."""
+        drawing, found = self.draw(), {}
+        for suffix, extra in (("png", {}), ("svg", {"metadata": {"Date": None}})):
+            file = io.BytesIO()
+            drawing.savefig(file, format=suffix, dpi=DPI if self.tiles else 150, **extra)
+            found[suffix] = file.getvalue()
+        pyplot().close(drawing)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """Numbers on a grid, with ticks as text."""
+    """Numbers on a grid with marks, (row, column, shape, colour) by label."""
 
     values: Array
-    rows: Sequence[str]
-    columns: Sequence[str]
+    rows: Sequence[float]
+    columns: Sequence[float]
     row_label: str
     column_label: str
     title: str
-    marks: Sequence[Mark] = field(default=())
-    digits: str = ".0f"
+    marks: Mapping[str, tuple[int, int, str, str]]
 
 
-def heat_map_with_curves(heat: HeatMap, panel: Panel, colours: Mapping[str, str]) -> Any:
-    """The grid on the left, the marked cells as curves on the right.
-
-    Args:
-        heat: the grid.
-        panel: curves, whose labels are those of the marks.
-        colours: of the curves, by label.
-    """
+def heat_map_with_curves(heat: HeatMap, panel: Panel) -> Any:
+    """The grid on the left, on the right a curve for each mark, whose label it has."""
     plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11.0, 4.6), gridspec_kw={"width_ratios": (1.1, 1)}
     )
     image = left.imshow(heat.values, cmap="viridis", aspect="auto")
-    left.set_xticks(range(len(heat.columns)), heat.columns)
-    left.set_yticks(range(len(heat.rows)), heat.rows)
+    left.set_xticks(range(len(heat.columns)), [f"{value:g}" for value in heat.columns])
+    left.set_yticks(range(len(heat.rows)), [f"{value:g}" for value in heat.rows])
     left.set(xlabel=heat.column_label, ylabel=heat.row_label)
     left.set_title(heat.title, fontsize=10)
     low, high = float(np.nanmin(heat.values)), float(np.nanmax(heat.values))
     for (i, j), value in np.ndenumerate(heat.values):
         bright = value > low + 0.6 * (high - low)
-        left.text(j, i + 0.27, format(value, heat.digits), ha="center", va="center", fontsize=8,
+        left.text(j, i + 0.27, f"{value:.1f}", ha="center", va="center", fontsize=8,
                   color="black" if bright else "white")  # fmt: skip
-    for mark in heat.marks:
-        left.plot(mark.column, mark.row - 0.14, mark.shape, color=mark.colour, markersize=10,
+    for row, column, shape, colour in heat.marks.values():
+        left.plot(column, row - 0.14, shape, color=colour, markersize=10,
                   markeredgecolor="white", markeredgewidth=1.0)  # fmt: skip
     figure.colorbar(image, ax=left, fraction=0.046, pad=0.03)
     for line in panel.lines:
-        shape = next((m.shape for m in heat.marks if m.label == line.label), "")
+        *_, shape, colour = heat.marks[line.label]
         right.plot(
-            line.x, _drawable(line.y, panel.log), color=colours[line.label], label=line.label,
+            line.x, _drawable(line.y, panel.log), color=colour, label=line.label,
             linewidth=1.6, marker=shape, markevery=0.17, markersize=6,
         )  # fmt: skip
     _finish(right, panel)
@@ -245,7 +284,7 @@ def shades(count: int) -> list[float]:
 def _fill(axis: Any, panel: Panel) -> list[tuple[str, Any]]:
     entries = []
     for line in panel.lines:
-        colour, style, width = STYLES[line.family]
+        colour, style, width = STYLES.get(line.family, ("#4d4d4d", "-", 1.4))
         (handle,) = axis.plot(line.x, _drawable(line.y, panel.log), color=pale(colour, line.shade),
                               linestyle=style, linewidth=width)  # fmt: skip
         entries.append((line.label, handle))
@@ -273,6 +312,11 @@ def _finish(axis: Any, panel: Panel) -> None:
         axis.axhspan(panel.limits[0], panel.unknown, color="0.5", alpha=0.13, linewidth=0)
     for place in panel.marked:
         axis.axvline(place, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)))
+    for value in panel.levels:
+        axis.axhline(value, color="0.45", linewidth=0.7, linestyle=(0, (1, 2)))
+    if not panel.lines:
+        axis.text(0.5, 0.5, "nothing was measured", ha="center", color="0.4",
+                  transform=axis.transAxes)  # fmt: skip
     axis.grid(alpha=0.25)
 
 

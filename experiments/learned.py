@@ -1,30 +1,28 @@
-"""Regularizers that an experiment trains itself: a part with weights, and steps that use it."""
+"""Regularizers that an experiment trains itself: a part with weights, and their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.solvers.stopping import StopWhen
+import convexlift as cl
 from convexlift.tasks import Task
-from convexlift.training.data import ImageSet
-from convexlift.training.loop import Report
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, Outcome, follow
-from convexlift.training.validation import Score, Validation
-from experiments.parts import Part
-from experiments.setup import Setup
-from experiments.steps import Step, Work
-from experiments.study import Study
+from convexlift.training import (
+    AnyRecipe,
+    ImageSet,
+    RecipeResult,
+    Validation,
+    follow,
+)
+from experiments.runner import Part, Parts, Step, Study, Work
+from experiments.setups import Regularizer
 
 WEIGHTS = "weights."
-"""Arrays of a part that are weights begin so."""
-
-Parts = Mapping[str, Part]
+"""The prefix of arrays that are weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +43,11 @@ class Training:
     """
 
     name: str
-    recipe: AdversarialRecipe | BilevelRecipe
+    recipe: AnyRecipe
     images: ImageSet
     validation: ImageSet | None
     study: Study
-    start: Callable[[Parts], InputConvexNetwork] | None = None
+    start: Callable[[Parts], cl.InputConvexNetwork] | None = None
     needs: tuple[str, ...] = ()
     cost: float = 1.0
     title: str = ""
@@ -60,7 +58,7 @@ class Training:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the weights depend on."""
+        """All that the weights depend on."""
         return {
             "recipe": self.recipe,
             "images": self.images,
@@ -70,8 +68,8 @@ class Training:
             "device": self.study.device.type,
         }
 
-    def network(self, part: Part) -> InputConvexNetwork:
-        """What was trained, on the device; always the weights as they are in the part."""
+    def network(self, part: Part) -> cl.InputConvexNetwork:
+        """The trained network, on the device; always with the weights as they are in the part."""
         network = self.recipe.network.build(self.images.size(0), self.recipe.seed).float()
         stored = {
             name.removeprefix(WEIGHTS): torch.from_numpy(array.astype(np.float32))
@@ -82,19 +80,24 @@ class Training:
         network.check_convexity()
         return network.to(self.study.device)
 
-    def follow(self, work: Work) -> Outcome:
+    def regularizer(self, title: str) -> Regularizer:
+        """The trained network with its best weight."""
+
+        def make(parts: Parts) -> tuple[cl.InputConvexNetwork, float]:
+            part = parts[self.name]
+            return self.network(part), part.values["weight"]
+
+        return Regularizer(title, make, (self.name,))
+
+    def follow(self, work: Work) -> RecipeResult:
         """Train."""
-
-        def tell(report: Report) -> None:
-            work.tell(report.step / report.steps)
-
         outcome = follow(
             self.recipe,
             self.images,
             network=None if self.start is None else self.start(work.parts),
             validation_images=self.validation,
             device=self.study.device,
-            callback=tell,
+            callback=lambda report: work.tell(report.step / report.steps),
         )
         if outcome.trained.interrupted:
             raise KeyboardInterrupt  # half a training is none
@@ -110,8 +113,8 @@ class Training:
         )  # fmt: skip
 
 
-def training_values(outcome: Outcome, recipe: AdversarialRecipe | BilevelRecipe) -> dict[str, Any]:
-    """How a training went: weight of the regularizer, seconds, PSNR on the validation images."""
+def training_values(outcome: RecipeResult, recipe: AnyRecipe) -> dict[str, Any]:
+    """The weight of the regularizer, seconds, and PSNR on the validation images."""
     score = outcome.trained.score or {}
     return {
         "weight": next(iter(outcome.weights.values())),
@@ -124,63 +127,8 @@ def training_values(outcome: Outcome, recipe: AdversarialRecipe | BilevelRecipe)
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedSetup:
-    """A set-up whose regularizer earlier steps make; its steps can be planned before.
-
-    Attributes:
-        settings: what its results depend on, beside the parts it needs.
-        needs: the parts that hold its regularizer.
-        make: the set-up, from those parts.
-        prefix: of the names of its parts.
-    """
-
-    settings: Mapping[str, Any]
-    needs: tuple[str, ...]
-    make: Callable[[Parts], Setup]
-    prefix: str = ""
-    _made: dict[tuple[int, ...], Setup] = field(default_factory=dict, init=False, repr=False)
-
-    def step(
-        self,
-        name: str,
-        make: Callable[[Setup, Parts], Step],
-        settings: Mapping[str, Any] | None = None,
-        *,
-        needs: tuple[str, ...] = (),
-        cost: float = 1.0,
-        title: str = "",
-    ) -> Step:
-        """A step that is made when it is computed.
-
-        Args:
-            name: of the part, without the prefix.
-            make: the step that does the work, from the set-up and all parts that are needed.
-            settings: what the result depends on, beside what the set-up does.
-            needs: further parts.
-            cost: see ``Step``.
-            title: see ``Step``.
-        """
-
-        def compute(work: Work) -> Part:
-            return make(self._setup(work.parts), work.parts).compute(work)
-
-        return Step(
-            self.prefix + name, {**self.settings, **(settings or {})}, compute,
-            (*self.needs, *needs), cost, title or name,
-        )  # fmt: skip
-
-    def _setup(self, parts: Parts) -> Setup:
-        """Made once: loading weights and computing norms takes time."""
-        key = tuple(id(parts[name]) for name in self.needs)
-        if key not in self._made:
-            self._made.clear()
-            self._made[key] = self.make(parts)
-        return self._made[key]
-
-
-@dataclass(frozen=True, eq=False)
 class Scoring:
-    """Reconstructions of test images, solved by the default to a certified gap.
+    """Reconstructions of test images by the default solver, to a certified gap.
 
     Attributes:
         task: damages the images.
@@ -191,12 +139,12 @@ class Scoring:
 
     task: Task
     images: ImageSet
-    stop: StopWhen
+    stop: cl.StopWhen
     study: Study
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What scores depend on, beside network and weight."""
+        """All that scores depend on, except network and weight."""
         return {
             "task": self.task,
             "images": self.images,
@@ -205,9 +153,9 @@ class Scoring:
             "device": self.study.device.type,
         }
 
-    def values(self, network: InputConvexNetwork, weight: float) -> dict[str, Any]:
+    def values(self, network: cl.InputConvexNetwork, weight: float) -> dict[str, Any]:
         """Scores with one weight."""
-        score: Score = Validation(
+        score = Validation(
             self.task, self.images, weight=weight, stop=self.stop, seed=self.study.seed
         )(network.to(self.study.device))
         return {

@@ -1,269 +1,338 @@
-"""Steps that every experiment is made of: data, reference optima, curves, times to an error."""
+"""Measurements: reference optima, curves against iterations, and times.
+
+Iterations are counted in runs that evaluate objective and certificate along the way, which are
+not timed. Times are of runs with the number of iterations found there, in which nothing is
+evaluated before the last; or, for certified gaps, of runs that check as often as ``cl.solve``
+does by default.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from experiments.benchmark.measure import (
-    Limits,
-    Reference,
-    find_reference,
-    first_below,
-    record_curve,
-    time_iterations,
-    warm_up,
-)
-from experiments.competitors import Competitor
-from experiments.curves import Curve, Start, trace
-from experiments.parts import Array, Part
-from experiments.setup import Setup
-from experiments.steps import Step, Work
+import convexlift as cl
+from convexlift.images import psnr
+from experiments.runner.parts import Array, Part
 
-Choose = Callable[[Mapping[str, Part]], Competitor]
-"""A competitor whose step sizes follow from earlier parts."""
-
-
-def always(competitor: Competitor) -> Choose:
-    """No choice."""
-    return lambda parts: competitor
-
-
-def data_step(setup: Setup) -> Step:
-    """The images and their data: part ``data``."""
-    return Step(f"{setup.prefix}data", setup.settings, lambda work: setup.data(), title="Data")
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Of reference optima.
-
-    Attributes:
-        gap: certified relative gap at which the search ends.
-        iterations: at which it ends in any case.
-    """
-
-    gap: float
-    iterations: int
-
-
-def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
-    """For each image the best objective known, and a lower bound: part ``reference``.
-
-    The bound holds for all images in the box, so that it measures every method.
-    """
-
-    def compute(work: Work) -> Part:
-        found: list[Reference] = []
-        for i in range(setup.count):
-            work.tell(i / setup.count)
-            problem = setup.trial.problem([i])
-            found.append(
-                find_reference(problem, accuracy.iterations, gap=accuracy.gap, double=False)
-            )
-        return Part(
-            {
-                "objective": [each.objective for each in found],
-                "gap": [each.gap for each in found],
-                "iterations": [each.iterations for each in found],
-                "guarantee": [each.guarantee.name for each in found],
-            },
-            {"picture": found[0].x[0, 0].cpu().numpy()},
-        )
-
-    settings = {**setup.settings, "accuracy": accuracy}
-    return Step(f"{setup.prefix}reference", settings, compute, cost=cost, title="Reference optimum")
-
-
-@dataclass(frozen=True)
-class Looks:
-    """How long curves are, and what is kept of them.
-
-    Attributes:
-        iterations: of each run.
-        every: look so often.
-        keep: iterations whose pictures are kept.
-        images: how many images; the first ones.
-    """
-
-    iterations: int
-    every: int = 1
-    keep: tuple[int, ...] = ()
-    images: int = 1
-
-
-def curve_step(
-    setup: Setup,
-    competitor: Competitor,
-    looks: Looks,
-    *,
-    name: str | None = None,
-    cost: float = 1.0,
-    bounded: bool = True,
-) -> Step:
-    """A run of one method: part ``curve-KEY`` unless named."""
-
-    def compute(work: Work) -> Part:
-        return _curve(setup, competitor, looks, work, bounded)
-
-    settings = {**setup.settings, "competitor": competitor, "looks": looks, "bounded": bounded}
-    return Step(f"{setup.prefix}{name or f'curve-{competitor.key}'}", settings, compute, cost=cost,
-                title=competitor.label)  # fmt: skip
-
-
-def chosen_curve_step(
-    setup: Setup,
-    key: str,
-    choose: Choose,
-    looks: Looks,
-    needs: Sequence[str],
-    *,
-    cost: float = 1.0,
-    bounded: bool = True,
-    name: str | None = None,
-) -> Step:
-    """The same for a method whose step sizes are chosen by earlier parts."""
-
-    def compute(work: Work) -> Part:
-        return _curve(setup, choose(work.parts), looks, work, bounded)
-
-    settings = {**setup.settings, "key": key, "looks": looks, "bounded": bounded}
-    return Step(
-        f"{setup.prefix}{name or f'curve-{key}'}",
-        settings,
-        compute,
-        tuple(needs),
-        cost,
-        key.capitalize(),
-    )
-
-
-def _curve(setup: Setup, competitor: Competitor, looks: Looks, work: Work, bounded: bool) -> Part:
-    starts = setup.starts(looks.images, competitor, bounded=bounded)
-    curve = trace(
-        starts, competitor.method, looks.iterations, every=looks.every, keep=looks.keep,
-        tell=work.tell,
-    )  # fmt: skip
-    return curve.part(**_named(competitor))
-
-
-def _named(competitor: Competitor) -> dict[str, Any]:
-    return {
-        "key": competitor.key,
-        "label": competitor.label,
-        "family": competitor.family,
-        "printed": competitor.printed,
-        "parameters": list(competitor.parameters),
-    }
-
-
-def average_objective(part: Part) -> float:
-    """Of a curve's first image, over the iterations: the paper's measure of convergence."""
-    return float(Curve.of(part).objective[1:, 0].mean())
-
-
-@dataclass(frozen=True)
-class Race:
-    """Time to an objective error.
-
-    Attributes:
-        error: relative to the reference optimum.
-        iterations: a run that has not got there by then does not.
-        repeats: timed runs after one that warms up; the median counts.
-        seconds: limit of a run that is continued beyond its curve.
-    """
-
-    error: float
-    iterations: int
-    repeats: int
-    seconds: float = 600.0
-
-
-def race_step(setup: Setup, name: str, choose: Choose, race: Race, *, cost: float) -> Step:
-    """Iterations and seconds to an error, image by image: part ``time-NAME``.
-
-    Iterations are counted along the curve of the method, part ``curve-NAME``, or in a longer run
-    where it ends too early. Then a run with exactly so many iterations is timed, set-up included,
-    in which nothing is evaluated on the way.
-    """
-    curve_name, reference_name = f"{setup.prefix}curve-{name}", f"{setup.prefix}reference"
-
-    def compute(work: Work) -> Part:
-        competitor = choose(work.parts)
-        counted = Curve.of(work.parts[curve_name])
-        iterations: list[int | None] = []
-        seconds: list[float | None] = []
-        for i, optimum in enumerate(work.parts[reference_name].values["objective"]):
-            work.tell(i / setup.count)
-            start = setup.start([i], competitor)
-            needed = _needed(counted, i, optimum, race.error)
-            if needed is None and counted.iteration[-1] < race.iterations:
-                limits = Limits(race.iterations, race.seconds)
-                curve = record_curve(start.problem, None, competitor.method, optimum, limits,
-                                     error=race.error, start=start.x)  # fmt: skip
-                needed = first_below(curve.error, race.error)
-            iterations.append(needed)
-            seconds.append(None if needed is None else _seconds(start, competitor, needed, race))
-        return Part({**_named(competitor), "iterations": iterations, "seconds": seconds})
-
-    return Step(f"{setup.prefix}time-{name}", {**setup.settings, "race": race}, compute,
-                (reference_name, curve_name), cost, f"Time of {name}")  # fmt: skip
-
-
-def _needed(curve: Curve, image: int, optimum: float, error: float) -> int | None:
-    """The first iteration that was looked at with such an error."""
-    errors = (curve.objective[:, image] - optimum) / abs(optimum)
-    look = first_below(errors.tolist(), error)
-    return None if look is None else int(curve.iteration[look])
-
-
-def _seconds(start: Start, competitor: Competitor, iterations: int, race: Race) -> float:
-    warm_up(start.problem, competitor.method)
-    times = time_iterations(start.problem, competitor.method, iterations, race.repeats, start.x)
-    return statistics.median(times)
+REFERENCE_GAP = 1e-6
+"""The certified relative gap asked of reference optima."""
+PATIENCE, IMPROVEMENT = 200, 0.9
+"""A search for a reference ends when so many iterations make the gap no smaller by this factor."""
 
 
 @dataclass(frozen=True, eq=False)
-class Optimum:
-    """For each image, what the optimal objective lies between.
+class Reference:
+    """The best objective known of one problem, and how near the optimum it is certified to be.
 
     Attributes:
-        objective: the least that any run found, (B,).
-        bound: the best certified lower bound, (B,).
+        objective: of the best image found.
+        gap: its certified relative gap.
+        guarantee: the scope of the certificate.
+        precision: in which it was found.
+        iterations: that it took, in both precisions together.
+        x: the image, (1, C, H, W).
     """
 
-    objective: Array
-    bound: Array
+    objective: float
+    gap: float
+    guarantee: cl.Guarantee
+    precision: str
+    iterations: int
+    x: Tensor
 
     @property
-    def gap(self) -> Array:
-        """The certified relative accuracy of ``objective``; smaller errors mean little, (B,)."""
-        # Where both agree to rounding, the bound may come out above.
-        return np.asarray(np.maximum(self.objective - self.bound, 0.0) / np.abs(self.objective))
+    def certified(self) -> bool:
+        """Whether the gap is as small as is asked of references."""
+        return self.gap <= REFERENCE_GAP
+
+
+def find_reference(
+    problem: cl.VariationalProblem,
+    max_iterations: int,
+    *,
+    gap: float = REFERENCE_GAP,
+    start: Tensor | None = None,
+    double: bool = True,
+) -> Reference:
+    """Solve one problem to a certified gap: as it is, then in double precision if need be."""
+    double = double and problem.fidelity.y.dtype != torch.float64
+    single = _to_gap(problem, gap, max_iterations, start)
+    found = [(single, str(problem.fidelity.y.dtype).removeprefix("torch."))]
+    if float(single.gap) > gap and double:
+        precise = problem.to(dtype=torch.float64)
+        found.append((_to_gap(precise, gap, max_iterations, single.x.double()), "float64"))
+    best, precision = min(found, key=lambda each: float(each[0].gap))
+    return Reference(
+        objective=float(best.objective),
+        gap=float(best.gap),
+        guarantee=best.guarantee[0],
+        precision=precision,
+        iterations=sum(int(solution.iterations) for solution, _ in found),
+        x=best.x.to(problem.fidelity.y.dtype),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Checks of a run in iterations k = 0, every, 2 every, ...; B images, K checks.
+
+    Attributes:
+        iteration: (K,).
+        seconds: of the solver with its checks, callbacks excluded, (K,).
+        objective: of the current image, (K, B), like the next three.
+        data_term: D.
+        regularizer: R, without its weight.
+        psnr: in dB; NaN without a truth.
+        lower_bound: the best certified so far by this run itself, (K, B).
+        gap: the relative gap of the best image and bound so far, (K, B).
+        kept: iterations whose pictures are kept.
+        pictures: of the first image then, (len(kept), H, W).
+    """
+
+    iteration: Array
+    seconds: Array
+    objective: Array
+    data_term: Array
+    regularizer: Array
+    psnr: Array
+    lower_bound: Array
+    gap: Array
+    kept: Array
+    pictures: Array
+
+    def part(self, **values: Any) -> Part:
+        """The curve as a part, with further plain values."""
+        return Part(values, {each.name: getattr(self, each.name) for each in fields(self)})
 
     @classmethod
-    def of(cls, reference: Part, found: Sequence[Curve]) -> Optimum:
-        """From the reference and all runs on the same problems."""
-        objective = np.asarray(reference.values["objective"], dtype=float)
-        bound = objective - np.asarray(reference.values["gap"]) * np.abs(objective)
-        for curve in found:
-            count = curve.objective.shape[1]
-            least = np.fmin.reduce(curve.objective, axis=0)
-            highest = np.fmax.reduce(curve.lower_bound, axis=0)
-            objective[:count] = np.fmin(objective[:count], least)
-            bound[:count] = np.fmax(bound[:count], highest)
-        return cls(objective, bound)
+    def of(cls, part: Part) -> Curve:
+        """The inverse of ``part``."""
+        return cls(**{each.name: part.arrays[each.name] for each in fields(cls)})
 
-    def error(self, curve: Curve) -> Array:
+    def __len__(self) -> int:
+        return len(self.iteration)
+
+    def at(self, iteration: int) -> int:
+        """The last check that is not after an iteration."""
+        return int(np.searchsorted(self.iteration, iteration, side="right")) - 1
+
+    def picture(self, iteration: int) -> Array:
+        """The first image after an iteration, (H, W)."""
+        return np.asarray(self.pictures[self.kept.tolist().index(iteration)])
+
+    def error(self, optimum: Any) -> Array:
         """(objective - optimum) / |optimum| of current images, (K, B)."""
-        optimum = self.objective[: curve.objective.shape[1]]
-        return np.asarray((curve.objective - optimum) / np.abs(optimum))
+        return np.asarray((self.objective - optimum) / np.abs(optimum))
 
-    def certified(self, curve: Curve) -> Array:
-        """(objective - bound) / |objective|: at most so far from optimal, (K, B)."""
-        bound = self.bound[: curve.objective.shape[1]]
-        return np.asarray((curve.objective - bound) / np.abs(curve.objective))
+    def best_error(self, optimum: Any) -> Array:
+        """The least error so far, (K, B)."""
+        return np.asarray(np.fmin.accumulate(self.error(optimum), axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A problem with the truth, if it is known, and the start of a method, if it is given one."""
+
+    problem: cl.VariationalProblem
+    truth: Tensor | None = None
+    x: Tensor | None = None
+
+
+def record(
+    start: Start,
+    method: cl.Method,
+    stop: cl.StopWhen,
+    *,
+    keep: Sequence[int] = (),
+    until: Callable[[cl.Progress], bool] = lambda progress: False,
+) -> Curve:
+    """Run a method on a batch of images, with a check every ``stop.check_every`` iterations.
+
+    Args:
+        start: the problem.
+        method: with its step sizes.
+        stop: its limits; without a gap all runs have as many iterations.
+        keep: iterations whose pictures of the first image are kept; multiples of ``check_every``.
+        until: called at each check; ends the run when it returns true.
+    """
+    quality: list[Array] = []
+    kept: list[int] = []
+    pictures: list[Array] = []
+
+    def watch(progress: cl.Progress) -> bool:
+        if start.truth is None:
+            quality.append(np.full(len(progress.x), np.nan))
+        else:
+            quality.append(psnr(progress.x, start.truth).cpu().numpy())
+        if progress.iteration in keep:
+            kept.append(progress.iteration)
+            pictures.append(progress.x[0, 0].float().cpu().numpy())
+        return until(progress)
+
+    solution = finished(
+        cl.solve(start.problem, method=method, stop=stop, start=start.x, callback=watch)
+    )
+    for missed in keep[len(kept) :]:  # the iterates became infinite before
+        kept.append(missed)
+        pictures.append(solution.state.x[0, 0].float().cpu().numpy())
+    columns = ("objective", "data_term", "regularizer", "lower_bound", "gap")
+    history = solution.history
+    return Curve(
+        iteration=history["iteration"].numpy(),
+        seconds=history["seconds"].numpy(),
+        psnr=np.stack(quality),
+        kept=np.asarray(kept, dtype=np.int64),
+        pictures=np.stack(pictures) if pictures else np.zeros((0, 1, 1), np.float32),
+        **{name: history[name].cpu().numpy() for name in columns},
+    )
+
+
+def record_batches(
+    starts: Sequence[Start],
+    method: cl.Method,
+    iterations: int,
+    *,
+    every: int = 1,
+    keep: Sequence[int] = (),
+    tell: Callable[[float], None] = lambda fraction: None,
+) -> Curve:
+    """Run a method on one batch after another, for so many iterations whatever it reaches.
+
+    Args:
+        starts: batches of problems of the same kind; their images become columns of the curve.
+        method: with its step sizes.
+        iterations: of every run.
+        every: iterations between checks.
+        keep: see ``record``.
+        tell: called with the fraction that is done.
+    """
+    stop = cl.StopWhen(gap=None, max_iterations=iterations, check_every=every)
+    curves = []
+    for i, start in enumerate(starts):
+
+        def until(progress: cl.Progress, before: int = i) -> bool:
+            tell((before + progress.iteration / max(iterations, 1)) / len(starts))
+            return False
+
+        curves.append(record(start, method, stop, keep=keep if i == 0 else (), until=until))
+    longest = max(curves, key=len)
+
+    def columns(name: str) -> Array:
+        """Side by side; a curve that became infinite is continued as it was."""
+        each = [getattr(curve, name) for curve in curves]
+        padding = [((0, len(longest) - len(curve)), (0, 0)) for curve in curves]
+        return np.concatenate(
+            [np.pad(values, pad, mode="edge") for values, pad in zip(each, padding, strict=True)],
+            axis=1,
+        )
+
+    names = ("objective", "data_term", "regularizer", "psnr", "lower_bound", "gap")
+    return Curve(
+        iteration=longest.iteration, seconds=longest.seconds, kept=curves[0].kept,
+        pictures=curves[0].pictures, **{name: columns(name) for name in names},
+    )  # fmt: skip
+
+
+def first_below(values: Sequence[float] | Array, tolerance: float) -> int | None:
+    """The first index k with values[k] <= tolerance, or None."""
+    return next((k for k, value in enumerate(values) if value <= tolerance), None)
+
+
+def time_iterations(
+    problem: cl.VariationalProblem,
+    method: cl.Method,
+    iterations: int,
+    repeats: int,
+    start: Tensor | None = None,
+) -> list[float]:
+    """Seconds of runs of so many iterations, set-up included, with one evaluation at the end."""
+    stop = cl.StopWhen(gap=None, max_iterations=iterations, check_every=max(iterations, 1))
+    device = problem.fidelity.y.device
+    seconds = []
+    for _ in range(repeats):
+        fresh = problem.to(device=device)  # the same problem with nothing computed yet
+        _synchronise(device)
+        began = time.perf_counter()
+        solution = cl.solve(fresh, method=method, stop=stop, start=start)
+        _synchronise(device)
+        seconds.append(time.perf_counter() - began)
+        finished(solution)
+    return seconds
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One timed run to a certified gap: (iteration, seconds, largest gap of the batch)."""
+
+    checks: tuple[tuple[int, float, float], ...]
+
+    def reached(self, tolerance: float) -> tuple[int, float] | None:
+        """Iterations and seconds to a gap, or None."""
+        return next(((k, s) for k, s, gap in self.checks if gap <= tolerance), None)
+
+
+def time_gap(
+    problem: cl.VariationalProblem, method: cl.Method, stop: cl.StopWhen, repeats: int
+) -> list[Trace]:
+    """Runs to the certified gap of ``stop``, set-up and checks included."""
+    device = problem.fidelity.y.device
+    traces = []
+    for _ in range(repeats):
+        fresh = problem.to(device=device)
+        checks: list[tuple[int, float, float]] = []
+        _synchronise(device)
+        start = time.perf_counter()
+
+        def watch(
+            progress: cl.Progress,
+            checks: list[tuple[int, float, float]] = checks,
+            start: float = start,
+        ) -> None:
+            largest = float(progress.gap.max())  # waits for the device
+            checks.append((progress.iteration, time.perf_counter() - start, largest))
+
+        finished(cl.solve(fresh, method=method, stop=stop, callback=watch))
+        traces.append(Trace(tuple(checks)))
+    return traces
+
+
+def warm_up(problem: cl.VariationalProblem, method: cl.Method) -> None:
+    """A few iterations and a check, so that kernels are chosen and memory is allocated."""
+    stop = cl.StopWhen(gap=None, max_iterations=3, check_every=3)
+    finished(cl.solve(problem, method=method, stop=stop))
+    _synchronise(problem.fidelity.y.device)
+
+
+def finished(solution: cl.Solution) -> cl.Solution:
+    """Ctrl-C ends a solve with its best images, but half a measurement is none."""
+    if cl.Status.INTERRUPTED in solution.status:
+        raise KeyboardInterrupt
+    return solution
+
+
+def _to_gap(
+    problem: cl.VariationalProblem, gap: float, max_iterations: int, start: Tensor | None
+) -> cl.Solution:
+    best, since = float("inf"), 0
+
+    def stalled(progress: cl.Progress) -> bool:
+        nonlocal best, since
+        now = float(progress.gap)
+        if now <= IMPROVEMENT * best:
+            best, since = now, progress.iteration
+        return progress.iteration - since >= PATIENCE
+
+    stop = cl.StopWhen(gap=gap, max_iterations=max_iterations)
+    return finished(cl.solve(problem, stop=stop, start=start, callback=stalled))
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

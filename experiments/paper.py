@@ -1,8 +1,12 @@
-"""Numbers that the paper prints, each with its place there."""
+"""Numbers that the paper prints, each with its place there, and ours beside them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, Literal
+
+from experiments.tables import number
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,76 @@ class Printed:
 def psnr(value: float, where: str) -> Printed:
     """A PSNR in dB."""
     return Printed(value, where, "dB")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity of the paper, and ours.
+
+    Attributes:
+        quantity: its name.
+        paper: the printed number.
+        ours: the same quantity here; None where it was not reached or not measured.
+        better: which direction is an improvement.
+        tolerance: a difference up to this counts as agreement, in the unit of the number.
+        remark: why it differs, or what a reader must know.
+        deviation: the standard deviation of ours, if there is one.
+        comparable: whether both numbers are of the same kind of data at all.
+    """
+
+    quantity: str
+    paper: Printed
+    ours: float | None
+    better: Literal["higher", "lower", "neither"] = "higher"
+    tolerance: float = 0.5
+    remark: str = ""
+    deviation: float | None = None
+    comparable: bool = True
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None else self.ours - self.paper.value
+
+    @property
+    def verdict(self) -> str:
+        """In a word: agrees, better, worse, higher, lower, not reached, not comparable."""
+        if self.difference is None or not math.isfinite(self.difference):
+            return "not reached"
+        if not self.comparable:
+            return "not comparable"
+        if abs(self.difference) <= self.tolerance:
+            return "agrees"
+        higher = self.difference > 0
+        if self.better == "neither":
+            return "higher" if higher else "lower"
+        return "better" if higher == (self.better == "higher") else "worse"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Quantity, place in the paper, its number, ours, difference, verdict."""
+        ours, difference = "-", "-"
+        if self.ours is not None and self.difference is not None:
+            spread = "" if self.deviation is None else f" ± {number(self.deviation)}"
+            ours, difference = f"{number(self.ours)}{spread}", f"{self.difference:+.2f}"
+        unit = f", {self.paper.unit}" if self.paper.unit else ""
+        verdict = self.verdict + (f": {self.remark}" if self.remark else "")
+        quantity, where = f"{self.quantity}{unit}", self.paper.where
+        return quantity, where, str(self.paper), ours, difference, verdict
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "quantity": self.quantity,
+            "paper": self.paper.value,
+            "where": self.paper.where,
+            "unit": self.paper.unit,
+            "ours": self.ours,
+            "deviation": self.deviation,
+            "difference": self.difference,
+            "verdict": self.verdict,
+            "remark": self.remark,
+        }
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ CONTAINED_HANG = 2.0
 """The same for readers that the library runs in a process with limits of its own."""
 
 MEMORY = 2**30
-"""Bytes that a worker may use beyond what it starts with."""
+"""Bytes that a worker may use in addition to its memory at the start."""
 
 SHOWN = 20
 """Violations that are printed; JSON has all."""
@@ -70,7 +70,7 @@ def choose(seed: int, case: int) -> tuple[int, random.Random]:
 
 
 def attempt(reader: Reader, files: Sample, folder: Path) -> tuple[str, str]:
-    """What became of one mutation: accepted, refused, contained or violation; and why."""
+    """The outcome of one mutation (accepted, refused, contained or violation), and the reason."""
     for old in folder.iterdir():
         old.unlink()
     for name, data in files.items():
@@ -91,7 +91,7 @@ def attempt(reader: Reader, files: Sample, folder: Path) -> tuple[str, str]:
 
 
 def _trouble(error: BaseException, folder: Path) -> str:
-    """What is wrong with an error, or nothing."""
+    """The rule that an error violates, or an empty text."""
     if not isinstance(error, ValueError | OSError):
         return "wrong type"
     chain: BaseException | None = error
@@ -125,14 +125,14 @@ def silence() -> None:
 
 
 def limit_memory() -> None:
-    """Set the limit relative to what is in use now."""
+    """Limit the memory of this process, relative to its present use."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 class Soak:
-    """A run over many cases, and what it found."""
+    """A run over many cases, and its findings."""
 
     def __init__(self, seed: int, mutations: int, seconds: float) -> None:
         self.seed, self.mutations = seed, mutations

@@ -58,7 +58,9 @@ def examine(seed: int) -> Outcome:
         if case.method is not None:
             case.method.solver(case.problem)
     except ValueError as error:  # an empty box, say, or a method that does not apply
-        return Outcome(seed, (), (f"REFUSED: {str(error)[:40]}",), (), False, 0.0, ())
+        return Outcome(
+            seed, (), (f"REFUSED: {str(error).partition(' got')[0][:40]}",), (), False, 0.0, ()
+        )
     torch.set_num_threads(case.threads)
     proof = ""
     try:

@@ -25,11 +25,12 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 
 import convexlift as cl
 from convexlift import proofs
-from convexlift.files.planes import read_plane
-from convexlift.files.png16 import with_deep_colours
+from convexlift.files.pictures import read_plane
+from convexlift.files.png_jpeg import with_deep_colours
 from convexlift.reconstruction.contents import open_contents
-from convexlift.scans.data_exchange import read_exchange
-from convexlift.training.checkpoint import (
+from convexlift.scans.data_exchange import DataExchange
+from convexlift.scans.formats import SinogramOptions
+from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
     restore_optimiser,
@@ -278,8 +279,14 @@ def _restore(path: Path) -> None:
         torch.set_rng_state(checkpoint.generator)
 
 
+class _Exchange(DataExchange):
+    """HDF5 without a process of its own: the soak has limits of its own."""
+
+    isolated = False
+
+
 def _exchange(path: Path) -> None:
-    read_exchange(path, slice(None), None, None, isolated=False)
+    _Exchange().read(path, SinogramOptions())
 
 
 PICTURES: tuple[Read, ...] = (_contents, read_plane)

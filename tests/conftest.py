@@ -49,3 +49,14 @@ def _certificates_are_checked(monkeypatch, tmp_path_factory):
         return certificate
 
     monkeypatch.setattr(cl, "certify", checked)
+
+
+@pytest.fixture
+def registry():
+    """Names that a test gives to parts of its own are forgotten after it."""
+    from convexlift.parts import PARTS
+
+    before = dict(PARTS)
+    yield PARTS
+    PARTS.clear()
+    PARTS.update(before)

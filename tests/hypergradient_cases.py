@@ -182,3 +182,9 @@ def value_function(b: float) -> ValueFunction:
 
 def implicit(linear_solver: str) -> Implicit:
     return Implicit(damping=1e-6, linear_solver=linear_solver, iterations=300, tolerance=1e-8)
+
+
+def energy(problem, x, weight=None):
+    """J(x, theta) for each image, differentiable in x, in theta and in the weight."""
+    gamma = problem.weight if weight is None else weight
+    return problem.fidelity.value(problem.operator(x)) + gamma * problem.regularizer(x)

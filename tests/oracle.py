@@ -6,9 +6,14 @@ import warnings
 
 import cvxpy as cp
 import numpy as np
+import torch
 from dense import dense_matrix
+from parts import ACTIVATIONS, FIDELITIES
 
 import convexlift as cl
+
+EPIGRAPHS = {type(entry.h): entry.epigraph for entry in ACTIVATIONS if entry.epigraph}
+DATA_TERMS = {type(e.make(torch.ones(1, 1))): e.stated for e in FIDELITIES.values() if e.stated}
 
 
 def groups(h: cl.GroupNorm, a: cp.Expression, shape: tuple[int, ...]) -> list[cp.Expression]:
@@ -21,31 +26,12 @@ def activation_epigraph(
     h: cl.Activation, a: cp.Expression, z: cp.Expression, shape: tuple[int, ...]
 ) -> list:
     """Constraints that say h(a) <= z, from textbook formulas; a is a flattened ``shape``."""
-    if isinstance(h, cl.SmoothedLeakyReLU):  # psi_nu(a) = min_b  b^2/(2 nu) + (a - b)_+
-        b = cp.Variable(a.shape)
-        psi = cp.square(b) / (2 * h.smoothing) + cp.pos(a - b)
-        return [b >= 0, h.slope * a + (1 - h.slope) * psi <= z]
-    if isinstance(h, cl.ReLU):
-        return [cp.pos(a) <= z]
-    if isinstance(h, cl.LeakyReLU):
-        return [a <= z, h.slope * a <= z]
-    if isinstance(h, cl.Softplus):
-        return [cp.logistic(h.sharpness * a) / h.sharpness <= z]
-    if isinstance(h, cl.ELU):  # min over b <= 0 of alpha (e^b - 1) + (a - b)_+
-        b = cp.Variable(a.shape)
-        return [b <= 0, h.alpha * (cp.exp(b) - 1) + cp.pos(a - b) <= z]
     if isinstance(h, cl.GroupNorm):  # one group in each row of pixels x channels
         lengths = cp.Variable(z.shape)
-        parts = [cp.reshape(p, (1, z.size), order="C") for p in groups(h, a, shape)]
-        cone = cp.norm(cp.vstack(parts), 2, axis=0) <= lengths
+        members = [cp.reshape(p, (1, z.size), order="C") for p in groups(h, a, shape)]
+        cone = cp.norm(cp.vstack(members), 2, axis=0) <= lengths
         return [cone, *activation_epigraph(h.profile, lengths, z, shape)]
-    if isinstance(h, cl.Abs):
-        return [cp.abs(a) <= z]
-    if isinstance(h, cl.HalfSquare):
-        return [cp.square(a) / 2 <= z]
-    if isinstance(h, cl.Huber):
-        return [cp.huber(a / h.delta, 1) * h.delta / 2 <= z]
-    raise TypeError(h)
+    return EPIGRAPHS[type(h)](cp, h, a, z)
 
 
 def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
@@ -72,18 +58,7 @@ def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
 
     w = dense_matrix(problem.operator, shape) @ x
     y = problem.fidelity.y.flatten().numpy()
-    if isinstance(problem.fidelity, cl.SquaredL2):
-        data = cp.sum_squares(w - y) / 2
-    elif isinstance(problem.fidelity, cl.WeightedL2):
-        omega = problem.fidelity.weights.expand_as(problem.fidelity.y).flatten().numpy()
-        data = omega @ cp.square(w - y) / 2
-    elif isinstance(problem.fidelity, cl.L1):
-        data = problem.fidelity.scale * cp.norm1(w - y)
-    elif isinstance(problem.fidelity, cl.KullbackLeibler):
-        r = problem.fidelity.background.expand_as(problem.fidelity.y).flatten().numpy()
-        data = cp.sum(cp.kl_div(y, w + r))
-    else:
-        raise TypeError(problem.fidelity)
+    data = DATA_TERMS[type(problem.fidelity)](cp, problem.fidelity, w, y)
     if np.isfinite(problem.bounds.lower):
         constraints.append(x >= problem.bounds.lower)
     if np.isfinite(problem.bounds.upper):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import parts
 import torch
 import zoo
 from safetensors.numpy import save_file
@@ -191,22 +192,9 @@ def kernel() -> torch.Tensor:
 
 
 MASK = (torch.arange(zoo.SIZE**2).reshape(zoo.SIZE, zoo.SIZE) % 5 > 0).to(torch.float64)
-SEEN = (torch.arange(99).reshape(9, 11) % 5 > 0).to(torch.float64)
 OPERATORS = {
-    **{f"blur {b}": lambda b=b: cl.Blur(kernel(), b)
-       for b in ("zero", "circular", "reflect", "replicate")},
-    "scaled blur": lambda: 0.3 * cl.Blur(kernel(), "reflect"),
-    "mask after blur": lambda: cl.Mask(MASK) @ cl.Blur(kernel(), "zero"),
-    "blur after mask": lambda: cl.Blur(kernel(), "zero") @ cl.Mask(MASK),
-    "sum": lambda: cl.Blur(kernel(), "circular") + 0.7 * cl.Identity() + cl.Mask(MASK),
-    "diagonal sum": lambda: 0.3 * cl.Mask(MASK) + -0.1 * cl.Identity() + cl.Mask(1 - MASK),
-    "diagonal product": lambda: (0.3 * cl.Mask(MASK)) @ (cl.Mask(MASK) + cl.Identity()),
-    "parallel": lambda: cl.ParallelBeam(8, 9, 11, (8.0, 4.0), detector_offset=0.3),
-    "parallel diagonal": lambda: cl.ParallelBeam(8, [0.0, np.pi / 4, 0.5, np.pi / 2], 13),
-    "flat fan": lambda: cl.FanBeam(8, 9, 11, 20.0, 10.0),
-    "curved fan": lambda: cl.FanBeam(8, 9, 11, 9.0, 0.0, 4.0, detector="curved"),
-    "mask of fan": lambda: 2.0 * cl.Mask(SEEN) @ cl.FanBeam(8, 9, 11, 20.0, 5.0),
-}  # fmt: skip
+    name: lambda make=make: make((1, zoo.SIZE, zoo.SIZE)) for name, make in parts.OPERATORS.items()
+}
 
 
 def behind(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from strategies import floats
 from zoo import ACTIVATIONS, GROUPS
 
 import convexlift as cl
@@ -98,7 +99,7 @@ def printed_projection(p: float, q: float, alpha: float) -> tuple[float, float]:
 
 
 @given(
-    p=st.floats(-5, 5), q=st.floats(-5, 5), alpha=st.sampled_from([0.0, 0.01, 0.2, 0.9])
+    p=floats(-5, 5), q=floats(-5, 5), alpha=st.sampled_from([0.0, 0.01, 0.2, 0.9])
 )  # fmt: skip
 def test_the_papers_printed_projection(p, q, alpha):
     ours = cl.LeakyReLU(alpha).project_epigraph(scalar(p), scalar(q))
@@ -115,11 +116,11 @@ def test_smoothed_relu_is_the_papers():
 
 
 KINKS = [0.0, -0.0, 1e-30, -1e-30, 0.05, 0.1, 1.0, -1.0, 0.7, math.nextafter(0.1, 1.0)]
-near_kinks = st.one_of(st.sampled_from(KINKS), st.floats(-2, 2))
+near_kinks = st.one_of(st.sampled_from(KINKS), floats(-2, 2))
 
 
 @every_activation
-@given(y=near_kinks, z=near_kinks, ratio=st.floats(-4, 4))
+@given(y=near_kinks, z=near_kinks, ratio=floats(-4, 4))
 def test_projection_at_the_kinks(h, y, z, ratio):
     """The dual step (p, -t) satisfies the optimality conditions of the projection."""
     sigma_a, sigma_z = scalar(1.0), scalar(10.0**ratio)
@@ -138,8 +139,8 @@ def test_projection_at_the_kinks(h, y, z, ratio):
 
 @every_activation
 @given(
-    y=st.floats(-1, 1, width=32),
-    z=st.floats(-1, 1, width=32),
+    y=floats(-1, 1, width=32),
+    z=floats(-1, 1, width=32),
     size=st.integers(-12, 12),
     steps=st.tuples(st.integers(-6, 6), st.integers(-6, 6)),
 )
@@ -166,7 +167,7 @@ def test_extreme_scales_in_single_precision(h, y, z, size, steps):
 
 
 @every_activation
-@given(a=st.floats(-50, 50, width=32), position=st.floats(0, 1))
+@given(a=floats(-50, 50, width=32), position=floats(0, 1))
 def test_fenchel_young_is_never_negative_in_single_precision(h, a, position):
     low, high = max(h.slopes[0], -3.0), min(h.slopes[1], 3.0)
     s = torch.tensor([low + position * (high - low)], dtype=torch.float32).clamp(*h.slopes)

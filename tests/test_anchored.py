@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.functionals.anchored import Anchored
+from convexlift.functionals.fidelity import Anchored
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 TARGET = torch.tensor([[[[0.5, 0.2], [2.0, 9.0]]]], dtype=torch.float64)

@@ -9,24 +9,34 @@ import signal
 
 import pytest
 import torch
+from experiment_runs import app_of
 from typer.testing import CliRunner
 
 import convexlift as cl
+from convexlift import METHODS
 from convexlift.cli import app
 from convexlift.images import load_image, save_image
 from convexlift.networks import ridge
-from convexlift.solvers.named_methods import METHODS
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
-from experiments import benchmark_command as command
-from experiments.benchmark import CASES, BenchmarkOptions, Case, Results, run_benchmark
-from experiments.benchmark import measure as measuring
-from experiments.benchmark.cases import Trial, choose_images, example_images, resized
-from experiments.benchmark.measure import Curve, Limits, Trace, find_reference, first_below
+from experiments.benchmark.cases import CASES, Case, choose_images, example_images
 from experiments.benchmark.plot import write_plots
-from experiments.benchmark.results import ERROR, GAP, Entry, Row, spread, thinned
-from experiments.benchmark.run import describe_run
+from experiments.benchmark.results import (
+    ERROR,
+    GAP,
+    Convergence,
+    Entry,
+    Results,
+    Row,
+    spread,
+    thinned,
+)
+from experiments.benchmark.run import describe_run, run_benchmark
+from experiments.benchmark.settings import BenchmarkSettings
 from experiments.benchmark.tuning import choose_steps
+from experiments.benchmark_command import benchmark_command, table
+from experiments.images import resized
+from experiments.measuring import Trace, find_reference, finished, first_below
 
 CPU = torch.device("cpu")
 SIZE = 16
@@ -49,7 +59,7 @@ def tiny_network(size, seed):
 
 TINY = Case("tiny", "a tiny case", GaussianDenoising(), tiny_network, weight=1.0)
 KINKS = Case("kinks", "a case with an L1 data term", SaltAndPepper(), tiny_network, weight=3.0)
-OPTIONS = BenchmarkOptions(
+OPTIONS = BenchmarkSettings(
     tolerances=(1e-2, 1e-3), repeats=2, count=2, batches=(1, 2), max_iterations=60,
     tuning_iterations=20, seconds=20.0, coarse=True,
 )  # fmt: skip
@@ -62,7 +72,7 @@ def pictures(size):
 @pytest.fixture(scope="module")
 def results():
     torch.set_default_dtype(torch.float32)
-    return run_benchmark([TINY], list(METHODS), pictures, OPTIONS, CPU, size=SIZE)
+    return run_benchmark([TINY], list(METHODS.values()), pictures, OPTIONS, CPU, size=SIZE)
 
 
 def test_first_crossings():
@@ -132,7 +142,7 @@ def test_references_are_certified(results):
     for reference in results.references:
         assert reference["certified"]
         assert reference["gap"] <= 1e-6
-    trial = Trial.of(TINY, pictures(SIZE), OPTIONS.seed, CPU)
+    trial = TINY.trial(pictures(SIZE), OPTIONS.seed, CPU)
     problem = trial.problem([1]).to(dtype=torch.float64)
     optimum = cl.solve(problem, stop=cl.StopWhen(gap=1e-8))
     found = next(r for r in results.references if r["image"] == 1 and r["box"])
@@ -140,19 +150,19 @@ def test_references_are_certified(results):
 
 
 def test_a_reference_out_of_reach_is_said_to_be():
-    trial = Trial.of(KINKS, pictures(SIZE), 0, CPU)
+    trial = KINKS.trial(pictures(SIZE), 0, CPU)
     found = find_reference(trial.problem([0]), 20)
     assert not found.certified
-    options = BenchmarkOptions(
+    options = BenchmarkSettings(
         tolerances=(1e-2,), repeats=1, max_iterations=5, reference_iterations=20
     )
-    results = run_benchmark([KINKS], ["default"], pictures, options, CPU, size=SIZE)
+    results = run_benchmark([KINKS], [METHODS["default"]], pictures, options, CPU, size=SIZE)
     assert any("is certified to a gap of" in note for note in results.notes)
 
 
 def test_an_unreached_tolerance_is_an_empty_cell():
-    options = BenchmarkOptions(tolerances=(1e-2, 1e-5), repeats=1, max_iterations=3)
-    results = run_benchmark([TINY], ["default"], pictures, options, CPU, size=SIZE)
+    options = BenchmarkSettings(tolerances=(1e-2, 1e-5), repeats=1, max_iterations=3)
+    results = run_benchmark([TINY], [METHODS["default"]], pictures, options, CPU, size=SIZE)
     lost = [row for row in results.rows if row.tolerance == 1e-5]
     assert len(lost) == 2
     for row in lost:
@@ -165,29 +175,28 @@ def test_an_unreached_tolerance_is_an_empty_cell():
     assert line["iterations"] == line["seconds"] == ""
 
 
-def test_a_method_that_does_not_apply_is_not_hidden(monkeypatch):
+def test_a_method_that_does_not_apply_is_not_hidden():
     class Picky(cl.NMAPG):
         def solver(self, problem):
             raise ValueError("not for this problem")
 
-    picky = command.METHODS["nmapg"].__class__("nmapg", lambda problem, coarse: [Picky()])
-    monkeypatch.setitem(METHODS, "nmapg", picky)
-    results = run_benchmark([TINY], ["nmapg"], pictures, OPTIONS, CPU, size=SIZE)
+    picky = cl.NamedMethod("nmapg", lambda problem, coarse: [Picky()])
+    results = run_benchmark([TINY], [picky], pictures, OPTIONS, CPU, size=SIZE)
     assert len(results.rows) == 8
     assert all(row.iterations is None and row.reached == 0 for row in results.rows)
     assert results.notes == ["tiny: nmapg does not apply: not for this problem."]
 
 
 def test_steps_are_chosen_by_iterations():
-    trial = Trial.of(TINY, pictures(SIZE), 0, CPU)
+    trial = TINY.trial(pictures(SIZE), 0, CPU)
     problem = trial.problem([0], bounded=False)
     reference = find_reference(problem, 1000)
     candidates = [cl.Subgradient(step) for step in (1e-6, 0.2, 1e3)]
-    method, choice = choose_steps(problem, candidates, reference, Limits(100, 10.0))
+    method, choice = choose_steps(problem, candidates, reference, 100, 10.0)
     assert method is candidates[1]
     assert choice.iterations is not None
     assert not choice.at_edge
-    method, choice = choose_steps(problem, candidates[:1], reference, Limits(10, 10.0))
+    method, choice = choose_steps(problem, candidates[:1], reference, 10, 10.0)
     assert method is candidates[0]
     assert choice.iterations is None
     assert choice.at_edge
@@ -197,7 +206,7 @@ def test_steps_are_chosen_by_iterations():
 def test_grids_fit_every_case(name):
     clean = pictures(SIZE)
     for case in (TINY, KINKS, CASES["deep"]):
-        problem = Trial.of(case, clean, 0, CPU).problem([0])
+        problem = case.trial(clean, 0, CPU).problem([0])
         candidates = METHODS[name].grid(problem, False)
         assert len(candidates) >= 4
         stop = cl.StopWhen(max_iterations=1)
@@ -206,7 +215,7 @@ def test_grids_fit_every_case(name):
 
 def test_grids_scale_with_the_objective():
     """scale (L1 + weight R) has the iterates of L1 + weight R, with c times scale."""
-    trial = Trial.of(KINKS, pictures(SIZE), 0, CPU)
+    trial = KINKS.trial(pictures(SIZE), 0, CPU)
     problem = trial.problem([0])
     scaled = cl.VariationalProblem(
         fidelity=cl.L1(problem.fidelity.y, 0.02), regularizer=problem.regularizer,
@@ -245,7 +254,7 @@ def test_plots(results, tmp_path):
 
 def test_infinity_and_nan_are_empty_in_files(tmp_path):
     results = Results(describe_run(OPTIONS, CPU))
-    curve = Curve((math.inf, 1.0), (math.inf, math.nan), (20.0, 20.0))
+    curve = Convergence((math.inf, 1.0), (math.inf, math.nan), (20.0, 20.0))
     results.entries.append(Entry("t", "default", "", (curve,), ((1, 0.5), (2, 0.6)), None))
     results.write(tmp_path)
     (found,) = json.loads((tmp_path / "benchmark.json").read_text())["curves"]
@@ -275,20 +284,21 @@ def test_pictures_of_any_shape_become_squares():
 )
 def test_bad_options(changes, message):
     with pytest.raises(ValueError, match=message):
-        BenchmarkOptions(**changes)
+        BenchmarkSettings(**changes)
 
 
-@pytest.fixture
-def tiny_command(monkeypatch):
-    monkeypatch.setitem(command.CASES, "tiny", TINY)
-    return ["benchmark", "--tasks", "tiny", "--size", str(SIZE), "--quick", "--device", "cpu"]
+TINY_COMMAND = ["benchmark", "--tasks", "tiny", "--size", str(SIZE), "--quick", "--device", "cpu"]
 
 
-def test_the_command(tiny_command, tmp_path):
+def tiny_app(methods=METHODS):
+    return app_of(benchmark=benchmark_command({"tiny": TINY}, methods))
+
+
+def test_the_command(tmp_path):
     arguments = ["--methods", "default,sm-d", "--output", str(tmp_path / "out"), "--json",
                  str(tmp_path / "extra.json"), "--repeats", "2", "--count", "2",
                  "--batch", "1,2", "--tolerances", "0.05,0.01"]  # fmt: skip
-    result = CliRunner().invoke(app, [*tiny_command, *arguments])
+    result = CliRunner().invoke(tiny_app(), [*TINY_COMMAND, *arguments])
     assert result.exit_code == 0, result.output
     assert "error 0.01" in result.output
     assert "the best of 6" in result.output
@@ -299,18 +309,18 @@ def test_the_command(tiny_command, tmp_path):
     assert (tmp_path / "out" / "benchmark-tiny.png").is_file()
 
 
-def test_control_c_keeps_what_there_is(tiny_command, tmp_path, monkeypatch):
-    record = measuring.record_curve
-    from experiments.benchmark import bench
+class Interrupted(cl.LBFGS):
+    """Ctrl-C, as soon as a problem is solved by it."""
 
-    def interrupted(problem, truth, method, *more, **options):
-        if isinstance(method, cl.LBFGS):
-            signal.raise_signal(signal.SIGINT)
-        return record(problem, truth, method, *more, **options)
+    def solver(self, problem):
+        signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(bench, "record_curve", interrupted)
+
+def test_control_c_keeps_what_there_is(tmp_path):
+    interrupted = cl.NamedMethod("lbfgs", lambda problem, coarse: [Interrupted()])
     arguments = ["--methods", "default,lbfgs", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, [*tiny_command, *arguments])
+    app = tiny_app({"default": METHODS["default"], "lbfgs": interrupted})
+    result = CliRunner().invoke(app, [*TINY_COMMAND, *arguments])
     assert result.exit_code == 130
     assert "Interrupted; the 4 rows measured so far are in" in " ".join(result.output.split())
     content = json.loads((tmp_path / "benchmark.json").read_text())
@@ -321,12 +331,12 @@ def test_control_c_keeps_what_there_is(tiny_command, tmp_path, monkeypatch):
 
 
 def test_control_c_during_a_solve_is_no_measurement():
-    trial = Trial.of(TINY, pictures(SIZE), 0, CPU)
+    trial = TINY.trial(pictures(SIZE), 0, CPU)
     solution = cl.solve(
         trial.problem([0]), callback=lambda progress: signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(KeyboardInterrupt):
-        measuring._finished(solution)
+        finished(solution)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +373,6 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path):
 
 
 def test_every_row_has_a_cell(results):
-    shown = command.table("tiny", results.rows)
+    shown = table("tiny", results.rows)
     assert shown.row_count == 8
     assert isinstance(results.rows[0], Row)

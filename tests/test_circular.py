@@ -9,7 +9,7 @@ import zoo
 from dense import dense_matrix
 
 import convexlift as cl
-from convexlift.functionals.circular import CircularFidelityTerm
+from convexlift.functionals.terms import CircularFidelityTerm
 from convexlift.images import gaussian_noise, load_example
 
 KERNEL = torch.tensor([[0.0, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.2, 0.0]], dtype=torch.float64)

@@ -13,7 +13,7 @@ from zoo import network
 
 import convexlift as cl
 from convexlift.cli import app, models
-from convexlift.models import files, store
+from convexlift.models import files
 
 
 def run(*arguments):
@@ -69,7 +69,7 @@ def test_the_whole_card():
     assert result.exit_code == 0
     assert "small: A toy [not bold]." in result.output
     assert "Not for           diagnosis" in result.output
-    assert store.sheet("small").sha256 in result.output
+    assert files.sheet("small").sha256 in result.output
     assert "for images of 8 x 8" in result.output
     assert "It has no card." in run("bare").output
 

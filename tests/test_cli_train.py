@@ -12,13 +12,12 @@ import time
 import numpy as np
 import pytest
 import torch
-import typer
 from torch.distributed.run import get_args_parser
 from training_runs import crops
 from typer.testing import CliRunner
 
 import convexlift as cl
-from convexlift.cli import app
+from convexlift.cli.app import app, load
 from convexlift.images import save_image
 from convexlift.training.initialization import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
@@ -302,8 +301,7 @@ def test_help():
 @pytest.mark.parametrize("command", ["adversarial", "bilevel"])
 def test_torchrun_leaves_our_options_alone(command):
     """Its parser takes what could abbreviate one of its own options, wherever it stands."""
-    train = typer.main.get_command(app).commands["train"]
-    ours = [option for each in train.commands[command].params for option in each.opts]
+    ours = [option for each in load("train").commands[command].params for option in each.opts]
     ours = [option for option in ours if option.startswith("--") and option != "--start"]
     assert "--start-from" in ours
     command_line = ["--nproc-per-node", "2", "-m", "convexlift", "train", command, "images", *ours]

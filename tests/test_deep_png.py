@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from convexlift.files.pictures import read_picture, writable, write_picture
-from convexlift.files.png16 import has_deep_colours, read_deep_colours, with_deep_colours
+from convexlift.files.png_jpeg import has_deep_colours, read_deep_colours, with_deep_colours
 
 COLOUR_TYPES = {2: 4, 3: 2, 4: 6}  # by channels
 ADAM7 = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2),
@@ -105,7 +105,7 @@ def test_every_filter_is_read(channels, kind, interlaced):
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_what_is_written_has_all_bits_and_the_metadata(channels):
+def test_written_files_have_all_bits_and_the_metadata(channels):
     pixels = samples(channels)
     mode = {2: "LA", 3: "RGB", 4: "RGBA"}[channels]
     shallow = io.BytesIO()

@@ -12,13 +12,12 @@ import time
 import pytest
 import torch
 from typer.core import TyperGroup
-from typer.main import get_command
 from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift import demo as demo_module
-from convexlift.cli import app
 from convexlift.cli import demo as cli_demo
+from convexlift.cli.app import app, load
 from convexlift.images import load_image
 
 
@@ -56,10 +55,10 @@ def test_the_next_commands(finished):
         assert line.endswith(f"# {purpose}")
         assert f"convexlift {command}</code>: {purpose}" in page
         words = [word for word in command.split() if word.islower() and word[0] != "-"]
-        group = get_command(app)
-        while isinstance(group, TyperGroup):  # the command is there, and has these options
-            group = group.commands[words.pop(0)]
-        known = {name for parameter in group.params for name in parameter.opts}
+        found = load(words.pop(0))
+        while isinstance(found, TyperGroup):  # the command is there, and has these options
+            found = found.commands[words.pop(0)]
+        known = {name for parameter in found.params for name in parameter.opts}
         assert {word for word in command.split() if word.startswith("-")} <= known
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 from dataclasses import dataclass
 
@@ -12,19 +11,9 @@ import torch
 from zoo import ACTIVATIONS, ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, network
 
 import convexlift as cl
-from convexlift.models import describe as describe_module
-from convexlift.models.describe import PARTS, Part, build, describe
-from convexlift.networks import (
-    AveragePool,
-    Chain,
-    Convolution,
-    LinearMap,
-    exponential_activations,
-    group_activations,
-    maps,
-)
-from convexlift.networks import activations as kinked
-from convexlift.networks import smooth_activations as smooth
+from convexlift.models.describe import build, describe
+from convexlift.networks import AveragePool, Chain, Convolution, LinearMap
+from convexlift.networks.activations import PiecewiseLinear
 
 ALL = {**MONOTONE, **FIRST_LAYER_ONLY}
 
@@ -111,22 +100,13 @@ def test_a_description_reads_as_documented():
     }
 
 
-def test_every_activation_and_map_of_the_library_is_registered():
-    """A class that is forgotten in PARTS could be trained, but not saved."""
-    activations = (kinked, smooth, exponential_activations, group_activations)
-    for module, base in (*((m, cl.Activation) for m in activations), (maps, LinearMap)):
-        for name, kind in vars(module).items():
-            if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind):
-                assert PARTS[name].kind is kind
-
-
 def test_the_image_map_starts_free_and_the_others_nonnegative():
     net = build(describe(cl.networks.convolutional()))
     assert net.layers[0].skip.weight.min() < 0 <= net.layers[1].previous.weight.min()
 
 
 @dataclass(frozen=True)
-class Nested(kinked.PiecewiseLinear):
+class Unnamed(PiecewiseLinear):
     """An activation with another one inside, and with a tuple."""
 
     inner: cl.Activation
@@ -137,13 +117,19 @@ class Nested(kinked.PiecewiseLinear):
         return self.ends
 
 
-def test_one_line_registers_a_new_activation(monkeypatch):
-    net = cl.InputConvexNetwork(
-        [cl.ConvexLayer(Nested(Nested(cl.Huber(0.3))), channels=2, skip=Convolution(1, 2, 3))]
-    )
-    with pytest.raises(ValueError, match=r"layers\[0\]\.activation: Nested is none of the library"):
-        describe(net)
-    monkeypatch.setitem(describe_module.PARTS, "Nested", Part(Nested))
+def with_activation(h: cl.Activation) -> cl.InputConvexNetwork:
+    return cl.InputConvexNetwork([cl.ConvexLayer(h, channels=2, skip=Convolution(1, 2, 3))])
+
+
+def test_a_class_keyword_registers_a_new_activation(registry):
+    with pytest.raises(ValueError, match=r"layers\[0\]\.activation: Unnamed has no name in files"):
+        describe(with_activation(Unnamed(Unnamed(cl.Huber(0.3)))))
+
+    @dataclass(frozen=True)
+    class Nested(Unnamed, name="Nested"):
+        """The same, with a name."""
+
+    net = with_activation(Nested(Nested(cl.Huber(0.3))))
     description = json.loads(json.dumps(describe(net)))
     assert build(description).layers[0].activation == Nested(Nested(cl.Huber(0.3)))
     description["layers"][0]["activation"]["Nested"]["inner"] = {"Convolution": {}}
@@ -151,16 +137,14 @@ def test_one_line_registers_a_new_activation(monkeypatch):
         build(description)
 
 
-class Same(LinearMap):
-    """A map without arguments, and without a constructor."""
+def test_a_class_keyword_registers_a_map_without_arguments(registry):
+    class Same(LinearMap, name="Same"):
+        """A map without arguments, and without a constructor."""
 
-    def operator(self, input_shape):
-        return cl.Identity()
+        def operator(self, input_shape):
+            return cl.Identity()
 
-
-def test_one_line_registers_a_map_without_arguments(monkeypatch):
     net = cl.InputConvexNetwork([cl.ConvexLayer(cl.Abs(), channels=1, skip=Same())])
-    monkeypatch.setitem(describe_module.PARTS, "Same", Part(Same))
     description = json.loads(json.dumps(describe(net)))
     assert description["layers"][0]["skip"] == {"Same": {}}
     assert isinstance(build(description).layers[0].skip, Same)
@@ -205,7 +189,7 @@ def test_a_foreign_layer_is_refused():
     net = cl.InputConvexNetwork(
         [OtherLayer(cl.ReLU(), channels=3, skip=Convolution(1, 3, 3))], in_channels=1
     )
-    with pytest.raises(ValueError, match=r"layers\[0\]: OtherLayer is none of the library's own"):
+    with pytest.raises(ValueError, match=r"layers\[0\]: OtherLayer has no name in files"):
         describe(net)
 
 
@@ -237,7 +221,7 @@ SKIP = ("layers", 0, "skip")
         (
             SKIP,
             {"Identity": {}},
-            "'Identity' is not known; known are AveragePool, Forw",
+            "'Identity' is not known; known are AveragePool, Chain",
         ),
         (SKIP, {"Chain": {"maps": []}}, r"skip\.Chain: a chain needs at least one map"),
         (SKIP, {"Chain": {"maps": [{"ReLU": {}}]}}, r"maps\[0\]: 'ReLU' is not known"),

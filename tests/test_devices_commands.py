@@ -10,9 +10,8 @@ import tifffile
 import torch
 from reconstruct_runs import bits, noisy, one_record, run
 
-from convexlift.images import load_example
+from convexlift.images import load_example, ssim
 from convexlift.solvers.solution import Status
-from convexlift.training.validation import ssim
 from convexlift.web.job import PageJob
 from convexlift.web.pictures import InputPicture
 from convexlift.web.result import record, write_files

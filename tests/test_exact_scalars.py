@@ -10,13 +10,12 @@ from decimal import Decimal, getcontext
 
 import pytest
 import torch
+from parts import FIDELITIES, ONE, ONE_BY_ONE, exact
 
 import convexlift as cl
-from convexlift.functionals.anchored import Anchored
 from convexlift.operators.imaging import Diagonal
 
 getcontext().prec = 50
-ONE, HALF = Decimal(1), Decimal("0.5")
 POINTS = [-3.7, -1.0, -0.3, -0.04, 0.0, 0.01, 0.07, 0.3, 0.9, 1.0, 2.6]
 TOLERANCE = Decimal("1e-15")
 
@@ -26,88 +25,15 @@ def _single_precision_by_default(_double_precision):
     torch.set_default_dtype(torch.float32)
 
 
-def exact(number: float) -> Decimal:
-    """The decimal number that a float is, to its last digit."""
-    return Decimal(number)
-
-
-def smoothed(kappa: float, nu: float):
-    """(value, slope, conjugate) of kappa a + (1 - kappa) psi_nu(a)."""
-    k, n = exact(kappa), exact(nu)
-
-    def psi(a):
-        return Decimal(0) if a <= 0 else a * a / (2 * n) if a < n else a - n / 2
-
-    return (
-        lambda a: k * a + (ONE - k) * psi(a),
-        lambda a: k + (ONE - k) * min(max(a / n, Decimal(0)), ONE),
-        lambda s: n * (s - k) ** 2 / (2 * (ONE - k)),
-    )
-
-
-def kinked(low: float, high: float):
-    lo, hi = exact(low), exact(high)
-    return (
-        lambda a: max(lo * a, hi * a),
-        lambda a: hi if a > 0 else lo,
-        lambda s: Decimal(0),
-    )
-
-
-def huber(delta: float):
-    d = exact(delta)
-    return (
-        lambda a: a * a / (2 * d) if abs(a) <= d else abs(a) - d / 2,
-        lambda a: max(min(a / d, ONE), -ONE),
-        lambda s: d * s * s / 2,
-    )
-
-
-def softplus(sharpness: float):
-    b = exact(sharpness)
-
-    def xlogx(s):
-        return Decimal(0) if s == 0 else s * s.ln()
-
-    return (
-        lambda a: (ONE + (b * a).exp()).ln() / b,
-        lambda a: ONE / (ONE + (-b * a).exp()),
-        lambda s: (xlogx(s) + xlogx(ONE - s)) / b,
-    )
-
-
-def elu(alpha: float):
-    c = exact(alpha)
-    return (
-        lambda a: a if a > 0 else c * (a.exp() - 1),
-        lambda a: ONE if a > 0 else c * a.exp(),
-        lambda s: Decimal(0) if s >= c else (c if s == 0 else s * (s / c).ln() - s + c),
-    )
-
-
-ACTIVATIONS = [
-    (cl.ReLU(), kinked(0.0, 1.0)),
-    (cl.LeakyReLU(0.9), kinked(0.9, 1.0)),
-    (cl.LeakyReLU(0.1), kinked(0.1, 1.0)),
-    (cl.Abs(), kinked(-1.0, 1.0)),
-    (cl.SmoothedLeakyReLU(0.2, 0.1), smoothed(0.2, 0.1)),
-    (cl.SmoothedReLU(smoothing=0.3), smoothed(0.0, 0.3)),
-    (cl.Huber(0.1), huber(0.1)),
-    (cl.Softplus(3.3), softplus(3.3)),
-    (cl.ELU(0.7), elu(0.7)),
-    (cl.HalfSquare(), (lambda a: a * a / 2, lambda a: a, lambda s: s * s / 2)),
-]
-
-
 def agree(found: torch.Tensor, expected: list[Decimal], what: str) -> None:
     assert found.dtype == torch.float64, what
     for one, other in zip(found.flatten().tolist(), expected, strict=True):
         assert abs(exact(one) - other) <= TOLERANCE * max(ONE, abs(other)), what
 
 
-@pytest.mark.parametrize(("h", "reference"), ACTIVATIONS, ids=[str(h) for h, _ in ACTIVATIONS])
-def test_activations(h, reference):
-    value, slope, conjugate = reference
+@pytest.mark.parametrize("entry", ONE_BY_ONE, ids=lambda entry: str(entry.h))
+def test_activations(entry):
+    h, (value, slope, conjugate) = entry.h, entry.exact
     a = torch.tensor(POINTS, dtype=torch.float64)[:, None]
     agree(h.value(a), [value(exact(p)) for p in POINTS], "value")
     agree(h.derivative(a), [slope(exact(p)) for p in POINTS], "derivative")
@@ -130,46 +56,19 @@ def test_activations(h, reference):
     agree(loss, losses, "loss of value_and_loss")
     if isinstance(h, cl.SmoothActivation):
         step = Decimal("1e-20")
-        inside = [p for p in POINTS if abs(p) not in (0.0, 0.1, 0.3)]  # where h'' does not jump
+        inside = [p for p in POINTS if abs(p) not in (0.0, 1.0)]  # where h'' does not jump
         curvature = [(slope(exact(p) + step) - slope(exact(p))) / step for p in inside]
         found = h.second_derivative(torch.tensor(inside, dtype=torch.float64))
         agree(found, curvature, "second derivative")
 
 
-FIDELITIES = [
-    (
-        lambda y: cl.SquaredL2(y),
-        lambda w, y: (w - y) ** 2 / 2,
-        lambda v, y: v * v / 2 + v * y,
-    ),
-    (
-        lambda y: cl.L1(y, 0.1),
-        lambda w, y: exact(0.1) * abs(w - y),
-        lambda v, y: v * y,
-    ),
-    (
-        lambda y: cl.WeightedL2(y, 0.7),
-        lambda w, y: exact(0.7) * (w - y) ** 2 / 2,
-        lambda v, y: v * v / (2 * exact(0.7)) + v * y,
-    ),
-    (
-        lambda y: cl.KullbackLeibler(y, 0.3),
-        lambda w, y: w + exact(0.3) - y + y * (y / (w + exact(0.3))).ln(),
-        lambda v, y: -exact(0.3) * v - y * (ONE - v).ln(),
-    ),
-    (
-        lambda y: Anchored(cl.SquaredL2(y), torch.full_like(y, 0.2), 0.1),
-        lambda w, y: (w - y) ** 2 / 2 + exact(0.1) * (w - exact(0.2)) ** 2 / 2,
-        None,
-    ),
-]
-
-
-@pytest.mark.parametrize(("make", "density", "conjugate"), FIDELITIES)
-def test_fidelities(make, density, conjugate):
+@pytest.mark.parametrize("name", [name for name in FIDELITIES if FIDELITIES[name].density])
+def test_fidelities(name):
+    entry = FIDELITIES[name]
+    density, conjugate = entry.density, entry.conjugate
     data = [0.1, 0.7, 1.3, 2.9]
     y = torch.tensor([data], dtype=torch.float64)
-    f = make(y)
+    f = entry.make(y)
     w = y + 0.37
     expected = [density(exact(p), exact(d)) for p, d in zip(w[0].tolist(), data, strict=True)]
     agree(f.density(w), expected, "density")

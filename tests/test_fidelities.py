@@ -7,31 +7,25 @@ import math
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import strategies as st
+from parts import FIDELITIES
 from scipy.optimize import minimize_scalar
+from strategies import floats
 
 import convexlift as cl
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
-FIDELITIES = {
-    "L1": lambda: cl.L1(Y, 0.7),
-    "L2": lambda: cl.SquaredL2(Y),
-    "weighted L2": lambda: cl.WeightedL2(Y, torch.tensor([[0.1, 1.0], [3.0, 0.5]])),
-    "KL": lambda: cl.KullbackLeibler(Y, 0.5),
-    "KL, background by pixel": lambda: cl.KullbackLeibler(Y, 0.1 + Y / 10),
-}
 every_fidelity = pytest.mark.parametrize("name", FIDELITIES)
 
 
 @every_fidelity
 def test_exam(name):
-    cl.check_functional(FIDELITIES[name]())
+    cl.check_functional(FIDELITIES[name].make(Y))
 
 
 @every_fidelity
 @pytest.mark.parametrize("step", [0.05, 1.0, 20.0])
 def test_prox_by_brute_force(name, step):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     for w in (-0.3, 0.0, 0.6, 1.0, 3.0):
         point = f.prox(torch.full_like(Y, w), torch.full_like(Y, step)).flatten()
         for i in range(4):
@@ -40,39 +34,26 @@ def test_prox_by_brute_force(name, step):
                 argument = torch.full_like(Y, v)
                 return step * float(f.density(argument).flatten()[i]) + (v - w) ** 2 / 2
 
-            low = {"KL": -0.49, "KL, background by pixel": -0.099}.get(name, -30)
-            brute = minimize_scalar(cost, bounds=(low, 30), method="bounded",
-                                    options={"xatol": 1e-9})  # fmt: skip
+            bounds = (FIDELITIES[name].lowest, 30)
+            brute = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-9})
             assert cost(float(point[i])) <= brute.fun + 1e-9
 
 
 @every_fidelity
 def test_conjugate_is_the_supremum(name):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     grid = torch.linspace(-8, 60, 680_001)
-    densities = torch.stack([_density_on(f, i, grid) for i in range(4)])
+    along = [FIDELITIES[name].make(y.expand(1, len(grid)).clone()) for y in Y.flatten()]
+    densities = torch.stack([one.density(grid[None])[0] for one in along])
     for v in (-0.6, -0.2, 0.0, 0.3, 0.65):
         brute = (v * grid - densities).max(1).values
         ours = f.conjugate(torch.full_like(Y, v)).flatten()
         torch.testing.assert_close(ours, brute, atol=1e-4, rtol=1e-4)
 
 
-def _density_on(f: cl.Fidelity, i: int, grid: torch.Tensor) -> torch.Tensor:
-    """F of pixel i along a grid, by building the same fidelity with that pixel's data."""
-    y = f.y.flatten()[i].expand(1, 1, 1, grid.numel()).clone()
-    if isinstance(f, cl.KullbackLeibler):
-        background = float(f.background.expand_as(f.y).flatten()[i])
-        return cl.KullbackLeibler(y, background).density(grid[None, None, None]).flatten()
-    if isinstance(f, cl.WeightedL2):
-        weight = float(f.weights.expand_as(f.y).flatten()[i])
-        return cl.WeightedL2(y, weight).density(grid[None, None, None]).flatten()
-    other = cl.L1(y, f.scale) if isinstance(f, cl.L1) else cl.SquaredL2(y)
-    return other.density(grid[None, None, None]).flatten()
-
-
 @every_fidelity
 def test_gradient_is_that_of_autograd(name):
-    f = FIDELITIES[name]()
+    f = FIDELITIES[name].make(Y)
     w = (Y + 0.3).requires_grad_()
     (gradient,) = torch.autograd.grad(f.density(w).sum(), w)
     torch.testing.assert_close(f.gradient(w.detach()), gradient)
@@ -88,7 +69,7 @@ def test_kl_is_the_papers_divergence():
 
 
 @example(y=0.0, w=0.0, r=31.0, step=546022.0)
-@given(y=st.floats(0, 1e6), w=st.floats(-1, 1e6), r=st.floats(1.5, 100), step=st.floats(1e-6, 1e6))
+@given(y=floats(0, 1e6), w=floats(-1, 1e6), r=floats(1.5, 100), step=floats(1e-6, 1e6))
 def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
     data = torch.tensor([[y]], dtype=torch.float32)
     f = cl.KullbackLeibler(data, r)
@@ -103,8 +84,8 @@ def test_kl_prox_in_single_precision_stays_in_the_domain(y, w, r, step):
 
 
 @given(
-    c=st.floats(-2, 2), x=st.floats(0, 1), y=st.floats(0, 3), low=st.floats(-1, 0),
-    high=st.floats(1, 2),
+    c=floats(-2, 2), x=floats(0, 1), y=floats(0, 3), low=floats(-1, 0),
+    high=floats(1, 2),
 )  # fmt: skip
 def test_excess_in_single_precision(c, x, y, low, high):
     """Nonnegative, and close to the definition in double precision."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from hypergradient_cases import energy
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,8 +26,7 @@ from convexlift.training import (
     JacobianFree,
     Unrolled,
 )
-from convexlift.training.derivatives import gradient, hessian
-from convexlift.training.hypergradients import energy, movable, upper_loss
+from convexlift.training.hypergradients import gradient, hessian, movable, upper_loss
 from convexlift.training.linear_solvers import conjugate_gradients
 
 ACTIVATIONS = {

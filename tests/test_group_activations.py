@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import floats
 from zoo import GROUPS
 
 import convexlift as cl
@@ -135,11 +136,11 @@ def test_fenchel_young_does_not_cancel(angle):
 
 
 KINKS = [0.0, -0.0, 1e-30, -1e-30, 0.1, 1.0, -1.0, 0.6, 0.8, math.nextafter(0.1, 1.0)]
-near_kinks = st.one_of(st.sampled_from(KINKS), st.floats(-2, 2))
+near_kinks = st.one_of(st.sampled_from(KINKS), floats(-2, 2))
 
 
 @every_group
-@given(data=st.data(), z=near_kinks, ratio=st.floats(-4, 4))
+@given(data=st.data(), z=near_kinks, ratio=floats(-4, 4))
 def test_projection_at_the_kinks(h, data, z, ratio):
     """The dual step (p, -t) satisfies the optimality conditions of the projection."""
     y = torch.tensor([data.draw(st.lists(near_kinks, min_size=h.size, max_size=h.size))])
@@ -167,7 +168,7 @@ def test_extreme_scales_in_single_precision(h, data, size, steps):
     """Finite, of the right sign, with slopes in the domain: what the certificate builds on."""
     if isinstance(h.profile, cl.HalfSquare):
         size = min(size, 6)
-    values = st.lists(st.floats(-1, 1, width=32), min_size=h.size + 1, max_size=h.size + 1)
+    values = st.lists(floats(-1, 1, width=32), min_size=h.size + 1, max_size=h.size + 1)
     scaled = torch.tensor([data.draw(values)], dtype=torch.float32) * 10.0**size
     y, z = scaled[:, 1:], scaled[:, :1]
     sigma_a, sigma_z = (torch.tensor([[10.0**k]], dtype=torch.float32) for k in steps)
@@ -188,7 +189,7 @@ def test_extreme_scales_in_single_precision(h, data, size, steps):
 @given(data=st.data())
 def test_clipped_slopes_are_slopes(h, data):
     """The certificate divides p by t: what was clipped stays in the ball, up to rounding."""
-    entries = st.lists(st.floats(-50, 50, width=32), min_size=h.size, max_size=h.size)
+    entries = st.lists(floats(-50, 50, width=32), min_size=h.size, max_size=h.size)
     p = torch.tensor([data.draw(entries)], dtype=torch.float32)
     t = torch.tensor([[data.draw(st.sampled_from([0.0, 1e-6, 0.3, 7.0]))]], dtype=torch.float32)
     clipped = h.clip_to_slopes(p, t)

@@ -1,12 +1,15 @@
-"""Pictures: examples, files, noise, PSNR."""
+"""Pictures: examples, files, noise, PSNR and SSIM."""
 
 from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from convexlift import images
 
@@ -36,7 +39,7 @@ def test_nan_is_never_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_left_half_written(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
 
@@ -76,6 +79,35 @@ def test_psnr_of_images_that_do_not_match(first, second):
     message = re.escape(f"x has the shape {first} and truth {second}; compare images of one size")
     with pytest.raises(ValueError, match=message):
         images.psnr(torch.zeros(first), torch.ones(second))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 11, 11), (1, 1, 40, 23), (2, 3, 16, 30)])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
+def test_ssim_agrees_with_torchmetrics(shape, noise):
+    truth = torch.rand(shape)
+    truth[..., :6] = 0.5  # variances of 0 up to rounding
+    x = truth + noise * torch.randn(shape)
+    expected = structural_similarity_index_measure(x, truth, data_range=1.0, reduction="none")
+    torch.testing.assert_close(images.ssim(x, truth), expected, rtol=0, atol=1e-9)
+
+
+SSIM_MEMORY = """
+import resource, torch
+from convexlift.images import ssim
+x = torch.rand(4, 1, 512, 512)
+ssim(x[..., :20, :20], x[..., :20, :20])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ssim(x, 1 - x)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count in other units")
+def test_ssim_takes_little_memory():
+    ended = subprocess.run(
+        [sys.executable, "-c", SSIM_MEMORY], capture_output=True, text=True, check=True
+    )
+    assert int(ended.stdout) < 100_000  # kB
 
 
 def test_noise_has_the_stated_statistics():

@@ -10,7 +10,7 @@ from model_files import same, save_toy
 from zoo import network
 
 import convexlift as cl
-from convexlift.models import files, store
+from convexlift.models import files
 from convexlift.models.describe import describe
 
 
@@ -52,7 +52,7 @@ def test_a_path_wins_where_it_is_one():
     assert same(cl.load("small"), own)
     assert same(cl.load("small.json"), own)
     assert same(cl.load("./small"), own)
-    assert store.shipped_sheets()["small"].architecture == describe(network("plain", cl.ReLU()))
+    assert files.shipped_sheets()["small"].architecture == describe(network("plain", cl.ReLU()))
     for path in ("./large", "large.safetensors", "large.json", Path("large")):
         with pytest.raises(ValueError, match=r"neither large.safetensors nor large.json exists"):
             cl.load(path)

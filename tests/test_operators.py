@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+import parts
 import pytest
 import torch
 from dense import dense_matrix
+from parts import kernel, random
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import convexlift as cl
 from convexlift.operators.convolution import (
-    BOUNDARIES,
     ConvolutionOperator,
     DenseOperator,
     DifferenceOperator,
-    Padding,
     PoolingOperator,
 )
 from convexlift.operators.imaging import Diagonal
+from convexlift.operators.padding import BOUNDARIES, Padding
 
 SHAPE = (2, 8, 9)
 
 
-def kernel(height: int = 3, width: int = 5) -> torch.Tensor:
-    return torch.rand((height, width), generator=torch.Generator().manual_seed(1)) - 0.2
-
-
 def weights(*shape: int, nonnegative: bool = False) -> torch.Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    return values.abs() if nonnegative else values
+    return random(*shape).abs() if nonnegative else random(*shape)
 
 
 IN = {"random": 1, "shift": 1, "difference": 1, "colour": 2, ">= 0": 2, "dead channel": 3}
@@ -53,19 +49,15 @@ def special_weights(kind: str, size: int) -> torch.Tensor:
 
 
 OPERATORS = {
-    "identity": lambda: (cl.Identity(), SHAPE),
-    "mask": lambda: (cl.Mask(weights(8, 9) > 0), SHAPE),
-    "diagonal": lambda: (Diagonal(weights(8, 9)), SHAPE),
-    "diagonal by channel": lambda: (Diagonal(weights(2, 8, 9)), SHAPE),
+    **{
+        name: lambda make=make, shape=SHAPE if name not in parts.SCANNERS else (1, *SHAPE[1:]): (
+            make(shape), shape
+        )
+        for name, make in parts.OPERATORS.items()
+    },
     "diagonal per image": lambda: (Diagonal(weights(3, 1, 8, 9)), SHAPE),
     "mask per image": lambda: (cl.Mask(weights(3, 1, 8, 9) > 0), SHAPE),
-    **{f"blur {b}": lambda b=b: (cl.Blur(kernel(), b), SHAPE) for b in BOUNDARIES},
-    "gaussian": lambda: (cl.Blur.gaussian(0.8), SHAPE),
     "padding": lambda: (Padding(SHAPE, (2, 1), "reflect"), SHAPE),
-    "scaled": lambda: (-2.5 * cl.Blur(kernel()), SHAPE),
-    "sum": lambda: (cl.Identity() + 0.5 * cl.Blur(kernel()), SHAPE),
-    "composition": lambda: (cl.Mask(weights(8, 9) > 0) @ cl.Blur(kernel()), SHAPE),
-    "diagonal composition": lambda: (3 * cl.Mask(weights(8, 9) > 0) @ cl.Identity(), SHAPE),
     "convolution": lambda: (ConvolutionOperator(weights(4, 2, 3, 3), SHAPE), SHAPE),
     "convolution, one channel": lambda: (
         ConvolutionOperator(weights(4, 1, 5, 5), (1, 8, 9)), (1, 8, 9)

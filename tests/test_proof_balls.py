@@ -6,14 +6,15 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
+import parts
 import pytest
 from exact_proofs import correlation, exact, times, transposed, wild
 
+import convexlift as cl
 from convexlift import proof_checker
 from convexlift.proof_checker import Ball, Proof, activation, concave, fidelity
 
 F = Fraction
-EVEN = ("Abs", "Huber", "HalfSquare")
 FIDELITIES = ("SquaredL2", "WeightedL2", "L1", "KullbackLeibler")
 
 
@@ -113,83 +114,48 @@ def test_ray_transforms_have_their_transpose():
     assert left == pytest.approx((x * A.pull(Ball(y)).value).sum(), rel=1e-13)
 
 
-SMOOTHED = {"slope": 0.3, "smoothing": 0.1}
-ACTIVATIONS = {
-    "ReLU": {}, "LeakyReLU": {"slope": 0.2}, "Abs": {}, "HalfSquare": {}, "Huber": {"delta": 0.3},
-    "SmoothedReLU": {"slope": 0.0, "smoothing": 0.4}, "SmoothedLeakyReLU": SMOOTHED,
-    "Softplus": {"sharpness": 3.0}, "ELU": {"alpha": 0.7},
-}  # fmt: skip
+ENTRIES = {str(entry.h): entry for entry in parts.ONE_BY_ONE}
 
 
-def decimal_value(kind: str, a: Decimal, q: list[Decimal]) -> Decimal:
-    """h(a), from its definition."""
-    zero = Decimal(0)
-    if kind in ("SmoothedReLU", "SmoothedLeakyReLU"):
-        k, nu = q
-        psi = zero if a <= 0 else a * a / (2 * nu) if a < nu else a - nu / 2
-        return k * a + (1 - k) * psi
-    return {
-        "ReLU": lambda: max(a, zero),
-        "LeakyReLU": lambda: max(q[0] * a, a),
-        "Abs": lambda: abs(a),
-        "HalfSquare": lambda: a * a / 2,
-        "Huber": lambda: a * a / (2 * q[0]) if abs(a) <= q[0] else abs(a) - q[0] / 2,
-        "Softplus": lambda: (1 + (q[0] * a).exp()).ln() / q[0],
-        "ELU": lambda: a if a > 0 else q[0] * (a.exp() - 1),
-    }[kind]()
-
-
-def decimal_conjugate(kind: str, s: Decimal, q: list[Decimal]) -> Decimal:
-    def entropy(u: Decimal) -> Decimal:
-        return u * u.ln() if u > 0 else Decimal(0)
-
-    if kind in ("SmoothedReLU", "SmoothedLeakyReLU"):
-        return q[1] * (s - q[0]) ** 2 / (2 * (1 - q[0]))
-    return {
-        "ReLU": lambda: Decimal(0),
-        "LeakyReLU": lambda: Decimal(0),
-        "Abs": lambda: Decimal(0),
-        "HalfSquare": lambda: s * s / 2,
-        "Huber": lambda: q[0] * s * s / 2,
-        "Softplus": lambda: (entropy(s) + entropy(1 - s)) / q[0],
-        "ELU": lambda: entropy(s) - s * q[0].ln() - s + q[0] if s < q[0] else Decimal(0),
-    }[kind]()
+def described(h: cl.Activation) -> dict:
+    return {h.part_name: h.arguments()}
 
 
 def fraction(value: Decimal) -> Fraction:
     return F(value)
 
 
-@pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_activations_and_their_conjugates(kind):
+@pytest.mark.parametrize("name", ENTRIES)
+def test_activations_and_their_conjugates(name):
     """Compared with 60 digits, at small and large numbers and near the ends of the domain."""
     rng = np.random.default_rng(4)
-    h = activation({kind: ACTIVATIONS[kind]})
+    value, _, conjugate = ENTRIES[name].exact
+    h = activation(described(ENTRIES[name].h))
     a = np.concatenate([wild(rng, (300,), -12, 6), [0.0, 0.3, 0.4, 700.0, -700.0, -40.0, 40.0]])
     low, high = (max(end, -1e3) if end < 0 else min(end, 1e3) for end in (h.low, h.high))
     ends = [low, high, np.nextafter(low, high), np.nextafter(high, low), 0.7]
     s = np.clip(np.concatenate([rng.uniform(low, high, 300), ends, 10 ** rng.uniform(-300, 0, 50)]),
                 low, high)  # fmt: skip
-    q = [Decimal(float(option)) for option in ACTIVATIONS[kind].values()]
     with localcontext() as context:
         context.prec, context.Emin, context.Emax = 400, -999_999, 999_999
-        values = [fraction(decimal_value(kind, Decimal(float(v)), q)) for v in a[:120]]
-        values += [fraction(decimal_value(kind, Decimal(float(v)), q)) for v in a[300:]]
+        values = [fraction(value(Decimal(float(v)))) for v in a[:120]]
+        values += [fraction(value(Decimal(float(v)))) for v in a[300:]]
         found = h.at(Ball(np.concatenate([a[:120], a[300:]])))
         assert_within(found, values)
         points = np.concatenate([s[:100], s[300:320]])
-        conjugates = [fraction(decimal_conjugate(kind, Decimal(float(v)), q)) for v in points]
+        conjugates = [fraction(conjugate(Decimal(float(v)))) for v in points]
         assert_within(h.conjugate(points), conjugates)
 
 
-@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize("group", [1, 3])
-def test_activations_of_fat_balls_and_fenchels_inequality(kind, group):
-    if group > 1 and kind not in EVEN:
+def test_activations_of_fat_balls_and_fenchels_inequality(name, group):
+    profile = ENTRIES[name].h
+    if group > 1 and profile.nondecreasing:
         return
     rng = np.random.default_rng(5)
-    described = {kind: ACTIVATIONS[kind]}
-    h = activation({"GroupNorm": {"size": 3, "profile": described}} if group > 1 else described)
+    one = described(profile)
+    h = activation({"GroupNorm": {"size": 3, "profile": one}} if group > 1 else one)
     a, error = wild(rng, (1, 300, 4), -3, 2), 10 ** rng.uniform(-3, 1, (1, 300, 4))
     true = a + error * rng.uniform(-1, 1, a.shape)
     exactly, found = h.at(Ball(true)), h.at(Ball(a, error))

@@ -9,29 +9,26 @@ import pytest
 import torch
 import zoo
 from checked_proofs import confirm
+from parts import NONNEGATIVE, OPERATORS
 from reconstruct_runs import noisy, run
 from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift.cli import app
 
-OPERATORS = {
-    "blur": lambda: cl.Blur.gaussian(0.7).to(dtype=torch.float64),
-    "masked blur": lambda: cl.Mask(torch.rand(8, 8) > 0.3) @ cl.Blur(torch.rand(3, 3), "replicate"),
-    "sum": lambda: 0.3 * cl.Identity() + cl.Blur(torch.rand(3, 3), "circular"),
-    "parallel": lambda: cl.ParallelBeam(image_size=8, angles=5, bins=7).to(dtype=torch.float64),
-    "fan": lambda: cl.FanBeam(8, 5, 9, 20.0, 10.0, detector="curved").to(dtype=torch.float64),
-}
+CASES = [(f, name) for f in ("L2", "L1") for name in OPERATORS] + [("KL", n) for n in NONNEGATIVE]
+single, double = torch.float32, torch.float64
 
 
-@pytest.mark.parametrize("box", [(0.0, None), (0.0, 1.0), (None, 2.0), None])
-@pytest.mark.parametrize("fidelity", ["L2", "L1", "KL"])
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("box", "dtype"),
+    [((0.0, None), single), ((0.0, 1.0), double), ((None, 2.0), single), (None, double)],
+)
+@pytest.mark.parametrize(("fidelity", "name"), CASES)
 def test_solutions_behind_every_operator_are_confirmed(name, fidelity, box, dtype, tmp_path):
     if fidelity == "KL" and (box is None or box[0] is None):
         box = (0.0, None)
-    operator = OPERATORS[name]()
+    operator = OPERATORS[name]((1, 8, 8))
     w = operator(zoo.clean_images(2))
     data = {
         "L2": lambda: cl.SquaredL2(w + 0.1 * torch.randn(w.shape)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -48,13 +50,31 @@ def test_every_public_name_is_documented(name):
 
 def test_importing_is_light_and_has_no_side_effects():
     code = (
-        "import sys, torch; before = torch.get_default_dtype(); import convexlift; "
-        "assert torch.get_default_dtype() is before; "
+        "import sys, torch; before = torch.get_default_dtype(); from convexlift import *; "
+        "assert solve and torch.get_default_dtype() is before; "
         "heavy = {'matplotlib', 'PIL', 'typer', 'rich', 'scipy', 'cvxpy'} & set(sys.modules); "
         "heavy |= {'pydicom', 'h5py', 'tifffile'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_misspelt_name_gets_a_suggestion():
+    with pytest.raises(AttributeError, match=r"no attribute 'slove'. Did you mean 'solve'\?"):
+        cl.slove  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        cl.models.xyzzy  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Slove'"):
+        from convexlift import Slove  # noqa: F401
+
+
+def test_names_are_found_by_tools():
+    assert set(cl.__all__) <= set(dir(cl))
+    assert cl.__all__ == sorted(set(cl.__all__))
+    assert "solve(" in pydoc.plain(pydoc.render_doc(cl))
+    assert cl.operators.imaging.Blur is cl.Blur  # modules are attributes, listed or not
+    assert pickle.loads(pickle.dumps(cl.LeakyReLU)) is cl.LeakyReLU
+    assert pickle.loads(pickle.dumps(cl.StopWhen(gap=0.5))) == cl.StopWhen(gap=0.5)
 
 
 def test_solving_on_a_processor_does_not_load_triton():
@@ -72,7 +92,8 @@ def test_modules_stay_small():
     limits = {"src/convexlift/proof_checker.py": 650}
     long = {
         name: count
-        for path in (ROOT / "src").rglob("*.py")
+        for folder in ("src", "experiments")
+        for path in (ROOT / folder).rglob("*.py")
         if (count := len(path.read_text().splitlines()))
         > limits.get(name := str(path.relative_to(ROOT)), 400)
     }

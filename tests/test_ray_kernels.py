@@ -12,8 +12,8 @@ import torch
 import convexlift as cl
 from convexlift.operators.tomography import triton_projector
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.projector import projector
 from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
+from convexlift.operators.tomography.ray_transform import projector
 from convexlift.operators.tomography.rays import crossings
 from convexlift.operators.tomography.triton_projector import RayKernels, Tiling
 

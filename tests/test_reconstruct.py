@@ -187,7 +187,7 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
     assert record["noise"] == {"model": "gaussian", "level": 0.1, "estimated": False}
     settings = record["settings"]
     assert settings["version"] == cl.__version__
-    assert settings["sha256"] == cl.models.store.sheet("photo-any-size").sha256
+    assert settings["sha256"] == cl.models.files.sheet("photo-any-size").sha256
     written = load_image(tmp_path / "x.png")
     assert float((written - solution.x.clamp(0, 1)).abs().max()) <= 0.51 / 255
     # The map sums to the gap of a certificate, which also tries the tangent: no larger than ours.

@@ -172,7 +172,7 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["missing.png"], "there is no file or folder missing.png"),
-        (["a.txt"], "a.txt ends in none of .png"),
+        (["a.txt"], "a.txt ends in none of .npy, .png"),
         (["empty"], "the folder empty has no file that ends in"),
         (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
         (["a.png", "--weight", "-1"], "a weight is a number > 0"),

@@ -207,9 +207,9 @@ def test_one_time_limit_for_the_search_and_all_pieces(crop, monkeypatch):
     solved, _ = engine.solve(data, weight.value, spent=weight.seconds)
     assert len(limits) == 4
     assert all(limit <= 0.6 / (4 - i) for i, limit in enumerate(limits))  # shares of the rest
-    assert limits[0] <= max(1e-3, 0.6 - weight.seconds) / 4
+    assert limits[0] <= max(1e-3, (0.6 - weight.seconds) / 4)
+    assert min(limits) > 0
     assert set(solved.status) == {cl.Status.TIME_LIMIT}
-    assert int(solved.iterations.min()) > 1
 
 
 def test_clipped_noise_does_not_mislead_the_rules():

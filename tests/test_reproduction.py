@@ -7,30 +7,30 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from experiment_runs import app_of
 from typer.testing import CliRunner
 
 import convexlift
 from convexlift.cli import app
 from convexlift.images import save_image
-from experiments import parts as parts_module
 from experiments.__main__ import main
-from experiments.data import VARIABLE, find_data, load_faces
-from experiments.document import Document, Section
-from experiments.experiments import EXPERIMENTS
-from experiments.paper import Printed
-from experiments.parts import Part, PartStore
-from experiments.remarks import images_used, psnr_comparisons
-from experiments.running import NotComputed, OtherRun, compute, finished_parts
-from experiments.slices import Counts, load_slices
-from experiments.steps import Plan, Step
-from experiments.study import Experiment, Study
-from experiments.tables import Comparison, comparison_table
+from experiments.comparing import psnr_comparisons
+from experiments.images import VARIABLE, find_data, load_faces
+from experiments.paper import Comparison, Printed
+from experiments.registry import EXPERIMENTS
+from experiments.reproduce_command import reproduce_command
+from experiments.runner import Document, Experiment, Part, Section, Step, Study
+from experiments.runner import parts as parts_module
+from experiments.runner.parts import PartStore
+from experiments.runner.report import templates
+from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
+from experiments.runner.steps import Plan
+from experiments.tomography.slices import SliceCounts, load_slices
 
 
 def made(value):
@@ -112,14 +112,14 @@ def test_a_crash_between_the_two_files_leaves_no_part(tmp_path, monkeypatch):
 def test_finished_parts_are_not_computed_again(tmp_path):
     calls, seen = [], []
     plan = Plan(chain(calls), PartStore(tmp_path))
-    plan.run({"machine": "here"}, seen.append)
+    plan.run({"machine": "here"}, lambda *progress: seen.append(progress))
     assert calls == ["a", "b", "c"]
     assert plan.finished["b"].values["value"] == 10
     assert plan.finished["b"].about["machine"] == "here"
     assert plan.finished["b"].about["seconds"] >= 0
-    done = [progress.done for progress in seen]
+    done = [each for _, each, _ in seen]
     assert done == sorted(done)
-    assert done[-1] == seen[-1].total == 4.0
+    assert seen[-1] == ("done", 4.0, 4.0)
     again = Plan(chain(calls), PartStore(tmp_path))
     assert not again.missing
     again.run({})
@@ -143,12 +143,15 @@ def test_steps_have_different_names_and_need_earlier_ones(tmp_path):
             Plan(wrong, PartStore(tmp_path))
 
 
-def experiment(calls, **options):
-    def report(parts):
+def experiment(calls, name="chain", **options):
+    def report(parts, settings):
         comparison = Comparison("Value", Printed(9.0, "Table 1"), parts["b"].values["value"])
         return Document("Chain", ["Text."], [comparison], [Section("More", ["`code` & text"])])
 
-    return Experiment("chain", "A chain", "1", lambda study: chain(calls, **options), report)
+    def steps(study, settings):
+        return chain(calls, **options)
+
+    return Experiment(name, "A chain", "1", None, None, steps, report)
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
@@ -171,6 +174,9 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert found["b"].values["value"] == 20
     assert set(found) == {"a", "b", "c"}
     assert run["complete"]
+
+
+ROOT = Path(__file__).parent.parent
 
 
 def contents(folder):
@@ -219,12 +225,12 @@ def test_an_unfinished_run_of_another_device_has_nothing_to_draw(tmp_path):
         compute(experiment([]), Study(), tmp_path)
 
 
-def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, monkeypatch, capsys):
+def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, capsys):
     calls = []
-    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls))
-    monkeypatch.setitem(EXPERIMENTS, "ct", replace(experiment(calls), name="ct"))
+    known = {"denoising": experiment(calls), "ct": experiment(calls, name="ct")}
+    app = app_of(reproduce=reproduce_command(known))
     options = ["--output", str(tmp_path), "--device", "cpu"]
-    main(["denoising", *options])
+    main(["denoising", *options], known)
     before = contents(tmp_path)
     for arguments in (["ct"], ["ct", "--draw"], ["denoising", "--seed", "1"]):
         refused = CliRunner().invoke(app, ["reproduce", *arguments, *options])
@@ -233,26 +239,27 @@ def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, mon
         assert "another --output" in text
         assert "without --draw" not in text
     with pytest.raises(SystemExit):
-        main(["ct", *options])
+        main(["ct", *options], known)
     assert "of the experiment chain, not ct" in capsys.readouterr().err
     assert contents(tmp_path) == before
-    main(["ct", *options, "--force"])
+    main(["ct", *options, "--force"], known)
     assert json.loads((tmp_path / "run.json").read_text())["experiment"] == "ct"
     forced = CliRunner().invoke(app, ["reproduce", "denoising", *options, "--seed", "1", "--force"])
     assert forced.exit_code == 0, forced.output
 
 
-def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path, monkeypatch):
+def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path):
     calls = []
-    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls, interrupt=True))
+    interrupted = {"denoising": experiment(calls, interrupt=True)}
     options = ["reproduce", "denoising", "--output", str(tmp_path / "out")]
+    app = app_of(reproduce=reproduce_command(interrupted))
     stopped = CliRunner().invoke(app, options)
     assert stopped.exit_code == 130
-    assert "the same command goes on" in " ".join(stopped.output.split())
+    assert "the same command resumes" in " ".join(stopped.output.split())
     drawn = CliRunner().invoke(app, [*options, "--draw"])
     assert drawn.exit_code == 2
     assert "1 of the 3 parts" in " ".join(drawn.output.split())
-    monkeypatch.setitem(EXPERIMENTS, "denoising", experiment(calls))
+    app = app_of(reproduce=reproduce_command({"denoising": experiment(calls)}))
     results = tmp_path / "results.json"
     done = CliRunner().invoke(app, [*options, "--json", str(results)])
     assert done.exit_code == 0, done.output
@@ -332,6 +339,10 @@ def test_faces_and_what_stands_in_for_them(tmp_path):
     assert not smaller.faithful
 
 
+def sentence(name, *arguments):
+    return getattr(templates().get_template("sentences.md").module, name)(*arguments)
+
+
 @pytest.mark.parametrize(
     "options", [{"count": 2}, {"size": 40}, {"name": "{}.png"}, {"name": "a{}.png", "count": 1}]
 )
@@ -342,28 +353,29 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
     data = Part({"psnr": [11.0], "names": found.names[:1], "source": found.source,
                  "faithful": found.faithful})  # fmt: skip
     rows = psnr_comparisons(None, data, Printed(10.9, "Figure"), {}, {})
-    assert comparison_table(rows).rows[0][-1] == "not comparable: another image"
-    assert "of the paper" not in images_used(data)
+    assert rows[0].cells[-1] == "not comparable: another image"
+    assert "of the paper" not in sentence("images_used", data.values)
 
 
 def test_slices_are_never_the_papers(tmp_path):
     for name in ("train/NLST-101287_1.png", "train/A_1.png", "test/TCGA-17-Z011_011.png"):
         save_image(tmp_path / "ct" / name, torch.rand(512, 512))
-    slices = load_slices(tmp_path, 512, Counts(1, 1, 1))
+    slices = load_slices(tmp_path, 512, SliceCounts(1, 1, 1))
     assert slices.source == "CT slices of chest and abdomen (TCIA)"
     assert not slices.shown.faithful
     save_image(tmp_path / "ct" / "test" / "mine.png", torch.rand(512, 512))
-    others = load_slices(tmp_path, 64, Counts(1, 1, 1))
+    others = load_slices(tmp_path, 64, SliceCounts(1, 1, 1))
     assert others.source == f"images in {tmp_path / 'ct'}"
     assert not others.shown.faithful
 
 
 def test_computing_needs_neither_matplotlib_nor_typer():
     code = (
-        "import sys, experiments.experiments, experiments.running; "
-        "sys.exit(' '.join({'matplotlib', 'typer', 'rich', 'PIL'} & set(sys.modules)) or 0)"
+        "import sys, experiments.__main__; "
+        "heavy = {'matplotlib', 'typer', 'rich', 'PIL', 'jinja2'}; "
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr

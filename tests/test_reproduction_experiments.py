@@ -8,20 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from experiment_runs import app_of
 from typer.testing import CliRunner
 
 import convexlift as cl
-from convexlift.cli import app
 from convexlift.images import load_image
-from convexlift.training.initialization import start_from_filters_
+from convexlift.training import start_from_filters_
 from experiments import denoising, inpainting
+from experiments.common_steps import Accuracy, TimeToError
 from experiments.comparing import SideBySide
-from experiments.curves import Start, trace
-from experiments.data import example_photographs
-from experiments.denoising import DENOISING
-from experiments.inpainting import INPAINTING
-from experiments.measuring import Accuracy
-from experiments.running import finished_parts
+from experiments.denoising.report import of_the_pairs, of_the_steps
+from experiments.denoising.settings import DenoisingSettings
+from experiments.inpainting.settings import InpaintingSettings
+from experiments.measuring import Start, record_batches
+from experiments.reproduce_command import reproduce_command
+from experiments.runner.run import finished_parts
 
 SIZE, ITERATIONS = 64, 60
 
@@ -31,74 +32,60 @@ def _single_precision(_double_precision):
     torch.set_default_dtype(torch.float32)
 
 
-def network(smoothing):
-    """The paper's architecture, small, about a total variation of cosine filters."""
-
-    def make(size, seed):
-        torch.manual_seed(seed)
-        made = cl.networks.baseline(image_size=size, channels=8, hidden=16, smoothing=smoothing)
-        start_from_filters_(made)
-        return made
-
-    return make
+def network(folder, smoothing):
+    """The paper's architecture, small, about a total variation of cosine filters: its file."""
+    torch.manual_seed(0)
+    made = cl.networks.baseline(image_size=SIZE, channels=8, hidden=16, smoothing=smoothing)
+    start_from_filters_(made)
+    cl.save(made, folder / "network.safetensors")
+    return str(folder / "network.safetensors")
 
 
-def reproduce(name, folder, *options):
+def reproduce(experiment, folder):
     torch.set_default_dtype(torch.float32)
-    arguments = ["reproduce", name, "--quick", "--device", "cpu", "--output", str(folder)]
-    result = CliRunner().invoke(app, [*arguments, *options])
+    app = app_of(reproduce=reproduce_command({experiment.name: experiment}))
+    arguments = ["reproduce", experiment.name, "--quick", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(folder)])
     assert result.exit_code == 0, result.output
-    return result
+    return finished_parts(experiment, folder)[0]
 
 
 @pytest.fixture(scope="module")
 def denoised(tmp_path_factory):
     folder = tmp_path_factory.mktemp("denoising")
-    tiny = replace(
-        denoising.QUICK, c_1=(5e-2, 1.0), c_2=(1e-4,), ablation_iterations=20, sm_c=(0.5, 2.0),
-        sm_d=(3.0, 10.0), more_sm_d=(), iterations=ITERATIONS, images=2,
+    torch.set_default_dtype(torch.float32)
+    tiny = DenoisingSettings(
+        model=network(tmp_path_factory.mktemp("model"), 0.0), weight=0.3, size=SIZE,
+        c_1=(5e-2, 1.0), c_2=(1e-4,), ablation_iterations=20, ablation_every=5, sm_c=(0.5, 2.0),
+        sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(), iterations=ITERATIONS, every=5, images=2,
         reference=Accuracy(gap=1e-3, iterations=400),
     )  # fmt: skip
-    original = denoising.case
+    experiment = replace(denoising.EXPERIMENT, quick=tiny)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(denoising, "QUICK", tiny)
-        patch.setattr(denoising, "load_faces", lambda data, count: example_photographs(2, SIZE))
-        patch.setattr(
-            denoising,
-            "case",
-            lambda values: replace(original(values), network=network(0.0), weight=0.3),
-        )
-        patch.chdir(folder)
-        reproduce("denoising", folder)
+        patch.chdir(folder)  # where there is no ../shared/data
+        reproduce(experiment, folder)
         before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
-        reproduce("denoising", folder)  # resumes: everything is there
+        parts = reproduce(experiment, folder)  # resumes: everything is there
         after = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
         assert after == before
-        parts, _ = finished_parts(DENOISING, folder)
         yield folder, SideBySide.of(parts, 15, ITERATIONS)
 
 
 @pytest.fixture(scope="module")
 def inpainted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inpainting")
-    tiny = replace(
-        inpainting.FULL, more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
+    torch.set_default_dtype(torch.float32)
+    model = network(tmp_path_factory.mktemp("model"), 0.01)
+    tiny = InpaintingSettings(
+        adversarial=model, bilevel=model, weight=1.0, size=SIZE,
+        more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
         more_sm_d=(5.0,), search_iterations=20, early=20, iterations=80, every=2, images=1,
         reference=Accuracy(gap=1e-4, iterations=400),
-        race=replace(inpainting.RACE, iterations=80, repeats=1),
+        race=TimeToError(error=1e-3, iterations=80, repeats=1),
     )  # fmt: skip
-    original = inpainting.case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inpainting, "QUICK", tiny)
-        patch.setattr(inpainting, "load_faces", lambda data, count: example_photographs(1, SIZE))
-        patch.setattr(
-            inpainting,
-            "case",
-            lambda *given: replace(original(*given), network=network(0.01), weight=1.0),
-        )
         patch.chdir(folder)
-        reproduce("inpainting", folder)
-        parts, _ = finished_parts(INPAINTING, folder)
+        parts = reproduce(replace(inpainting.EXPERIMENT, quick=tiny), folder)
         yield folder, SideBySide.of(parts, 20, 80)
 
 
@@ -121,11 +108,12 @@ def test_how_many_step_sizes_were_tried(denoised):
     assert "with the best of the 2 pairs tried for this network" in (
         folder / "report.html"
     ).read_text().replace("\n", " ")
-    assert denoising.of_the_pairs(denoising.FULL) == "of its 49 pairs"
-    assert denoising.of_the_steps(denoising.FULL) == "of the paper's steps"
-    quick = replace(denoising.FULL, c_1=(5e-3, 5e-2, 1.0, 5.0), c_2=(5e-6, 1e-4, 5e-3), sm_c=(0.5,))
-    assert denoising.of_the_pairs(quick) == "of the 12 pairs tried"
-    assert "tried" in denoising.of_the_steps(quick)
+    full = DenoisingSettings()
+    assert of_the_pairs(full) == "of its 49 pairs"
+    assert of_the_steps(full) == "of the paper's steps"
+    quick = replace(full, c_1=(5e-3, 5e-2, 1.0, 5.0), c_2=(5e-6, 1e-4, 5e-3), sm_c=(0.5,))
+    assert of_the_pairs(quick) == "of the 12 pairs tried"
+    assert "tried" in of_the_steps(quick)
 
 
 def test_numbers_beside_the_paper_s(denoised):
@@ -206,11 +194,11 @@ def test_half_a_curve_is_none():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trace([small_problem()], cl.PDHG(), 20, tell=press)
+        record_batches([small_problem()], cl.PDHG(), 20, tell=press)
 
 
 def test_a_run_that_becomes_infinite_is_shown_as_far_as_it_got():
-    curve = trace([small_problem()], cl.Subgradient(1e30), 20, keep=(5, 20))
+    curve = record_batches([small_problem()], cl.Subgradient(1e30), 20, keep=(5, 20))
     assert curve.iteration[-1] < 20
     assert np.isfinite(curve.picture(20)).all()
     assert curve.kept.tolist() == [5, 20]

@@ -9,29 +9,30 @@ import numpy as np
 import pytest
 import torch
 
+import convexlift as cl
 from convexlift.images import load_image, save_image
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import SparseViewCT
-from convexlift.training.data import ImageSet
+from convexlift.training import ImageSet
 from experiments import ct, ct_deep, training
+from experiments.common_steps import Accuracy, Search
 from experiments.comparing import SideBySide
-from experiments.document import Document
 from experiments.learned import Training
-from experiments.measuring import Accuracy
-from experiments.running import compute
-from experiments.searching import Search, climb
-from experiments.slices import (
+from experiments.methods import proposed
+from experiments.runner import Document, Study
+from experiments.runner.report import results, write
+from experiments.runner.run import compute
+from experiments.tomography.slices import (
     SHOWN,
     VALIDATION_PATIENT,
-    Counts,
+    SliceCounts,
     load_slices,
     phantom_slices,
     scanner,
 )
-from experiments.study import Study
-from experiments.training_images import training_images
-from experiments.training_report import Row
-from experiments.writing import results, write
+from experiments.tomography.steps import changed_recipe
+from experiments.training.images import training_images
+from experiments.training.report import SchemeRow
+from experiments.training.settings import TrainingSettings
 
 SIZE, ITERATIONS = 32, 80
 
@@ -45,7 +46,7 @@ def run(experiment, folder):
     """All parts, and the report written from them."""
     torch.set_default_dtype(torch.float32)
     parts = compute(experiment, Study(quick=True), folder)
-    document = experiment.report(parts)
+    document = experiment.report(parts, experiment.quick)
     assert isinstance(document, Document)
     content = results(document, json.loads((folder / "run.json").read_text()), parts)
     write(document, folder, content)
@@ -55,10 +56,10 @@ def run(experiment, folder):
 def short(values, **changes):
     """A setting of tomography that takes seconds."""
     return replace(
-        values, size=SIZE, counts=Counts(training=12, validation=1, test=2), steps=20,
+        values, size=SIZE, counts=SliceCounts(training=12, validation=1, test=2), steps=20,
         batch_size=4, early=20, iterations=ITERATIONS, every=10,
-        validation_stop=StopWhen(gap=1e-2, max_iterations=20),
-        test_stop=StopWhen(gap=1e-2, max_iterations=30),
+        validation_stop=cl.StopWhen(gap=1e-2, max_iterations=20),
+        test_stop=cl.StopWhen(gap=1e-2, max_iterations=30),
         reference=Accuracy(gap=1e-3, iterations=200), search_iterations=20, tries_c=4,
         tries_step=2, **changes,
     )  # fmt: skip
@@ -68,11 +69,11 @@ def short(values, **changes):
 def scanned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ct")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ct, "QUICK", short(ct.QUICK, as_printed=True))
         patch.chdir(folder)
-        parts, document = run(ct.CT, folder)
+        experiment = replace(ct.EXPERIMENT, quick=short(ct.QUICK, as_printed=True))
+        parts, document = run(experiment, folder)
         before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
-        compute(ct.CT, Study(quick=True), folder)  # resumes: everything is there
+        compute(experiment, Study(quick=True), folder)  # resumes: everything is there
         after = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
         assert after == before
         yield folder, parts, document
@@ -121,8 +122,9 @@ def test_a_deeper_network_has_five_step_sizes_and_no_shipped_row_until_there_is_
     tmp_path, monkeypatch
 ):
     tiny = short(ct_deep.QUICK, sm_c=(1e-3,), sm_d=(1e-2,), shipped="no-such-model")
-    monkeypatch.setattr(ct_deep, "QUICK", replace(tiny, steps=8, iterations=60))
-    parts, document = run(ct_deep.CT_DEEP, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    tiny = replace(tiny, steps=8, iterations=60)
+    parts, document = run(replace(ct_deep.EXPERIMENT, quick=tiny), tmp_path)
     found = SideBySide.of(parts, 20, 60)
     assert found.runs["proposed"].parameters == (500.0, 100.0, 5.0, 0.5, 0.1)
     assert "test-shipped" not in parts
@@ -133,7 +135,7 @@ def test_a_deeper_network_has_five_step_sizes_and_no_shipped_row_until_there_is_
 @pytest.fixture(scope="module")
 def schemes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
-    quick = training.QUICK
+    quick = TrainingSettings.quick()
     tiny = replace(
         quick, size=SIZE, images=1, iterations=90, every=30, search_iterations=20, tries_c=3,
         tries_step=2,
@@ -143,9 +145,8 @@ def schemes(tmp_path_factory):
             quick.bilevel.options, steps=6, validate_every=6)),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "QUICK", tiny)
         patch.chdir(folder)
-        parts, document = run(training.TRAINING, folder)
+        parts, document = run(replace(training.EXPERIMENT, quick=tiny), folder)
         yield folder, parts, document
 
 
@@ -160,7 +161,7 @@ def test_bilevel_learning_is_better_than_adversarial_training(schemes):
 def test_solvers_that_converge_agree_in_psnr(schemes):
     _, parts, document = schemes
     for scheme in ("adversarial", "bilevel-proposed"):
-        row = Row.of(parts, scheme, 90)
+        row = SchemeRow.of(parts, scheme, 90)
         values = [row.psnr(row.found.runs[key]) for key in ("default", "nmapg", "lbfgs")]
         assert np.ptp(values) < 0.1
         assert row.found.certified(row.found.runs["default"], 90) < 1e-3
@@ -178,9 +179,9 @@ def test_files_of_training(schemes):
 
 def test_a_trained_network_is_what_its_part_holds(scanned):
     _, parts, _ = scanned
-    slices = phantom_slices(SIZE, Counts(2, 1, 1))
+    slices = phantom_slices(SIZE, SliceCounts(2, 1, 1))
     task = SparseViewCT(scanner=scanner(SIZE))
-    recipe = ct.tomography.changed_recipe(short(ct.QUICK), task)
+    recipe = changed_recipe(short(ct.QUICK), task)
     network = Training("training", recipe, slices.training, None, Study()).network(
         parts["training"]
     )
@@ -199,7 +200,7 @@ def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):
         (tmp_path / "ct" / folder).mkdir(parents=True)
         for name in names:
             save_image(tmp_path / "ct" / folder / name, torch.rand(1, 1, 64, 64))
-    slices = load_slices(tmp_path, SIZE, Counts(3, 8, 2))
+    slices = load_slices(tmp_path, SIZE, SliceCounts(3, 8, 2))
     assert len(slices.training) == 3
     assert all(name.startswith("A") for name in slices.training.names)
     assert all(name.startswith(VALIDATION_PATIENT) for name in slices.validation.names)
@@ -208,7 +209,7 @@ def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):
 
 
 def test_phantoms_are_the_same_every_time_and_differ_by_purpose():
-    one, other = (phantom_slices(SIZE, Counts(2, 1, 1)) for _ in range(2))
+    one, other = (phantom_slices(SIZE, SliceCounts(2, 1, 1)) for _ in range(2))
     assert torch.equal(one.training[0], other.training[0])
     pictures = [one.training[0], one.training[1], one.validation[0], one.test[0]]
     assert len({picture.numpy().tobytes() for picture in pictures}) == 4
@@ -222,7 +223,7 @@ def test_tiles_of_photographs_stand_in_for_faces():
 
 
 def test_a_search_goes_downhill_one_number_at_a_time():
-    search = Search((1.0, 1.0), 10.0, 20, 0)
-    scores = climb(search, lambda c: abs(np.log10(c[0]) - 2) + abs(np.log10(c[1]) + 1))
+    search = Search("proposed", "Proposed", proposed, (1.0, 1.0), 10.0, 20, 0)
+    scores = search.climb(lambda c: abs(np.log10(c[0]) - 2) + abs(np.log10(c[1]) + 1))
     assert min(scores, key=scores.__getitem__) == (100.0, 0.1)
-    assert len(climb(replace(search, tries=3), lambda c: -c[0])) == 3
+    assert len(replace(search, tries=3).climb(lambda c: -c[0])) == 3

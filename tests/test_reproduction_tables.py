@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing import Run, SideBySide
-from experiments.curves import Curve
+from experiments.comparing import Optimum, Run, SideBySide, psnr_comparisons
 from experiments.figures import Line, Panel, curves
-from experiments.measuring import Optimum
-from experiments.paper import Printed
-from experiments.parts import Part
-from experiments.remarks import psnr_comparisons
-from experiments.tables import Comparison, Table, comparison_table
+from experiments.measuring import Curve
+from experiments.paper import Comparison, Printed
+from experiments.runner import Document, Part, Section
+from experiments.runner.report import page
+from experiments.tables import Table
 
 
 def straight(step, last):
@@ -78,12 +77,20 @@ def test_legends_fit_their_figures(length):
 
 
 def test_tables_as_files():
-    table = Table("t", ("a", "b|c"), (("1", "x<y"), ("2", "")), bold=frozenset({(0, 1)}))
-    assert table.as_csv() == "a,b|c\n1,x<y\n2,\n"
-    assert "| 1 | **x<y** |" in table.as_markdown()
-    assert "<b>x&lt;y</b>" in table.as_html()
-    assert "<td><code>a&amp;b</code></td>" in replace(table, rows=(("`a&b`", ""),)).as_html()
+    table = Table("t", ("a", "b|c"), (("1", "x<y|z"), ("`a&b`", "")), "A `caption`")
+    assert table.as_csv() == "a,b|c\n1,x<y|z\n`a&b`,\n"
+    assert "| 1 | x<y\\|z |" in table.as_markdown()
     with pytest.raises(ValueError, match="columns"):
         replace(table, rows=(("1",),))
-    compared = comparison_table([Comparison("q", Printed(0.18, "T", "s", 0.026), 0.02)])
-    assert compared.rows[0][:5] == ("q, s", "T", "0.18 ± 0.026", "0.02", "-0.16")
+    compared = Comparison("q", Printed(0.18, "T", "s", 0.026), 0.02)
+    assert compared.cells[:5] == ("q, s", "T", "0.18 ± 0.026", "0.02", "-0.16")
+    again = replace(table, caption="")
+    document = Document("Title & more", [], [compared], [Section("S", [table, again, table])])
+    text = page(document, {}, {"seed": "0"})
+    assert "<title>Title &amp; more</title>" in text
+    assert "<td>x&lt;y|z</td>" in text
+    assert "<td><code>a&amp;b</code></td>" in text
+    assert "<b>Table 1.</b> A <code>caption</code>" in text
+    assert "<b>Table 2.</b>" in text  # a table without a caption has no number
+    assert "Table 3" not in text
+    assert "<td>0.18 ± 0.026</td>" in text

@@ -7,8 +7,7 @@ import torch
 import zoo
 
 import convexlift as cl
-from convexlift.problems.saturation import SaturatedHead
-from convexlift.solvers.saturated_head import SaturatedState
+from convexlift.solvers.saturated_head import SaturatedHead, SaturatedState
 
 STOP = cl.StopWhen(gap=1e-6, max_iterations=4000)
 

@@ -1,4 +1,4 @@
-"""DICOM slices and series: read as pydicom says they are, and every way they can be wrong."""
+"""Reading DICOM slices and series: agreement with pydicom, and errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_slice_of_the_pancreas(tmp_path):
     assert torch.equal(scans.read_volume(written).values, volume.values)
 
 
-def test_padding_is_taken_from_what_is_stored(tmp_path):
+def test_padding_is_compared_with_stored_numbers(tmp_path):
     stored = np.array([[-2000, -1999], [5, -1990]], dtype=np.int16)
     changes = {"PixelPaddingValue": -2000, "RescaleSlope": 1, "RescaleIntercept": 0}
     path = save(ct_slice(stored, **changes), tmp_path / "a.dcm")
@@ -132,18 +132,18 @@ def test_missing_slices_are_noticed(tmp_path):
     assert volume.heights == (0, 2.5, 5.01, 10, 12.5)
 
 
-def test_rounded_distances_are_no_gaps(tmp_path):
+def test_rounded_distances_are_not_gaps(tmp_path):
     save_series(tmp_path, [0.0, 0.62, 1.25, 1.88, 2.5])
     assert len(scans.read_volume(tmp_path).values) == 5
 
 
-def test_two_slices_of_one_place(tmp_path):
+def test_two_slices_at_the_same_place_are_refused(tmp_path):
     save_series(tmp_path, [0, 1, 1, 2])
     with pytest.raises(scans.ScanFileError, match=r"1\.dcm and .*2\.dcm are slices of the same"):
         scans.read_dicom(tmp_path, allow_gaps=True)
 
 
-def test_several_series_in_a_folder(tmp_path):
+def test_one_of_several_series_must_be_chosen(tmp_path):
     save_series(tmp_path, [0, 1], names=["a", "b"])
     save_series(
         tmp_path, [0, 1, 2], ["c", "d", "e"], SeriesInstanceUID="2.25.9", SeriesDescription="thin"
@@ -164,14 +164,14 @@ def test_several_series_in_a_folder(tmp_path):
         ({"ImageOrientationPatient": [0, 1, 0, 0, 0, 1]}, "orientation"),
     ],
 )
-def test_slices_of_another_grid(tmp_path, change, message):
+def test_slices_on_another_grid_are_refused(tmp_path, change, message):
     save_series(tmp_path, [0, 1, 2])
     save(ct_slice(np.zeros((4, 3), np.int16), 3, **change), tmp_path / "other.dcm")
     with pytest.raises(scans.ScanFileError, match=rf"other\.dcm.* the {message} .*one grid"):
         scans.read_volume(tmp_path)
 
 
-def test_slices_of_another_size(tmp_path):
+def test_slices_of_another_size_are_refused(tmp_path):
     save_series(tmp_path, [0, 1])
     save(ct_slice(np.zeros((4, 4), np.int16), 2), tmp_path / "other.dcm")
     with pytest.raises(scans.ScanFileError, match=r"other\.dcm has the size in pixels \(4, 4\)"):
@@ -200,7 +200,7 @@ def test_slices_of_another_size(tmp_path):
         ({"Rows": 70}, "cut short or damaged"),
     ],
 )
-def test_what_is_no_ct_slice_is_refused_with_its_name(tmp_path, changes, message):
+def test_files_that_are_not_ct_slices_are_refused_by_name(tmp_path, changes, message):
     path = save(ct_slice(**changes), tmp_path / "a.dcm")
     with pytest.raises(scans.ScanFileError, match=rf"a\.dcm .*{message}"):
         scans.read_volume(path)
@@ -243,7 +243,7 @@ def test_missing_files_and_empty_folders(tmp_path):
         scans.read_volume(tmp_path)
 
 
-def test_a_file_among_slices_that_is_none(tmp_path):
+def test_a_broken_file_among_slices_is_named(tmp_path):
     save_series(tmp_path, [0, 1])
     (tmp_path / "broken.dcm").write_bytes(b"nothing")
     with pytest.raises(scans.ScanFileError, match=r"broken\.dcm cannot be read as a DICOM file"):
@@ -254,7 +254,7 @@ def test_a_file_among_slices_that_is_none(tmp_path):
     ("name", "syntax", "packages"),
     [
         ("MR_small_jpeg_ls_lossless.dcm", JPEGLSLossless, "pyjpegls"),
-        ("693_J2KI.dcm", JPEG2000, "pylibjpeg pylibjpeg-openjpeg"),
+        ("693_J2KI.dcm", JPEG2000, "pylibjpeg-openjpeg"),
     ],
 )
 def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages):
@@ -265,12 +265,12 @@ def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages)
     data = pydicom.dcmread(bundled(name))
     data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
     path = save(data, tmp_path / "a.dcm")
-    message = rf"a\.dcm is compressed as JPEG.* needs a codec, pip install {packages}:"
+    message = rf"a\.dcm is compressed as JPEG.* needs a codec .*requires .*{packages}>="
     with pytest.raises(scans.ScanFileError, match=message):
         scans.read_volume(path)
 
 
-def test_twelve_bits_of_jpeg_need_more_than_pillow(tmp_path):
+def test_12_bit_jpeg_needs_another_codec_than_pillow(tmp_path):
     data = pydicom.dcmread(bundled("JPEG-lossy.dcm"))
     if get_decoder(data.file_meta.TransferSyntaxUID).available_plugins != ("pillow",):
         pytest.skip("another decoder than Pillow is installed")
@@ -280,12 +280,12 @@ def test_twelve_bits_of_jpeg_need_more_than_pillow(tmp_path):
     data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
     del data.NumberOfFrames
     path = save(data, tmp_path / "a.dcm")
-    message = r"a\.dcm is compressed as JPEG Extended.*pip install pylibjpeg pylibjpeg-libjpeg"
+    message = r"a\.dcm is compressed as JPEG Extended.*requires pylibjpeg.*pylibjpeg-libjpeg"
     with pytest.raises(scans.ScanFileError, match=message):
         scans.read_volume(path)
 
 
-def test_pydicom_is_asked_for_by_name(tmp_path, monkeypatch):
+def test_without_pydicom_the_error_names_it(tmp_path, monkeypatch):
     shutil.copy(bundled("CT_small.dcm"), tmp_path / "a.dcm")
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(ImportError, match=r'DICOM files need pydicom: pip install "convexlift\[ct'):

@@ -1,4 +1,4 @@
-"""DICOM slices that are written: what they hold, what they say of their source, and all or none."""
+"""Writing DICOM slices: content, references to the source, and no partial files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_slope_is_the_finest_power_of_two_that_fits(largest):
     assert slope == 2**-10 or largest / (slope / 2) > 32767
 
 
-def test_what_is_written_says_what_it_was_made_from(tmp_path):
+def test_written_slices_name_their_source(tmp_path):
     first = scans.read_volume(bundled("CT_small.dcm"))
     (file,) = scans.write_volume(first, tmp_path / "a.dcm", description="Total variation")
     source, data = pydicom.dcmread(bundled("CT_small.dcm")), pydicom.dcmread(file)
@@ -92,7 +92,7 @@ def test_names_in_other_alphabets(tmp_path, charset, name):
     assert again.SeriesDescription == "\u03bb = 0.1"
 
 
-def test_no_patient_is_made_up(tmp_path):
+def test_patient_elements_are_empty_without_a_source(tmp_path):
     volume = scans.Volume.stacked(torch.zeros(2, 3, 4), (1, 1), 2.0)
     written = scans.write_volume(volume, tmp_path / "series")
     headers = [pydicom.dcmread(file) for file in written]
@@ -115,11 +115,11 @@ def test_long_decimals_fit_into_dicom(tmp_path):
     assert np.allclose(again.positions, volume.positions, rtol=1e-9, atol=1e-9)
 
 
-def test_names_and_folders_that_cannot_be_written(tmp_path):
+def test_bad_names_and_full_folders_are_refused(tmp_path):
     volume = scans.Volume.stacked(torch.zeros(2, 3, 4), (1, 1))
     with pytest.raises(scans.ScanFileError, match=r"a\.dcm takes one slice, not 2; write to a fol"):
         scans.write_volume(volume, tmp_path / "a.dcm")
-    with pytest.raises(scans.ScanFileError, match=r"a\.nii is no name for a volume"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.nii does not name a volume"):
         scans.write_volume(volume, tmp_path / "a.nii")
     with pytest.raises(ValueError, match="1 to 64 characters"):
         scans.write_volume(volume, tmp_path / "a", description="x" * 65)
@@ -131,7 +131,7 @@ def test_names_and_folders_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["series", "a.dcm"])
-def test_nothing_is_half_written(tmp_path, monkeypatch, name):
+def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch, name):
     volume = scans.Volume.stacked(torch.zeros(1 + (name == "series"), 3, 4), (1, 1))
     saved = pydicom.Dataset.save_as
     calls = []
@@ -149,7 +149,7 @@ def test_nothing_is_half_written(tmp_path, monkeypatch, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_headers_stay_with_the_slices():
+def test_volumes_need_one_header_for_each_slice():
     volume = scans.read_volume(bundled("CT_small.dcm"))
     assert "CompressedSamples" not in repr(volume)  # the patient's name
     with pytest.raises(ValueError, match="1 headers for 2 slices"):

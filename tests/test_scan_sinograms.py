@@ -71,7 +71,7 @@ def test_sinograms_are_read_back(tmp_path, sinogram, name):
     ids=repr,
 )
 @pytest.mark.parametrize("name", ["a.npy", "a.h5"])
-def test_files_bring_back_the_scanner(tmp_path, operator, name):
+def test_the_operator_of_a_file_is_the_one_that_was_saved(tmp_path, operator, name):
     height, width = operator.input_shape[1:]
     x = torch.rand(2, 1, height, width)
     data = operator(x)[:, 0]
@@ -154,7 +154,7 @@ def test_radians_and_pixels(tmp_path):
         scans.read_sinogram(path)
 
 
-def test_a_pixel_of_metres_is_not_believed(tmp_path):
+def test_implausible_pixel_sizes_are_refused(tmp_path):
     exchange(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file["measurement/instrument/detector/actual_pixel_size_x"] = 4.0
@@ -192,19 +192,19 @@ def test_angles_without_a_unit(tmp_path):
         ({"data": np.zeros((4, 3, 5), dtype=complex)}, "real numbers, got complex128"),
     ],
 )
-def test_what_is_no_data_exchange(tmp_path, datasets, message):
+def test_other_hdf5_layouts_are_refused(tmp_path, datasets, message):
     exchange(tmp_path / "a.h5", None, **datasets)
     with pytest.raises(scans.ScanFileError, match=rf"a\.h5 .*{message}"):
         scans.read_sinogram(tmp_path / "a.h5", angle_unit="degrees")
 
 
-def test_axes_that_are_not_known(tmp_path):
+def test_unknown_axes_are_refused(tmp_path):
     exchange(tmp_path / "a.h5", axes="energy:y:x")
     with pytest.raises(scans.ScanFileError, match=r"with axes \['energy', 'y', 'x'\]"):
         scans.read_sinogram(tmp_path / "a.h5")
 
 
-def test_a_filter_that_is_not_installed(tmp_path):
+def test_a_missing_hdf5_filter_is_named(tmp_path):
     exchange(tmp_path / "a.h5", data=None)
     with h5py.File(tmp_path / "a.h5", "a") as file:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -284,7 +284,7 @@ def test_damaged_geometry(tmp_path, change, message):
         scans.read_sinogram(path)
 
 
-def test_arrays_that_are_no_sinograms(tmp_path):
+def test_arrays_of_other_shapes_and_types_are_refused(tmp_path):
     path = scans.write_sinogram(counts(flat=None, dark=None), tmp_path / "a.npy")
     side = path.with_suffix(".json")
     side.write_text(json.dumps({**json.loads(side.read_text()), "arrays": {"projections": {}}}))
@@ -329,11 +329,11 @@ def test_geometries_are_checked(geometry, change, message):
         replace(geometry, **change)
 
 
-def test_names_that_are_no_sinograms(tmp_path):
-    with pytest.raises(scans.ScanFileError, match=r"a\.mat is no name for a sinogram; let it end"):
+def test_names_of_other_files_are_refused(tmp_path):
+    with pytest.raises(scans.ScanFileError, match=r"a\.mat does not name a sinogram; let it end"):
         scans.write_sinogram(counts(), tmp_path / "a.mat")
     (tmp_path / "a.mat").touch()
-    with pytest.raises(scans.ScanFileError, match=r"a\.mat is no sinogram"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.mat is not a sinogram"):
         scans.read_sinogram(tmp_path / "a.mat")
     path = scans.write_sinogram(counts(), tmp_path / "a.npy")
     with pytest.raises(ValueError, match=r"the angles of .*a\.npy are in a\.json"):
@@ -349,7 +349,7 @@ def test_half_precision_is_written_as_single(tmp_path):
         assert torch.equal(again.projections, half.projections.float())
 
 
-def test_nothing_is_half_written(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch):
     def full_disk(*arguments, **options):
         raise OSError("no space left")
 
@@ -361,7 +361,7 @@ def test_nothing_is_half_written(tmp_path, monkeypatch):
         assert not list(tmp_path.iterdir())
 
 
-def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
+def test_without_h5py_the_error_names_it(tmp_path, monkeypatch):
     path = scans.write_sinogram(counts(), tmp_path / "a.h5")
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r'HDF5 files need h5py: pip install "convexlift\[ct\]"'):

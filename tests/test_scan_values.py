@@ -1,4 +1,4 @@
-"""Volumes, windows and units: formulas, and what is refused."""
+"""Volumes, windows and units: formulas and checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_conversions_have_inverses():
 
 
 @pytest.mark.parametrize("water", [0, -1.0, math.nan, math.inf])
-def test_water_attenuates(water):
+def test_the_attenuation_of_water_is_positive(water):
     with pytest.raises(ValueError, match="water is an attenuation in 1/mm"):
         scans.hounsfield_to_attenuation(torch.zeros(1), water)
     with pytest.raises(ValueError, match="water is an attenuation in 1/mm"):
@@ -43,7 +43,7 @@ def test_water_attenuates(water):
 
 
 @pytest.mark.parametrize("name", scans.WINDOWS)
-def test_windows_are_those_of_dicom(name):
+def test_windows_agree_with_pydicom(name):
     window = scans.WINDOWS[name]
     hu = np.arange(-2000, 3000, dtype=np.float64)
     header = pydicom.Dataset()
@@ -64,7 +64,7 @@ def test_windows_have_a_width(level, width):
         scans.Window(level, width)
 
 
-def test_pixels_have_places():
+def test_places_of_pixels_and_slices():
     volume = scans.Volume(
         torch.zeros(2, 3, 4), (2.0, 0.5), ((0, 0, 1), (0, 0, 3)), orientation=(0, 1, 0, 0, 0, -1)
     )
@@ -99,7 +99,7 @@ def test_volumes_are_checked(change, message):
         scans.Volume(**{**GOOD, **change})
 
 
-def test_other_values_have_the_same_places():
+def test_values_can_be_replaced():
     volume = scans.Volume(**GOOD)
     assert torch.equal(volume.with_values(torch.ones(1, 1, 2, 2)).values, torch.ones(1, 2, 2))
     with pytest.raises(ValueError, match=r"slices \(1, 2, 2\), got \(2, 2, 2\)"):

@@ -1,4 +1,4 @@
-"""The command line before a command runs: Ctrl-C during imports, and the name it goes by."""
+"""The command line before a command runs: imports, Ctrl-C meanwhile, and the name it goes by."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from convexlift.__main__ import main
+from convexlift.cli.app import COMMANDS, load
 
 SCRIPT = "import sys\nfrom convexlift.__main__ import main\nsys.exit(main())\n"
 """What installers make of an entry point."""
@@ -49,7 +50,7 @@ def interrupted(words: list[str], module: str, folder: Path) -> tuple[int, str]:
     return process.returncode, errors
 
 
-# torch is imported with the package, typer by the command line.
+# typer is imported by the command line, torch by most commands.
 @pytest.mark.parametrize("module", ["torch", "typer"])
 @pytest.mark.parametrize("form", ["module", "script"])
 def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_path):
@@ -60,8 +61,50 @@ def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_
 
 def test_control_c_is_left_to_programs_that_import_the_package(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("try:\n    import convexlift\nexcept KeyboardInterrupt:\n    exit(7)\n")
+    program.write_text(
+        "try:\n    from convexlift import solve\nexcept KeyboardInterrupt:\n    exit(7)\n"
+    )
     assert interrupted([str(program), "convexlift"], "torch", tmp_path) == (7, "")
+
+
+HEAVY = {"torch", "numpy", "scipy", "matplotlib", "PIL", "gradio", "safetensors"}
+"""Packages that take long to import."""
+
+
+def imported(program: str) -> set[str]:
+    """The heavy packages that a program in one line imports, also if it ends by SystemExit."""
+    report = f"import sys; print('\\nheavy:', *({HEAVY!r} & sys.modules.keys()))"
+    code = f"try:\n    {program}\nfinally:\n    {report}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["--help"], ["models"], ["models", "photo-any-size"],
+     *([name, "--help"] for name in ("demo", "models", "serve", "train", "verify")),
+     ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_commands_that_compute_nothing_import_nothing_heavy(words):
+    start = f"import sys; sys.argv[1:] = {words!r}; from convexlift.__main__ import main; main()"
+    assert imported(start) == set()
+
+
+def test_importing_the_package_starts_and_changes_nothing():
+    program = (
+        "import logging, signal, sys, threading; "
+        "state = lambda: ([signal.getsignal(s) for s in signal.valid_signals()], "
+        "threading.enumerate(), dict(logging.root.manager.loggerDict), sys.excepthook); "
+        "before = state(); import convexlift; assert state() == before"
+    )
+    assert imported(program) == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_shows_the_first_line_of_each_command(name):
+    assert load(name).help.splitlines()[0] == COMMANDS[name]
 
 
 @pytest.mark.parametrize(

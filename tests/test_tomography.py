@@ -12,7 +12,7 @@ import torch
 from dense import dense_matrix
 
 import convexlift as cl
-from convexlift.operators.tomography import presets, projector
+from convexlift.operators.tomography import beams, ray_transform
 from convexlift.operators.tomography.rays import crossings
 from convexlift.operators.tomography.symmetries import mirrored, orbits, unmirrored
 from convexlift.phantoms import SHEPP_LOGAN, Ellipse, ellipse_image, ellipse_sinogram, shepp_logan
@@ -87,7 +87,7 @@ def astra_projector(beam: cl.ParallelBeam):
 def _either_way(request, monkeypatch):
     """CPUs keep tables of weights where they are small; other devices never do."""
     if request.param != "tables":
-        monkeypatch.setattr(projector, "TABLE_BYTES", 0)
+        monkeypatch.setattr(ray_transform, "TABLE_BYTES", 0)
 
 
 @pytest.mark.usefixtures("_either_way")
@@ -309,7 +309,7 @@ def test_copies_and_pickles_work_alike():
 
 
 def test_the_papers_scanner():
-    scanner = presets.paper_scanner()
+    scanner = beams.paper_scanner()
     assert scanner.input_shape == (1, 512, 512)
     assert scanner.output_shape((1, 512, 512)) == (1, 200, 400)
     assert scanner.factor == pytest.approx(10)
@@ -323,14 +323,14 @@ def test_counts_become_an_image_with_a_proof():
     """Poisson numbers of a small scan, total variation, x >= 0."""
     A = 10 * cl.ParallelBeam(24, 16, 34, 12.0)
     clean = shepp_logan(24)
-    y = torch.poisson(A(clean) + presets.PAPER_BACKGROUND)
+    y = torch.poisson(A(clean) + beams.PAPER_BACKGROUND)
     problem = cl.VariationalProblem(
-        fidelity=cl.KullbackLeibler(y, background=presets.PAPER_BACKGROUND), operator=A,
+        fidelity=cl.KullbackLeibler(y, background=beams.PAPER_BACKGROUND), operator=A,
         regularizer=cl.TotalVariation(), weight=1.0, box=(0.0, 1.0),
     )  # fmt: skip
     solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=2000))
     assert float(solution.gap) <= 1e-3
-    error, filtered = solution.x - clean, cl.fbp(A, y - presets.PAPER_BACKGROUND) - clean
+    error, filtered = solution.x - clean, cl.fbp(A, y - beams.PAPER_BACKGROUND) - clean
     assert float(error.norm()) < 0.7 * float(filtered.norm())
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import save_image
-from convexlift.training.disk_errors import WriteError
+from convexlift.training.run_files import WriteError
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_masks_count_by_their_pixels():
     ones, twos, others = (
         Bilevel([(Inpainting(mask=m), 1.0)]).settings() for m in (mask, mask.clone(), other)
     )
-    plain = cl.training.settings.plain_settings
+    plain = cl.training.run_files.plain_settings
     assert plain(ones) == plain(twos)
     assert plain(ones) != plain(others)
     json.dumps(plain(ones), allow_nan=False)

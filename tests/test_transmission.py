@@ -1,4 +1,4 @@
-"""Readings become line integrals: the law, its inverse, variances, and what says nothing."""
+"""Readings and line integrals: the law, its inverse, variances, and useless readings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
+from strategies import floats
 from torch import Tensor
 
 import convexlift as cl
@@ -26,8 +26,8 @@ def draws(mean: float, count: int, seed: int = 0) -> Tensor:
 
 
 @given(
-    p=st.floats(-0.5, 7), beam=st.floats(1e4, 1e6), dark=st.floats(-5, 1e4),
-    gain=st.floats(0.1, 10),
+    p=floats(-0.5, 7), beam=floats(1e4, 1e6), dark=floats(-5, 1e4),
+    gain=floats(0.1, 10),
 )  # fmt: skip
 def test_the_integrals_of_the_expected_reading(p, beam, dark, gain):
     integrals = torch.full((1, 1, 3, BINS), p)
@@ -112,7 +112,7 @@ def test_weights_are_inverse_variances(kind, gain, p):
     assert float(found.values.var() * found.weights.mean()) == pytest.approx(1, abs=0.03)
 
 
-def test_readings_that_say_little_or_nothing():
+def test_starved_dead_and_saturated_readings():
     """Below half a photon, a dead pixel, saturation: raised or left out, and counted."""
     flat = torch.tensor([1000.0, 1000.0, 1000.0, 100.0, 1000.0])
     reading = torch.tensor([[300.0, 100.0, 100.3, 250.0, 4095.0], [99.0, 50.0, 101.0, 90.0, 1e4]])
@@ -135,7 +135,7 @@ def test_readings_that_say_little_or_nothing():
     assert float(found.values.max()) == pytest.approx(-math.log(3 / 900))
 
 
-def test_more_than_without_the_object_is_noise_and_stays():
+def test_transmissions_above_one_are_kept():
     found = cl.line_integrals(torch.tensor([[1100.0]]), 1000.0)
     assert float(found.values) == pytest.approx(-math.log(1.1))
     assert float(found.weights) == pytest.approx(1100)
@@ -181,7 +181,7 @@ def test_from_readings_to_a_certified_image():
     assert float(problem.objective(truth)) >= float(checked.lower_bound)
 
 
-def test_counts_state_their_model():
+def test_counts_and_their_data_term():
     y = torch.tensor([[[[0, 3], [7, 1]]]])
     counts = cl.Counts(y, 0.5)
     fidelity = counts.fidelity()
@@ -196,7 +196,7 @@ def test_counts_state_their_model():
     assert counts.to(dtype=torch.float32).fidelity().y.dtype == torch.float32
 
 
-def test_integrals_from_elsewhere():
+def test_line_integrals_with_given_weights():
     p, omega = torch.rand(1, 1, 3, BINS), torch.rand(1, 1, 3, BINS)
     fidelity = cl.LineIntegrals(p, omega).fidelity()
     torch.testing.assert_close(fidelity.density(0 * p), omega * p**2 / 2)

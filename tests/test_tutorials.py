@@ -15,6 +15,7 @@ from pydicom.data import get_testdata_file
 from torch.nn.functional import avg_pool2d
 
 import convexlift as cl
+from convexlift.files.formats import PictureFormat
 from convexlift.images import psnr
 
 PAGES = pages.documentation()
@@ -31,8 +32,9 @@ SMALLER = {
 
 
 @pytest.fixture(autouse=True)
-def _as_a_reader(_double_precision, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some write files
+def _as_a_reader(_double_precision, registry, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files, or define formats of files
+    monkeypatch.setattr(PictureFormat, "_registered", dict(PictureFormat._registered))
     torch.set_default_dtype(torch.float32)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.images import psnr
+from convexlift.images import psnr, ssim
 from convexlift.networks.architectures import ridge
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import ImageSet, Validation
 from convexlift.training.initialization import start_from_filters_
-from convexlift.training.validation import climb, ssim
+from convexlift.training.validation import climb
 
 STOP = cl.StopWhen(gap=1e-4, max_iterations=500)
 

@@ -138,6 +138,20 @@ def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
         assert not session.stop()
 
 
+def test_a_session_does_not_keep_the_solution_of_an_ended_run(tmp_path):
+    session = Sessions(tmp_path, Limits()).of("a")
+    with ThreadPoolExecutor(1) as executor:
+        first, second = (Run(long_job(tolerance=0.5), 60.0, executor) for _ in range(2))
+        session.start(first)
+        first.result(60.0)
+        session.start(second)
+        session.release(first)  # it is not the current one
+        assert session.stop()
+        session.start(second)
+        session.release(second)
+        assert not session.stop()
+
+
 # Folders of servers
 
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from hypergradient_cases import energy
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import optimum
+from strategies import floats
 from torch import Tensor
 
 import convexlift as cl
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.tensors import Blocks
-from convexlift.training.derivatives import gradient, hessian
-from convexlift.training.hypergradients import energy
+from convexlift.training.hypergradients import gradient, hessian
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 OMEGA = torch.tensor([[0.0, 0.3], [5.0, 0.0]], dtype=torch.float64)
@@ -109,8 +110,8 @@ def test_what_was_not_measured_says_nothing():
 
 
 @given(
-    omega=st.one_of(st.just(0.0), st.floats(2.0**-20, 2.0**20, width=32)),
-    c=st.floats(-1024, 1024, width=32), y=st.floats(-2, 2, width=32), x=st.floats(0, 1, width=32),
+    omega=st.one_of(st.just(0.0), floats(2.0**-20, 2.0**20, width=32)),
+    c=floats(-1024, 1024, width=32), y=floats(-2, 2, width=32), x=floats(0, 1, width=32),
     low=st.sampled_from([-math.inf, -0.5, 0.0]), high=st.sampled_from([1.0, 3.0, math.inf]),
 )  # fmt: skip
 def test_the_excess_is_right_in_single_precision(omega, c, y, x, low, high):
@@ -129,7 +130,7 @@ def test_the_excess_is_right_in_single_precision(omega, c, y, x, low, high):
         assert single == pytest.approx(double, rel=1e-5, abs=loss + 1e-6 * (1 + abs(c)))
 
 
-@given(st.floats(1e-37, 1e37), st.floats(-1e6, 1e6), st.floats(-10, 10))
+@given(st.floats(1e-37, 1e37), floats(-1e6, 1e6), floats(-10, 10))
 def test_extreme_weights_make_no_nan(omega, c, w):
     f = cl.WeightedL2(torch.ones(1, 1, dtype=torch.float32), omega)
     point, slope = torch.tensor([[w]]).float(), torch.tensor([[c]]).float()

@@ -29,7 +29,7 @@ from convexlift.training import (
     Trained,
     TrainingOptions,
     Validation,
-    distributed,
+    processes,
     start_from_filters_,
     train,
 )
@@ -132,7 +132,7 @@ def _hit(kind: str, folder: Path, signals: list[int], chance: random.Random) -> 
 
 def break_runs(folder: Path) -> None:
     """Runs of every kind: whole, killed again and again, and asked to stop."""
-    for module in ("torch._dynamo", "torch.utils.tensorboard", "torchmetrics.functional.image"):
+    for module in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(module)  # before the forks: children need not do it again
 
     chance = random.Random(time.time_ns())
@@ -150,7 +150,7 @@ def break_runs(folder: Path) -> None:
 def share_runs(folder: Path) -> None:
     """Runs of every kind in the processes of torchrun, and one whose batch cannot be shared."""
     torch.set_default_dtype(torch.float64)
-    with distributed.process_group(torch.device("cpu")) as place:
+    with processes.process_group(torch.device("cpu")) as place:
         for kind in KINDS:
             trained = run(kind, folder / kind)
             torch.save(trained.network.state_dict(), folder / f"{kind}-{place.rank}.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import parts
 import torch
 from torch import Tensor
 
@@ -10,29 +11,11 @@ from convexlift.networks import AveragePool, Chain, Convolution, Dense
 
 SIZE = 8
 
-MONOTONE = {
-    "relu": cl.ReLU(),
-    "leaky": cl.LeakyReLU(0.2),
-    "smoothed": cl.SmoothedLeakyReLU(0.2, 0.1),
-    "softplus": cl.Softplus(3.0),
-    "elu": cl.ELU(0.7),
-}
-EVEN = {"abs": cl.Abs(), "square": cl.HalfSquare(), "huber": cl.Huber(0.1)}
-GROUPS = {
-    "group": cl.GroupNorm(2),
-    "group huber": cl.GroupNorm(3, cl.Huber(0.1)),
-    "group square": cl.GroupNorm(2, cl.HalfSquare()),
-}
-FIRST_LAYER_ONLY = {**EVEN, **GROUPS}
-# Adding an activation to the library? This is the line for the test list: the exam, brute force
-# and hypothesis run over all of these.
-ACTIVATIONS = [
-    *MONOTONE.values(),
-    *EVEN.values(),
-    cl.SmoothedReLU(smoothing=0.05),
-    cl.ELU(1.0),
-    cl.Huber(1.0),
-]
+NAMED = {entry.name: entry.h for entry in parts.ACTIVATIONS if entry.name}
+MONOTONE = {name: h for name, h in NAMED.items() if h.nondecreasing}
+GROUPS = {name: h for name, h in NAMED.items() if h.group > 1}
+FIRST_LAYER_ONLY = {name: h for name, h in NAMED.items() if not h.nondecreasing}
+ACTIVATIONS = [entry.h for entry in parts.ONE_BY_ONE]
 
 ARCHITECTURES = ("plain", "skips", "residual", "deep")
 FIDELITIES = ("L1", "L2", "masked L2", "KL")

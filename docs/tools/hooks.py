@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from convexlift.cli import app
+from convexlift.cli.app import app, load
 
 log = logging.getLogger("mkdocs.hooks")  # a warning of it ends a strict build
 
@@ -74,8 +74,8 @@ def command_reference() -> str:
     group = typer.main.get_command(app)
     with group.make_context("convexlift", [], resilient_parsing=True) as context:
         sections = ["\n".join(options(group, context)) + "\n"]
-        for name, command in sorted(group.commands.items()):
-            sections += describe(command, name, context)
+        for name in group.list_commands(context):
+            sections += describe(load(name), name, context)
     return "\n".join(sections) + "\n"
 
 

@@ -7,35 +7,32 @@ import io
 import itertools
 import json
 import math
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from convexlift.images import atomic_path
-from experiments.benchmark.measure import Curve, Reference, Trace
+from experiments.measuring import Reference, Trace
+from experiments.runner.parts import finite
 
 ERROR, GAP = "objective error", "certified gap"
-"""What a tolerance is of."""
+"""The two measures of a tolerance."""
 
 POINTS = 200
-"""At most so many points of a curve are kept in JSON files."""
+"""The largest number of points of a curve in JSON files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one method needed for one accuracy.
+    """The effort of one method for one accuracy.
 
     Medians are over batches of images, times also over repetitions; a run that does not get there
     counts as infinite, and None stands for infinite.
 
     Attributes:
-        measure: what the tolerance is of: ``objective error`` or ``certified gap``.
+        measure: of the tolerance: ``objective error`` or ``certified gap``.
         objective_error: the largest of the images, then; or at the end of runs that did not
             get there.
         gap: the largest certified gap, at the same moments.
@@ -66,6 +63,18 @@ class Row:
 COLUMNS = tuple(each.name for each in fields(Row))
 
 
+@dataclass(frozen=True)
+class Convergence:
+    """One image in every iteration k = 0, 1, ...: least error and gap so far, current PSNR."""
+
+    error: tuple[float, ...]
+    gap: tuple[float, ...]
+    psnr: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One method on one task: its curves, and the times behind them.
@@ -79,17 +88,33 @@ class Entry:
     task: str
     method: str
     steps: str
-    curves: tuple[Curve, ...]
+    curves: tuple[Convergence, ...]
     clock: tuple[tuple[int, float], ...]
     trace: Trace | None
 
     def seconds(self, iteration: int) -> float:
-        """Without evaluations: straight lines between timed runs, and on beyond the last."""
+        """Without evaluations: linear between timed runs, and beyond the last."""
         lines = list(itertools.pairwise(self.clock))
         if not lines:
             return math.nan
         (a, s), (b, t) = next((line for line in lines if iteration <= line[1][0]), lines[-1])
         return s + (t - s) * (iteration - a) / (b - a)
+
+    def as_plain(self, image: int) -> dict[str, Any]:
+        """The curve of one image, for JSON."""
+        curve = self.curves[image]
+        chosen = thinned(len(curve))
+        return {
+            "task": self.task,
+            "method": self.method,
+            "steps": self.steps,
+            "image": image,
+            "iteration": chosen,
+            "seconds": [self.seconds(k) for k in chosen],
+            "objective_error": [curve.error[k] for k in chosen],
+            "gap": [curve.gap[k] for k in chosen],
+            "psnr": [curve.psnr[k] for k in chosen],
+        }
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,7 @@ class Results:
         entries: curves behind it.
         references: for each task and image, with the box and without.
         choices: of step sizes.
-        notes: what a reader must know, in sentences.
+        notes: sentences that a reader must know.
         complete: whether all that was asked for is there.
     """
 
@@ -128,25 +153,16 @@ class Results:
     complete: bool = False
 
     def note(self, sentence: str) -> None:
-        """Say it once."""
+        """Add a note, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def add_reference(self, task: str, image: int, bounded: bool, found: Reference) -> None:
         """Keep a reference, without its image."""
-        self.references.append(
-            {
-                "task": task,
-                "image": image,
-                "box": bounded,
-                "objective": found.objective,
-                "gap": found.gap,
-                "guarantee": found.guarantee.name,
-                "precision": found.precision,
-                "iterations": found.iterations,
-                "certified": found.certified,
-            }
-        )
+        names = ("objective", "gap", "precision", "iterations", "certified")
+        values = {name: getattr(found, name) for name in names}
+        values["guarantee"] = found.guarantee.name
+        self.references.append({"task": task, "image": image, "box": bounded, **values})
 
     def as_plain(self) -> dict[str, Any]:
         """All of it as plain data, for JSON; infinity and NaN are None."""
@@ -157,26 +173,24 @@ class Results:
             "rows": [asdict(row) for row in self.rows],
             "references": self.references,
             "choices": [asdict(choice) for choice in self.choices],
-            "curves": [_curve(e, i) for e in self.entries for i in range(len(e.curves))],
+            "curves": [each.as_plain(i) for each in self.entries for i in range(len(each.curves))],
         }
-        plain: dict[str, Any] = _finite(content)
+        plain: dict[str, Any] = finite(content)
         return plain
 
-    def write(self, folder: Path) -> list[Path]:
-        """benchmark.json and benchmark.csv, each whole or not at all."""
+    def write(self, folder: Path) -> None:
+        """benchmark.json and benchmark.csv, each atomically."""
         text = json.dumps(self.as_plain(), indent=2, allow_nan=False) + "\n"
-        files = {folder / "benchmark.json": text, folder / "benchmark.csv": self.as_csv()}
-        for path, content in files.items():
-            with atomic_path(path) as part:
+        for name, content in {"benchmark.json": text, "benchmark.csv": self.as_csv()}.items():
+            with atomic_path(folder / name) as part:
                 part.write_text(content, encoding="utf-8", newline="")
-        return list(files)
 
     def as_csv(self) -> str:
         """The rows; an empty cell is a tolerance that was not reached."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(_finite(asdict(row)) for row in self.rows)
+        writer.writerows(finite(asdict(row)) for row in self.rows)
         return text.getvalue()
 
 
@@ -188,58 +202,9 @@ def spread(values: Sequence[float | None]) -> tuple[float | None, float | None, 
     return low, least, high
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the times belong to."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-    }
-
-
 def thinned(count: int) -> list[int]:
     """At most POINTS of the numbers below ``count``: all small ones, and the last."""
     if count <= POINTS:
         return list(range(count))
     ratio = (count - 1) ** (1 / (POINTS - 2))
     return sorted({0, *(min(round(ratio**i), count - 1) for i in range(POINTS - 1))})
-
-
-def _curve(entry: Entry, image: int) -> dict[str, Any]:
-    curve = entry.curves[image]
-    chosen = thinned(len(curve))
-    return {
-        "task": entry.task,
-        "method": entry.method,
-        "steps": entry.steps,
-        "image": image,
-        "iteration": chosen,
-        "seconds": [entry.seconds(k) for k in chosen],
-        "objective_error": [curve.error[k] for k in chosen],
-        "gap": [curve.gap[k] for k in chosen],
-        "psnr": [curve.psnr[k] for k in chosen],
-    }
-
-
-def _finite(value: Any) -> Any:
-    """Plain data in which infinity and NaN are None, as JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

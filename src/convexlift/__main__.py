@@ -8,12 +8,15 @@ from convexlift import startup
 
 
 def main() -> None:
-    """Run the command line, or say what it needs."""
-    startup.end_on_interrupt()
+    """Run the command line, or say which package it needs."""
+    startup.end_on_interrupt()  # until a command takes over, in `one_sentence_errors`
     try:
         from convexlift.cli import app
+
+        # One name in both forms: shells complete `convexlift`, not `python -m convexlift`.
+        app(prog_name="convexlift")
     except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("convexlift"):
+        if error.name is None or error.name.startswith("convexlift"):
             raise
         sys.exit(
             f"convexlift: the command line needs {error.name}. "
@@ -21,8 +24,6 @@ def main() -> None:
         )
     finally:
         startup.raise_on_interrupt()
-    # One name in both forms: shells complete `convexlift`, and no word of `python -m convexlift`.
-    app(prog_name="convexlift")
 
 
 if __name__ == "__main__":

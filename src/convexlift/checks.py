@@ -261,6 +261,45 @@ def examine_operator(operator: LinearOperator, like: Tensor) -> None:
             _require(error <= LINEARITY, f"A x and diagonal * x differ by {error:.1e}")
 
 
+def adjoint_error(operator: LinearOperator, like: Tensor) -> float:
+    """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x; of all factors, the largest.
+
+    y is A x and as much of a random vector: <A x, A x> = <x, A* A x> tells scanners and back
+    projections apart that only look alike, to which random vectors are nearly blind.
+
+    Args:
+        operator: A; the result is remembered with each factor.
+        like: says how many inputs, of which shape, in which precision and where.
+    """
+    largest = 0.0
+    for factor, shape in operator.steps(tuple(like.shape[1:])):
+        key = (like.shape[0], shape, like.dtype, like.device)
+        known: dict[object, float] = factor.__dict__.setdefault("_adjoint_errors", {})
+        if key not in known:
+            known[key] = _adjoint_error(factor, like.new_empty((like.shape[0], *shape)))
+        largest = max(largest, known[key])
+    return largest
+
+
+def _adjoint_error(operator: LinearOperator, like: Tensor) -> float:
+    generator = torch.Generator().manual_seed(0)
+
+    def random_like(values: Tensor) -> Tensor:
+        return torch.randn(values.shape, generator=generator).to(values)
+
+    with torch.no_grad(), full_precision():
+        x = random_like(like)
+        Ax = operator(x)
+        noise = random_like(Ax)
+        y = Ax + noise * (Ax.norm() / noise.norm())
+        Aty = operator.adjoint(y)
+    if Aty.shape != x.shape:
+        return math.inf
+    left, right = (float((a.double() * b.double()).sum()) for a, b in ((Ax, y), (x, Aty)))
+    scale = float(Ax.double().norm() * y.double().norm())
+    return abs(left - right) / scale if scale > 0 else 0.0
+
+
 @contextlib.contextmanager
 def _refusing(what: str, remedy: str) -> Iterator[None]:
     try:

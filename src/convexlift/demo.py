@@ -1,8 +1,8 @@
 """``convexlift demo``: three tasks, a shipped regularizer, and a proof with every image.
 
-Each task degrades a picture the regularizer has never seen, states the problem, and solves it with
-``cl.solve`` and nothing to tune. The regularizer is ``photo-any-size``, with one weight for each
-task.
+Each task degrades a picture that the regularizer was not trained on, states the problem, and solves
+it with ``cl.solve`` and its default options. The regularizer is ``photo-any-size``, with one weight
+for each task.
 """
 
 from __future__ import annotations
@@ -14,23 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, KullbackLeibler, SquaredL2
-from convexlift.images import (
-    gaussian_noise,
-    load_example,
-    poisson_counts,
-    psnr,
-    random_mask,
-    salt_and_pepper,
-)
+from convexlift.functionals.data_terms import KullbackLeibler
+from convexlift.images import load_example, poisson_counts, psnr
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.imaging import Blur, Mask
+from convexlift.operators.imaging import Blur
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.solution import Progress, Solution, Status
 from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"
 REGULARIZER = "photo-any-size"
@@ -42,12 +36,12 @@ NEXT = (
     ("models photo-any-size", "what this regularizer is for, and its licence"),
     ("reproduce denoising --quick", "an experiment of the paper, in minutes"),
 )
-"""Commands to try after the demo, and what they do."""
+"""Commands to try after the demo, and their purpose."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """How large and how accurate: the demo itself, or a quick version of it."""
+    """Size of the pictures and accuracy of the solver."""
 
     size: int = 256
     gap: float = 1e-3
@@ -58,7 +52,7 @@ QUICK = DemoOptions(size=64, gap=1e-2, max_iterations=300)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class DemoTask:
     """A degraded picture and the problem whose solution restores it."""
 
     name: str
@@ -69,10 +63,10 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class DemoResult:
     """A task and its solution."""
 
-    task: Task
+    task: DemoTask
     solution: Solution
 
     @property
@@ -88,26 +82,24 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Demo:
-    """All that a report shows."""
+    """The results, with the options and the regularizer's card."""
 
-    results: tuple[Result, ...]
+    results: tuple[DemoResult, ...]
     options: DemoOptions
     card: ModelCard
 
 
-Report = Callable[[str, float], None]
-"""Called with what is being done and the fraction of it that is done."""
-
-
 def run_demo(
-    options: DemoOptions, device: torch.device, report: Report = lambda text, fraction: None
+    options: DemoOptions,
+    device: torch.device,
+    report: Callable[[str, float], object] = lambda text, fraction: None,
 ) -> Demo:
     """Load the regularizer, and solve the three tasks.
 
     Args:
         options: sizes and limits.
-        device: where to do it.
-        report: told about the progress.
+        device: for the solver.
+        report: called with the progress, in words and as the fraction done.
     """
     network = load(REGULARIZER, device=device)
     results = []
@@ -122,54 +114,35 @@ def run_demo(
         stop = StopWhen(gap=options.gap, max_iterations=options.max_iterations)
         solution = solve(task.problem, stop=stop, callback=watch)
         if solution.status == (Status.INTERRUPTED,):
-            raise KeyboardInterrupt  # a demo of half the tasks is none
-        results.append(Result(task, solution))
+            raise KeyboardInterrupt  # no report about some of the tasks
+        results.append(DemoResult(task, solution))
     return Demo(tuple(results), options, network.card)
 
 
-def make_tasks(network: InputConvexNetwork, size: int, device: torch.device) -> tuple[Task, ...]:
+def make_tasks(
+    network: InputConvexNetwork, size: int, device: torch.device
+) -> tuple[DemoTask, ...]:
     """Salt-and-pepper noise with L1, missing pixels with L2, blurred counts with KL."""
     generator = torch.Generator().manual_seed(0)
-    picture = load_example(TEST_IMAGE)
-    edge = (picture.shape[-1] - size) // 2
-    x = picture[..., edge : edge + size, edge : edge + size].to(device)
+    x = load_example(TEST_IMAGE).to(device)
+    edge = (x.shape[-1] - size) // 2
+    x = x[..., edge : edge + size, edge : edge + size]
 
-    noisy = salt_and_pepper(x, 0.25, generator)
-    mask = random_mask(x, 0.3, generator)
-    partial = mask * gaussian_noise(x, 0.03, generator)
+    noisy = SaltAndPepper(0.25).measure(x, [generator])
+    partial = Inpainting(missing=0.3, noise=0.03, fill="zero").measure(x, [generator])
     exposure, background = 200.0, 2.0
     camera = exposure * Blur.gaussian(1.2).to(device=device, dtype=x.dtype)
     counts = poisson_counts(camera(x) + background, generator)
+    picture = (counts - background) / exposure
+    blurred = Measurement(KullbackLeibler(counts, background), camera, (0.0, 1.0), picture)
 
     weights = network.card.weights
-
-    def problem(**parts: object) -> VariationalProblem:
-        return VariationalProblem(regularizer=network, box=(0, 1), **parts)  # type: ignore[arg-type]
-
-    return (
-        Task(
-            "denoising",
-            "Salt & pepper, 25 % of the pixels (L1)",
-            x,
-            noisy,
-            problem(fidelity=L1(noisy), weight=weights["salt-and-pepper"]),
-        ),
-        Task(
-            "inpainting",
-            "30 % missing, 3 % noise (squared L2)",
-            x,
-            partial,
-            problem(fidelity=SquaredL2(partial), operator=Mask(mask), weight=weights["inpainting"]),
-        ),
-        Task(
-            "deblurring",
-            "Blur and Poisson noise (Kullback-Leibler)",
-            x,
-            (counts - background) / exposure,
-            problem(
-                fidelity=KullbackLeibler(counts, background),
-                operator=camera,
-                weight=DEBLURRING_WEIGHT,
-            ),
-        ),
+    tasks = (
+        ("denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, weights["salt-and-pepper"]),
+        ("inpainting", "30 % missing, 3 % noise (squared L2)", partial, weights["inpainting"]),
+        ("deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, DEBLURRING_WEIGHT),
+    )
+    return tuple(
+        DemoTask(name, title, x, data.picture, data.problem(network, weight))
+        for name, title, data, weight in tasks
     )

@@ -1,4 +1,4 @@
-"""Pictures: the examples inside the package, files, noise, and PSNR.
+"""Pictures: the examples inside the package, files, noise, PSNR and SSIM.
 
 Images are tensors (B, C, H, W) with values in [0, 1].
 """
@@ -10,11 +10,15 @@ from importlib import resources
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path as atomic_path
-from convexlift.files.planes import pillow, read_plane, to_float
+from convexlift.files.formats import pillow
+from convexlift.files.pictures import read_plane, to_float
 from convexlift.tensors import first_non_finite
+
+_GAUSSIAN = tuple(math.exp(-((k / 1.5) ** 2) / 2) for k in range(-5, 6))
 
 
 def example_names() -> tuple[str, ...]:
@@ -63,14 +67,55 @@ def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
         truth: of the same shape; a batch of one is for all images.
         peak: the value of white.
     """
-    batches = {*x.shape[:1], *truth.shape[:1]} - {1}
-    if x.ndim < 2 or x.shape[1:] != truth.shape[1:] or len(batches) > 1:
-        raise ValueError(
-            f"x has the shape {tuple(x.shape)} and truth {tuple(truth.shape)}; compare images of "
-            "one size, (B, C, H, W) both"
-        )
+    _require_same_size(x, truth)
     error = ((x - truth) ** 2).flatten(1).mean(1, dtype=torch.float64)
     return 10 * torch.log10(torch.as_tensor(peak**2, dtype=torch.float64) / error)
+
+
+def ssim(x: Tensor, truth: Tensor) -> Tensor:
+    """The structural similarity of each image, in double precision (Wang et al. 2004).
+
+    The mean over all pixels of (2 m n + c1) (2 cov + c2) / ((m^2 + n^2 + c1) (var x + var y + c2)),
+    with means m and n, variances and covariances weighted by a Gaussian of 11 x 11 pixels and
+    standard deviation 1.5. Images are reflected at their edges. The result is NaN for images
+    smaller than the window.
+
+    Args:
+        x: images, (B, C, H, W), with values in [0, 1].
+        truth: of the same shape; a batch of one is for all images.
+    """
+    _require_same_size(x, truth)
+    if min(x.shape[-2:]) < len(_GAUSSIAN):
+        return torch.full((len(x),), math.nan, dtype=torch.float64, device=x.device)
+    # One image at a time, so that the maps take little memory however large the batch is.
+    size = (max(len(x), len(truth)), *x.shape[1:])
+    pairs = zip(x.expand(size), truth.expand(size), strict=True)
+    return torch.stack([_similarity_map(a.double(), b.double()).mean() for a, b in pairs])
+
+
+def _similarity_map(x: Tensor, y: Tensor) -> Tensor:
+    """SSIM in the window around each pixel of (C, H, W)."""
+    c1, c2 = 0.01**2, 0.03**2
+    margin = 4 * (len(_GAUSSIAN) // 2,)
+    x, y = F.pad(x, margin, mode="reflect"), F.pad(y, margin, mode="reflect")
+    mean_x, mean_y = _local_mean(x), _local_mean(y)
+    covariance = _local_mean(x * y) - mean_x * mean_y
+    variances = (_local_mean(x * x) - mean_x**2).clamp_min_(0)
+    variances += (_local_mean(y * y) - mean_y**2).clamp_min_(0)
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    return above / ((mean_x**2 + mean_y**2 + c1) * (variances + c2))
+
+
+def _local_mean(image: Tensor) -> Tensor:
+    """Means with Gaussian weights: a separable filter, as a sum of shifted images."""
+    for dim in (-2, -1):
+        length = image.shape[dim] + 1 - len(_GAUSSIAN)
+        shifted = (image.narrow(dim, k, length) for k in range(len(_GAUSSIAN)))
+        total = torch.zeros_like(image.narrow(dim, 0, length))
+        for part, weight in zip(shifted, _GAUSSIAN, strict=True):
+            total.add_(part, alpha=weight / sum(_GAUSSIAN))
+        image = total
+    return image
 
 
 def salt_and_pepper(x: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
@@ -96,6 +141,15 @@ def random_mask(x: Tensor, missing: float, generator: torch.Generator) -> Tensor
     """1 where a pixel is seen, 0 where it is missing; (1, 1, H, W), of the image's precision."""
     _require_fraction(missing)
     return (_uniform(x[:1, :1], generator) >= missing).to(x.dtype)
+
+
+def _require_same_size(x: Tensor, truth: Tensor) -> None:
+    batches = {*x.shape[:1], *truth.shape[:1]} - {1}
+    if x.ndim < 2 or x.shape[1:] != truth.shape[1:] or len(batches) > 1:
+        raise ValueError(
+            f"x has the shape {tuple(x.shape)} and truth {tuple(truth.shape)}; compare images of "
+            "one size, (B, C, H, W) both"
+        )
 
 
 def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:

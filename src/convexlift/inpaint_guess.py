@@ -1,4 +1,4 @@
-"""Guesses of pixels from the pixels around them."""
+"""Guesses of missing and noisy pixels from their neighbours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
-    """Missing pixels become the mean of the seen ones around them.
+    """Missing pixels become the mean of the seen pixels around them.
 
-    Pixels with no seen neighbour in size x size wait for the next round, in which the filled
-    ones count as seen.
+    Pixels without a seen neighbour in size x size are filled in the next round, where the pixels
+    filled so far count as seen.
     """
     if size < 3 or size % 2 == 0:
         raise ValueError(f"neighbours are in squares of odd size, 3 or more; got size={size}")
@@ -21,7 +21,7 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
         total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
         reached = count > 0
         if not bool((reached & (seen == 0)).any()):
-            break  # a mask that sees nothing
+            break  # every pixel is missing
         mean = total / count.clamp_min(1)
         image = torch.where((seen == 0) & reached, mean, image)
         seen = torch.maximum(seen, reached.to(seen))
@@ -29,7 +29,7 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
 
 
 def median_of_neighbours(image: Tensor, size: int = 5) -> Tensor:
-    """Every pixel becomes the median of size x size around it (fewer at the edges of an image)."""
+    """Each pixel becomes the median of size x size pixels around it, of fewer at the edges."""
     margin = size // 2
     padded = F.pad(image, (margin, margin, margin, margin), value=torch.nan)
     windows = padded.unfold(-2, size, 1).unfold(-2, size, 1)  # (..., H, W, size, size)

@@ -1,6 +1,6 @@
-"""Ellipses: images and exact sinograms of the same object.
+"""Phantoms: images and exact sinograms of sums of ellipses.
 
-An object is a sum of ellipses in a square from -1 to 1; x points to the right, y up.
+The ellipses lie in a square from -1 to 1; x points to the right, y up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.operators.tomography.beams import RayTransform
+from convexlift.operators.tomography.ray_transform import RayTransform
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Ellipse:
     """``value`` where (x/a)^2 + (y/b)^2 <= 1, turned by ``degrees`` and moved to its centre.
 
     Attributes:
-        value: what is added inside.
+        value: added inside.
         a: the semi-axis along x, before turning.
         b: the semi-axis along y.
-        x: the centre.
-        y: the centre.
+        x: the centre's first coordinate.
+        y: the centre's second coordinate.
         degrees: counterclockwise.
     """
 

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.models.describe import describe
-from convexlift.operators.imaging import Blur, Diagonal
-from convexlift.operators.linear import Composition, Identity, LinearOperator, Scaled, Sum
-from convexlift.operators.tomography.beams import FanBeam, ParallelBeam
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.operators.linear import LinearOperator
+from convexlift.parts import Part
 from convexlift.problems.claims import Claim, Guarantee
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import foreign_parts, is_own
 
 FORMAT = 1
 """The version of the format."""
@@ -90,7 +90,7 @@ class Proof:
                 "box": [_finite(problem.bounds.lower), _finite(problem.bounds.upper)],
                 "fidelity": _fidelity(problem.fidelity, arrays),
                 "operator": _operator(problem.operator, arrays),
-                "network": describe(problem.regularizer),
+                "network": _network(problem.regularizer),
             },
             "claims": [
                 {
@@ -143,56 +143,50 @@ def _made_by() -> dict[str, str]:
     return {"convexlift": version, "torch": str(torch.__version__), "date": now}
 
 
+def _network(network: InputConvexNetwork) -> dict[str, Any]:
+    """Its layers, if all activations and maps are the library's own."""
+    for module in network.modules():
+        if isinstance(module, Part) and not is_own(module):
+            raise ValueError(_unknown("map", module))
+        for part in foreign_parts(getattr(module, "activation", None)):
+            raise ValueError(_unknown("activation", part))
+    return describe(network)
+
+
 def _fidelity(fidelity: Fidelity, arrays: Arrays) -> dict[str, Any]:
-    kind = type(fidelity)
-    if kind not in (SquaredL2, L1, KullbackLeibler, WeightedL2):
-        raise ValueError(_unknown("fidelity", fidelity))
-    if isinstance(fidelity, KullbackLeibler):
-        arrays["fidelity.background"] = _array(fidelity.background)
-    if isinstance(fidelity, WeightedL2):
-        arrays["fidelity.weights"] = _array(fidelity.weights)
-    return {kind.__name__: {"scale": fidelity.scale} if isinstance(fidelity, L1) else {}}
+    """Its name and numbers; tensors other than the data go to ``arrays``."""
+    numbers = {}
+    for name, value in _arguments(fidelity, "fidelity").items():
+        if not isinstance(value, Tensor):
+            numbers[name] = value
+        elif name != "y":
+            arrays[f"fidelity.{name}"] = _array(value)
+    return {str(fidelity.part_name): numbers}
 
 
 def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
     """The tree of an operator; its tensors go to ``arrays`` under names that the tree mentions."""
 
-    def stored(name: str, values: np.ndarray[Any, Any]) -> str:
-        place = sum(key.startswith("operator.") for key in arrays)
-        arrays[f"operator.{place}.{name}"] = values
-        return f"operator.{place}.{name}"
+    def written(name: str, value: Any) -> Any:
+        if isinstance(value, LinearOperator):
+            return _operator(value, arrays)
+        if isinstance(value, list | tuple):
+            return [written(name, item) for item in value]
+        if isinstance(value, Tensor | np.ndarray):
+            place = f"operator.{sum(key.startswith('operator.') for key in arrays)}.{name}"
+            arrays[place] = _array(torch.as_tensor(value))
+            return place
+        return value
 
-    match operator:
-        case Identity():
-            return {"Identity": {}}
-        case Scaled():
-            inner = _operator(operator.operator, arrays)
-            return {"Scaled": {"factor": operator.factor, "operator": inner}}
-        case Composition():
-            return {"Composition": {"factors": [_operator(f, arrays) for f in operator.factors]}}
-        case Sum():
-            return {"Sum": {"terms": [_operator(term, arrays) for term in operator.terms]}}
-        case Diagonal():  # a mask among them
-            return {"Diagonal": {"values": stored("values", _array(operator.values))}}
-        case Blur():
-            kernel = stored("kernel", _array(operator.kernel))
-            return {"Blur": {"kernel": kernel, "boundary": operator.boundary}}
-        case ParallelBeam() | FanBeam():
-            grid = operator.grid
-            content: dict[str, Any] = {
-                "image_size": [grid.height, grid.width],
-                "pixel_size": [grid.pixel_height, grid.pixel_width],
-                "angles": stored("angles", operator.exact_angles),
-                "bins": stored("bins", operator.bins),
-            }
-            if isinstance(operator, FanBeam):
-                content |= {
-                    "source_distance": operator.source_distance,
-                    "detector_distance": operator.detector_distance,
-                    "detector": operator.detector,
-                }
-            return {type(operator).__name__: content}
-    raise ValueError(_unknown("operator", operator))
+    arguments = _arguments(operator, "operator").items()
+    return {str(operator.part_name): {name: written(name, value) for name, value in arguments}}
+
+
+def _arguments(part: Part, what: str) -> dict[str, Any]:
+    """What files say of a part of the library; the checker knows no others."""
+    if part.part_name is None or not is_own(part):
+        raise ValueError(_unknown(what, part))
+    return part.arguments()
 
 
 def _unknown(what: str, part: object) -> str:

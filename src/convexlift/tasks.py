@@ -17,14 +17,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
+from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp, invertible
-from convexlift.operators.tomography.presets import PAPER_BACKGROUND, paper_scanner
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
+from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Shape, TensorRecord
 
@@ -224,7 +225,7 @@ class SparseViewCT(Task):
     def __post_init__(self) -> None:
         if not 0 < self.background < math.inf:
             raise ValueError(f"SparseViewCT needs background > 0, got {self.background}")
-        if not invertible(self.scanner):
+        if not self.scanner.invertible:
             raise ValueError(
                 "SparseViewCT needs a ParallelBeam, a FanBeam of a full turn, or a multiple of "
                 f"one, got {self.scanner!r}"

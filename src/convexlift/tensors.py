@@ -215,6 +215,18 @@ class Blocks(Mapping[str, Tensor]):
         """Norms of the difference, image by image and a few channels at a time: it may be large."""
         return Blocks({name: _distance(part, other[name]) for name, part in self.items()})
 
+    @property
+    def device(self) -> torch.device:
+        """Where all blocks are."""
+        return next(iter(self.values())).device
+
+    def to(self, device: torch.device) -> Blocks:
+        """Blocks of one shape on another device, in one transfer."""
+        if device == self.device:
+            return self
+        together = torch.stack(list(self.values())).to(device)
+        return Blocks(dict(zip(self, together, strict=True)))
+
     def total(self) -> Tensor:
         """The sum of all blocks, for blocks of one shape."""
         return torch.stack(list(self.values())).sum(0)

@@ -1,16 +1,16 @@
-"""Readings of X-ray detectors, what is expected of them, and the data terms that belong to them.
+"""Readings of X-ray detectors, their expected values, and their data terms.
 
-A detector behind an object x reads, by the law of Beer and Lambert,
+By the law of Beer and Lambert, the mean reading of a detector behind an object x is
 
-    I = dark + (flat - dark) exp(-A x)
+    I = dark + (flat - dark) exp(-A x),
 
-on average: ``flat`` without the object, ``dark`` without the beam. A x holds integrals of the
-attenuation along rays, without unit: if x is per millimetre, lengths of A are in millimetres.
+``flat`` without the object and ``dark`` without the beam. A x holds integrals of the attenuation
+along rays, without unit: if x is per millimetre, lengths of A are in millimetres.
 
-Data enter in one of three ways, which differ in what they say about noise:
+Data enter in one of three ways, with different models of the noise:
 
     line_integrals(I, flat, dark)     readings; p = -log of the transmission, with its variance
-    LineIntegrals(p, weights)         integrals that somebody else took the logarithm of
+    LineIntegrals(p, weights)         integrals, where the logarithm was taken before
     Counts(y, background)             y ~ Poisson(A x + r), without a logarithm: emission
 
 Each has a ``fidelity()`` for ``VariationalProblem``.
@@ -25,17 +25,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import KullbackLeibler
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.tensors import TensorRecord, first_non_finite, fits
 
 Field = float | Tensor
-"""A number, (bins,), exposures (n, bins) or (rows, n, bins), of which the mean counts, or all."""
+"""A number, (bins,), exposures (n, bins) or (rows, n, bins) to average, or one per reading."""
 
 
 @dataclass(frozen=True, eq=False)
 class LineIntegrals(TensorRecord):
-    """p = A x + noise of variances 1/weights, (B, 1, angles, bins) both.
+    """p = A x + noise with variances 1/weights, both (B, 1, angles, bins).
 
     Attributes:
         values: p, without unit.
@@ -46,22 +45,22 @@ class LineIntegrals(TensorRecord):
     weights: Tensor
 
     def __post_init__(self) -> None:
-        self.fidelity()  # says what is wrong
+        self.fidelity()  # checks both
 
     def fidelity(self) -> WeightedL2:
-        """D(A x) = 1/2 sum omega (A x - p)^2: at the truth, about half the number of data."""
+        """D(A x) = 1/2 sum omega (A x - p)^2; at the true x, about half the number of data."""
         return WeightedL2(self.values, self.weights)
 
 
 @dataclass(frozen=True, eq=False)
 class Counts(TensorRecord):
-    """y ~ Poisson(A x + r): photons that x itself sends out, and others that are always there.
+    """y ~ Poisson(A x + r): photons that x emits, on a background.
 
-    Nothing is converted, but the model is checked: counts are whole numbers. What was scaled or
-    corrected before has other noise; state it as ``KullbackLeibler`` if that is meant.
+    Nothing is converted, but the model is checked: counts are whole numbers. Data that were scaled
+    or corrected have other noise; use ``KullbackLeibler`` if that is meant.
 
     Attributes:
-        values: y, of any type of numbers; (B, 1, angles, bins) as the operator gives it.
+        values: y, of any number type; (B, 1, angles, bins), as the operator returns it.
         background: r >= 0, the mean number of counts without x.
     """
 
@@ -78,7 +77,7 @@ class Counts(TensorRecord):
                 "cl.KullbackLeibler(y, background)"
             )
         object.__setattr__(self, "values", values)
-        self.fidelity()  # says what else is wrong
+        self.fidelity()  # checks the rest
 
     def fidelity(self) -> KullbackLeibler:
         """D(A x) = sum A x + r - y + y log(y / (A x + r)), the negative log-likelihood."""
@@ -110,20 +109,20 @@ def line_integrals(
     """p = -log((I - dark) / (flat - dark)), with weights (I - dark)^2 / Var I.
 
     A reading of N photons, each worth ``gain`` units, varies by Var I = gain (I - dark) + Var dark.
-    If what is dark are counts too, Var dark = gain dark, the default, the weights are
+    If the dark reading is a count too, Var dark = gain dark, the default, the weights are
 
         omega = (I - dark)^2 / (gain I),
 
     and 1/2 omega (A x - p)^2 is the second-order expansion around p of the negative log-likelihood
     of I / gain ~ Poisson, up to a constant (Sauer and Bouman 1993, "A local update strategy for
-    iterative reconstruction from projections", IEEE Transactions on Signal Processing 41). Without
-    anything dark, omega is the number of photons. Flat and dark fields are taken as exact, which
-    asks for means of many exposures.
+    iterative reconstruction from projections", IEEE Transactions on Signal Processing 41). With
+    dark = 0, omega is the number of photons. Flat and dark fields are taken as exact, so they
+    should be means of many exposures.
 
-    A signal I - dark below ``floor`` photons, or negative, has no logarithm that means anything: it
-    is raised to that, which says "nearly opaque" with hardly any weight. Readings of dead pixels
-    (flat <= dark) and saturated ones have weight 0. A warning counts both. Transmissions above one
-    come from noise and are left: p is negative there.
+    A signal I - dark below ``floor`` photons, or negative, has no meaningful logarithm: it is
+    raised to that floor, which means "nearly opaque" with hardly any weight. Readings of dead
+    pixels (flat <= dark) and saturated ones have weight 0. A warning counts both. Transmissions
+    above one come from noise and are kept: p is negative there.
 
     Args:
         intensity: I, (angles, bins) or (B, 1, angles, bins), integers or floats.
@@ -132,10 +131,10 @@ def line_integrals(
             (B, n, bins), or one for each reading, (B or 1, 1, angles, bins).
         dark: readings without beam, in the same shapes.
         gain: units of the readings for one photon.
-        dark_variance: of the readings without beam, where they are no counts but an offset with
-            electronic noise: ``dark.var(0)`` of the exposures, say.
+        dark_variance: of the readings without beam, where they are not counts but an offset with
+            electronic noise; for example ``dark.var(0)`` of the exposures.
         floor: the smallest signal, in photons.
-        saturation: readings from here on were cut off.
+        saturation: readings of this value or more were cut off.
     """
     for name, value in (("gain", gain), ("floor", floor)):
         if not 0 < value < math.inf:
@@ -176,7 +175,7 @@ def _readings(intensity: Tensor) -> Tensor:
 
 
 def _as_float(name: str, values: Tensor) -> Tensor:
-    """Finite numbers in floating point: their own, or torch's default for integers."""
+    """Finite numbers in floating point; integers become torch's default type."""
     if not isinstance(values, Tensor):
         raise TypeError(f"{name}: a torch.Tensor is needed, got {type(values).__name__}")
     if not values.is_floating_point():
@@ -186,7 +185,7 @@ def _as_float(name: str, values: Tensor) -> Tensor:
 
 
 def _field(name: str, field: Field, readings: Tensor) -> Tensor:
-    """A flat or dark field in double precision, of a shape that fits the readings."""
+    """A flat or dark field in double precision, in a shape that fits the readings."""
     values = torch.as_tensor(field, dtype=torch.float64, device=readings.device)
     _require_finite(name, values)
     if values.ndim == 2:
@@ -209,7 +208,7 @@ def _require_finite(name: str, values: Tensor) -> None:
 
 
 def _report(starved: Tensor, dead: Tensor, cut: Tensor, floor: float) -> None:
-    """Warn of readings that say little or nothing; refuse if there are no others."""
+    """Warn of readings with little or no information; raise if there are no others."""
     total, counts = dead.numel(), [int(mask.sum()) for mask in (starved, dead, cut)]
     if counts[1] == total:
         raise ValueError(

@@ -1,30 +1,77 @@
-"""What all commands share: the application, errors in one sentence, devices, JSON files."""
+"""The application, which imports a command when it is used, and the helpers all commands share."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 import convexlift
-from convexlift.images import atomic_path
+from convexlift import startup
+from convexlift.files.atomic import atomic_path
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+COMMANDS = {
+    "benchmark": "Methods side by side: iterations and seconds to each accuracy.",
+    "demo": "Three tasks on a picture inside the package; half a minute on one core.",
+    "models": "The trained regularizers inside the package, or the whole card of one.",
+    "reconstruct": "Your own files, with a proof beside each result.",
+    "reproduce": "One experiment of the paper, its numbers beside the paper's.",
+    "serve": "The web page: reconstruct pictures in a browser, and watch the proof close in.",
+    "train": "Train a regularizer on your own images.",
+    "verify": "Check proof files, which reconstruct --proof and solution.proof.save write.",
+}
+"""Names and summaries. The module ``cli.NAME`` registers the command with ``app``."""
+MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
+"""Modules with another name than their command."""
+
+
+class Commands(TyperGroup):
+    """The commands, of which the help shows the summaries, and only the one invoked is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, whether imported or not."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command as the help shows it."""
+        summary = COMMANDS.get(cmd_name)
+        return None if summary is None else TyperCommand(cmd_name, help=summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command to invoke, imported."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """Import a command."""
+    importlib.import_module(f"convexlift.cli.{MODULES.get(name, name)}")
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group.commands[name]
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Image reconstruction with learned convex regularizers, and a proof with every image.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, startup.INTERRUPTED
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the results to this file.")
@@ -41,15 +88,15 @@ class Device(StrEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend: one sentence and a hint."""
+    """A mistake that the user can correct: one sentence and a hint."""
 
 
 class Failed(Exception):
-    """What was done could not be said or written in full: one sentence and a hint."""
+    """Results could not be written or reported in full: one sentence and a hint."""
 
 
 class Interrupted(Exception):
-    """The user ended it: what there is now, and how to go on."""
+    """Interrupted by the user: the results so far, and how to continue."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,10 +121,11 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
 
     ``quiet`` leaves the sentence to another process, except for failures of this one.
     """
+    startup.raise_on_interrupt()  # imports are done; Ctrl-C is handled here from now on
     try:
         yield
     except typer.Exit:
-        raise  # a status that was decided on
+        raise  # with a status of the command's own
     except BaseException as error:
         if debug and not isinstance(error, Interrupted | Failed):
             raise
@@ -98,12 +146,16 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
 
 
 def console() -> Console:
-    """Standard output; in a pipe, lines are as long as they need to be."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    """Standard output; lines in a pipe are as long as they need to be."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def choose_device(choice: Device) -> torch.device:
-    """The device asked for, or the best one there is."""
+    """The device asked for, or the best one available."""
+    import torch
+
     if choice is Device.cuda and not torch.cuda.is_available():
         raise UserError("No CUDA device is available here. Use --device cpu or --device auto.")
     if choice is Device.auto:
@@ -128,7 +180,7 @@ def check_json_file(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, content: Any) -> None:
-    """Write the file of ``--json``, if there is one; never half of it."""
+    """Write the file of ``--json``, if there is one, atomically."""
     if path is not None:
         with atomic_path(path) as part:
             part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -19,15 +19,11 @@ from typing import Any
 import typer
 
 import convexlift
-from convexlift.cli.app import Interrupted, UserError, app, one_sentence_errors
+from convexlift.cli.app import COMMANDS, Interrupted, UserError, app, one_sentence_errors
 
-CHECKOUT = Path(convexlift.__file__).parents[2]
+PACKAGES = Path(convexlift.__file__).parents[1]
+CHECKOUT = PACKAGES.parent if PACKAGES.name == "src" else None
 """The root of the repository, if the package is used from a checkout."""
-
-HELP = {
-    "reproduce": "One experiment of the paper, its numbers beside the paper's.",
-    "benchmark": "Methods side by side: iterations and seconds to each accuracy.",
-}
 
 
 def load_commands(root: Path) -> ModuleType:
@@ -54,15 +50,17 @@ def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[...,
                 command(debug=debug, **options)
             except commands.BadInput as error:
                 raise UserError(str(error)) from error.__cause__
-            except commands.Interrupted as error:
-                raise Interrupted(str(error)) from None
+            except KeyboardInterrupt as error:
+                if not error.args:
+                    raise
+                raise Interrupted(str(error)) from None  # says what is kept
 
     return run
 
 
 def register(name: str) -> None:
     """Add a command to the application: the real one in a checkout, elsewhere a launcher of it."""
-    if (CHECKOUT / "experiments" / "commands.py").is_file():
+    if CHECKOUT is not None and (CHECKOUT / "experiments" / "commands.py").is_file():
         commands = load_commands(CHECKOUT)
         app.command(name)(guarded(commands, getattr(commands, name)))
         return
@@ -75,8 +73,8 @@ def register(name: str) -> None:
         inner(args=context.args, prog_name=f"convexlift {name}")
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(name, help=HELP[name], add_help_option=False, context_settings=anything)(launch)
+    app.command(name, help=COMMANDS[name], add_help_option=False, context_settings=anything)(launch)
 
 
-for _name in HELP:
+for _name in ("reproduce", "benchmark"):
     register(_name)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import convexlift
 from convexlift.cli.app import (
@@ -22,11 +18,10 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.models.cards import ModelCard
-from convexlift.models.sheets import Sheet
-from convexlift.models.store import sheet, shipped_sheets
+from convexlift.models.files import Sheet, sheet, shipped_sheets
 
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
-NUMBERS = ("Weight", "Test dB")
+TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
 
 
@@ -43,18 +38,20 @@ def models(
 
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
+    from convexlift.cli.terminal import table
+
     screen = console()
     with one_sentence_errors(debug):
         check_json_file(json_file)
         sheets = shipped_sheets() if name is None else {name: _sheet(name)}
         write_json(json_file, as_json(sheets, convexlift.__version__))
         if name is not None:
-            screen.print(details(sheets[name]), highlight=False, markup=False, soft_wrap=True)
+            screen.print(details(sheets[name]), markup=False, soft_wrap=True)
         elif sheets:
-            _show(sheets, screen)
+            screen.print(table(COLUMNS, rows(sheets), left=TEXTS, wrapped=["Licence"], tight=True))
+            screen.print("The whole card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
-            text = f"No regularizers are shipped with convexlift {convexlift.__version__}."
-            screen.print(text, highlight=False)
+            screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")
 
 
 def as_json(sheets: dict[str, Sheet], version: str) -> dict[str, Any]:
@@ -104,18 +101,6 @@ def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
         UNKNOWN if psnr is None else f"{psnr:.2f}",
         card.license.split(";")[0].strip() or UNKNOWN,
     )
-
-
-def _show(sheets: dict[str, Sheet], screen: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # for 80 columns
-    for column in COLUMNS:
-        justify: Literal["left", "right"] = "right" if column in NUMBERS else "left"
-        table.add_column(column, justify=justify, no_wrap=column != "Licence")
-    for row in rows(sheets):
-        table.add_row(*map(Text, row))
-    screen.print(table)
-    text = "The whole card of one: convexlift models NAME. In Python: cl.load(NAME)."
-    screen.print(text, highlight=False)
 
 
 def _sheet(name: str) -> Sheet:

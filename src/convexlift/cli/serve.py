@@ -17,8 +17,6 @@ from convexlift.cli.app import (
     one_sentence_errors,
 )
 from convexlift.web.limits import MEGABYTE, Limits
-from convexlift.web.server import ServerOptions, listen, require_gradio
-from convexlift.web.server import serve as run_server
 
 _DEFAULT = Limits()
 
@@ -56,6 +54,9 @@ def serve(
     It can be reached from this machine only, unless --host says otherwise. Ctrl-C ends it.
     Exit status: 0 done, 1 failed, 2 bad input.
     """
+    from convexlift.web.server import ServerOptions, listen, require_gradio
+    from convexlift.web.server import serve as run_server
+
     screen = console()
     with one_sentence_errors(debug):
         try:

@@ -1,4 +1,4 @@
-"""What ``convexlift train`` does once it has its recipe: read, train, write, show."""
+"""``convexlift train`` once its options are read: recipe, images, training, model, summary."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 import convexlift
 from convexlift.cli.app import (
-    Device,
     Failed,
     Interrupted,
     UserError,
@@ -31,45 +27,100 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
+from convexlift.cli.terminal import progress, table
+from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
 from convexlift.files.limits import require_limit
+from convexlift.images import load_image
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.training import distributed
-from convexlift.training.cards import training_card
+from convexlift.tasks import Inpainting, Task
+from convexlift.training import processes
 from convexlift.training.data import ImageSet
-from convexlift.training.disk_errors import FULL, WriteError
+from convexlift.training.hypergradients import (
+    Hypergradient,
+    Implicit,
+    JacobianFree,
+    Unrolled,
+    ValueFunction,
+)
 from convexlift.training.initialization import absorb_weight_
-from convexlift.training.loop import CHECKPOINT, Callback, Report
+from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport
+from convexlift.training.presets import PRESETS
 from convexlift.training.recipes import (
     AdversarialRecipe,
+    AnyRecipe,
     BilevelRecipe,
-    Outcome,
+    RecipeResult,
     follow,
+    training_card,
     validated_task,
 )
+from convexlift.training.run_files import FULL, WriteError
 
-AnyRecipe = AdversarialRecipe | BilevelRecipe
 CONTINUE = "Go on with the same command and --resume"
+HYPERGRADIENTS: dict[str, Hypergradient] = {
+    "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
+    "value-function": ValueFunction(),
+    "jacobian-free": JacobianFree(),
+    "unrolled": Unrolled(steps=20),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Where a training reads and writes."""
+def changed_recipe(job: TrainOptions) -> AnyRecipe:
+    """The recipe of the preset, with the changes that the options ask for."""
+    recipe = _preset(job)
+    options = replace(recipe.options, **_given(job, "steps", "learning_rate", "validate_every"))
+    changes = _given(job, "batch_size", "crop", "images", "held_out", "seed", "penalty")
+    if isinstance(job, BilevelOptions) and job.hypergradient is not None:
+        changes["hypergradient"] = HYPERGRADIENTS[job.hypergradient]
+    if _damaged(job) is not None:
+        changes.update(task=None, flips=False)
+    if job.mask is not None:
+        recipe = _with_mask(recipe, job.mask)
+    return replace(recipe, options=options, **changes)
 
-    folders: list[Path]
-    output: Path
-    damaged: Path | None
-    start: str | None
-    resume: bool
-    device: Device
-    json_file: Path | None
-    max_megapixels: float | None = None
+
+def _preset(job: TrainOptions) -> AnyRecipe:
+    kind, other = "adversarial", "bilevel"
+    if isinstance(job, BilevelOptions):
+        kind, other = other, kind
+    if job.preset in job.presets:
+        return PRESETS[job.preset]
+    if job.preset in PRESETS:
+        raise UserError(
+            f"{job.preset} is a preset of `convexlift train {other}`. Use that command."
+        )
+    known = ", ".join(job.presets)
+    raise UserError(f"There is no {kind} preset {job.preset!r}. Choose one of {known}.")
+
+
+def _given(job: TrainOptions, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(job, name, None)) is not None}
+
+
+def _damaged(job: TrainOptions) -> Path | None:
+    return job.damaged if isinstance(job, AdversarialOptions) else None
+
+
+def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
+    """One mask for all images in place of random ones."""
+    mask = (load_image(path)[0, 0] >= 0.5).float()
+
+    def fixed(task: Task | None) -> Task | None:
+        return replace(task, mask=mask) if isinstance(task, Inpainting) else task
+
+    tasks = [recipe.task] if isinstance(recipe, AdversarialRecipe) else [t for t, _ in recipe.tasks]
+    if not any(isinstance(task, Inpainting) for task in tasks):
+        raise UserError("--mask is for inpainting, which this preset does not do. Leave it out.")
+    if isinstance(recipe, AdversarialRecipe):
+        return replace(recipe, task=fixed(recipe.task))
+    return replace(recipe, tasks=tuple((fixed(task) or task, w) for task, w in recipe.tasks))
 
 
 @contextlib.contextmanager
-def one_process_tells(debug: bool) -> Iterator[None]:
-    """What the library refuses is for the user to mend; one process of several says it."""
+def _errors(debug: bool) -> Iterator[None]:
+    """Errors of the library as advice to the user, printed by one process of several."""
     quiet = os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
@@ -89,8 +140,13 @@ def _full_disk(error: OSError) -> str:
     return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
 
 
-def run_job(recipe: AnyRecipe, job: Job) -> None:
-    """Train, write the model and show what came of it."""
+def run_job(job: TrainOptions) -> None:
+    """Train, write the model and show how good it is."""
+    with _errors(job.debug):
+        _run(changed_recipe(job), job)
+
+
+def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
@@ -98,10 +154,10 @@ def run_job(recipe: AnyRecipe, job: Job) -> None:
     images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels)
     _check_held_out(recipe, len(images))
     damaged = None
-    if job.damaged is not None:
-        damaged = ImageSet.from_folder(job.damaged, max_megapixels=job.max_megapixels)
+    if (folder := _damaged(job)) is not None:
+        damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels)
     network = None if job.start is None else _load_start(job.start, recipe)
-    with distributed.process_group(device) as place:
+    with processes.process_group(device) as place:
         screen = console() if place.first else Console(quiet=True)
         if place.first:
             check_folder(job.output)
@@ -109,9 +165,9 @@ def run_job(recipe: AnyRecipe, job: Job) -> None:
             screen.print(
                 f"There is no checkpoint in {job.output} yet; starting from the beginning."
             )
-        outcome = _follow(recipe, job, images, damaged, network, device, screen)
+        result = _follow(recipe, job, images, damaged, network, device, screen)
         if place.first:
-            _finish(recipe, job, images, outcome, place.world, screen)
+            _finish(recipe, job, images, result, place.world, screen)
 
 
 def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
@@ -124,7 +180,7 @@ def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
     return network
 
 
-def _check_output(job: Job) -> None:
+def _check_output(job: TrainOptions) -> None:
     if not job.resume and (job.output / CHECKPOINT).exists():
         raise UserError(
             f"{job.output} holds the checkpoint of an earlier training. "
@@ -146,16 +202,16 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 
 def _follow(
     recipe: AnyRecipe,
-    job: Job,
+    job: TrainOptions,
     images: ImageSet,
     damaged: ImageSet | None,
     network: InputConvexNetwork | None,
     device: torch.device,
     screen: Console,
-) -> Outcome:
+) -> RecipeResult:
     try:
         with _progress(recipe.options.steps, screen) as callback:
-            outcome = follow(
+            result = follow(
                 recipe, images, network=network, damaged=damaged, device=device,
                 folder=job.output, resume=job.resume, callback=callback,
             )  # fmt: skip
@@ -163,29 +219,22 @@ def _follow(
         if (job.output / CHECKPOINT).exists():
             raise Interrupted(f"Interrupted. {CONTINUE} from the last checkpoint.") from None
         raise Interrupted("Interrupted before the first checkpoint; start again.") from None
-    if outcome.trained.interrupted:
-        step = int(outcome.trained.rows[-1]["step"])
+    if result.trained.interrupted:
+        step = int(result.trained.rows[-1]["step"])
         raise Interrupted(
             f"Interrupted after step {step} of {recipe.options.steps}; {job.output / CHECKPOINT} "
             f"holds its state. {CONTINUE}."
         )
-    return outcome
+    return result
 
 
 @contextlib.contextmanager
-def _progress(steps: int, screen: Console) -> Iterator[Callback]:
+def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
     """A bar on a terminal; in a pipe, a line for each validation."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("Training", total=steps)
+    with progress(screen, total=steps, count=True) as update:
         validated = ""
 
-        def show(report: Report) -> None:
+        def show(report: StepReport) -> None:
             nonlocal validated
             loss = f"loss {report.row['loss']:.4g}" if "loss" in report.row else "start"
             if report.score is not None:
@@ -193,26 +242,25 @@ def _progress(steps: int, screen: Console) -> Iterator[Callback]:
                 if not screen.is_terminal:
                     screen.print(
                         f"step {report.step} of {steps}: {loss}{validated}, "
-                        f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}",
-                        highlight=False,
+                        f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}"
                     )
-            bar.update(task, completed=report.step, description=f"{loss}{validated}")
+            update(completed=report.step, description=f"{loss}{validated}")
 
         yield show
 
 
 def _finish(
     recipe: AnyRecipe,
-    job: Job,
+    job: TrainOptions,
     images: ImageSet,
-    outcome: Outcome,
+    result: RecipeResult,
     processes: int,
     screen: Console,
 ) -> None:
-    sources = [*job.folders] if job.damaged is None else [*job.folders, job.damaged]
+    sources = [*job.folders, *filter(None, [_damaged(job)])]
     card = training_card(
         recipe,
-        outcome,
+        result,
         images,
         name=job.output.resolve().name,
         source=[str(folder) for folder in sources],
@@ -220,14 +268,14 @@ def _finish(
         version=f"convexlift {convexlift.__version__}",
         processes=processes,
     )
-    model = save(outcome.trained.network, job.output / "model", card)
-    write_json(job.json_file, as_json(card, outcome, model))
-    _show(card, outcome, model, screen)
+    model = save(result.trained.network, job.output / "model", card)
+    write_json(job.json_file, as_json(card, result, model))
+    _show(card, result, model, screen)
 
 
-def as_json(card: ModelCard, outcome: Outcome, model: Path) -> dict[str, Any]:
+def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any]:
     """The result, for other programs."""
-    trained = outcome.trained
+    trained = result.trained
     return {
         "version": convexlift.__version__,
         "model": str(model),
@@ -236,32 +284,32 @@ def as_json(card: ModelCard, outcome: Outcome, model: Path) -> dict[str, Any]:
         "seconds": trained.seconds,
         "validations": [
             {name: value if math.isfinite(value) else None for name, value in row.items()}
-            for row in _validations(outcome)
+            for row in _validations(result)
         ],
         "card": card.to_json(),
     }
 
 
-def _validations(outcome: Outcome) -> list[dict[str, float]]:
-    return [row for row in outcome.trained.rows if "psnr" in row]
+def _validations(result: RecipeResult) -> list[dict[str, float]]:
+    return [row for row in result.trained.rows if "psnr" in row]
 
 
-def _show(card: ModelCard, outcome: Outcome, model: Path, screen: Console) -> None:
-    rows, trained = _validations(outcome), outcome.trained
+def _show(card: ModelCard, result: RecipeResult, model: Path, screen: Console) -> None:
+    rows, trained = _validations(result), result.trained
     if rows and trained.score is not None:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("Validation", "PSNR", "SSIM", "Weight"):
-            table.add_column(name, justify="left" if name == "Validation" else "right")
-        best = {**trained.score, "step": trained.step}
-        for label, row in (("at the start", rows[0]), (f"best (step {best['step']})", best)):
-            table.add_row(label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
-        screen.print(table)
+        shown = {"at the start": rows[0], f"best (step {trained.step})": trained.score}
+        cells = [
+            (label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
+            for label, row in shown.items()
+        ]
+        header = ("Validation", "PSNR", "SSIM", "Weight")
+        screen.print(table(header, cells, left=["Validation"]))
     text = (
         f"{trained.seconds:.0f} s. Model: {model}\n"
         f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"
         f"  # weight {card.weight:.4g} for {card.task}"
     )
-    screen.print(text, highlight=False, markup=False, soft_wrap=True)
+    screen.print(text, markup=False, soft_wrap=True)
 
 
 def _command(processes: int) -> str:

@@ -16,8 +16,6 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.proof_checker import ProofRejected
-from convexlift.proof_checker import verify as check
 
 
 @app.command()
@@ -29,8 +27,8 @@ def verify(
     """Check proof files, which reconstruct --proof and solution.proof.save write.
 
     The checker shares no code with the solver: it computes objective and lower bound anew from the
-    image, the data, the network and the dual variables in the file, and accounts for rounding. What
-    it prints is proved: no image has an objective below the lower bound.
+    image, the data, the network and the dual variables in the file, and accounts for rounding. The
+    numbers it prints are proved: no image has an objective below the lower bound.
 
     Exit status: 0 all files confirmed, 1 some rejected, 2 bad usage, 130 interrupted.
     """
@@ -43,6 +41,9 @@ def verify(
 
 
 def _checked(path: Path) -> dict[str, Any]:
+    from convexlift.proof_checker import ProofRejected
+    from convexlift.proof_checker import verify as check
+
     try:
         verdicts = check(path)
     except (ProofRejected, OSError) as error:

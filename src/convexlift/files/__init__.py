@@ -1,1 +1,5 @@
-"""Picture files: readers and writers, limits on what files declare, atomic writing."""
+"""Files: pictures of every registered format, limits on declared sizes, atomic writing."""
+
+# Importing these modules registers their formats.
+from convexlift.files import png_jpeg as png_jpeg
+from convexlift.files import tiff as tiff

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and what killed processes left of them."""
+"""Files that are written completely or not at all, and the temporary files of killed processes."""
 
 from __future__ import annotations
 
@@ -11,38 +11,47 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
-"""The temporary names of ``atomic_path`` and ``scans.folders.atomic_folder``."""
+"""The temporary names of ``atomic_path``."""
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that becomes it when the block ends well.
+def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A temporary file or folder beside ``path`` that becomes it when the block ends well.
 
-    No half-written file ever has the final name.
+    No partial file ever has the final name, and no interrupted series looks like a shorter one. A
+    folder may replace an empty folder only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if folder:
+            part.mkdir()
         yield part
+        if folder and path.exists():
+            path.rmdir()  # not every system lets a folder replace one
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        _remove(part)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
     """Remove the temporary files and folders of ``paths`` that killed processes left behind."""
     for found in leftovers(paths):
-        if found.is_dir() and not found.is_symlink():
-            shutil.rmtree(found, ignore_errors=True)
-        else:
-            found.unlink(missing_ok=True)
+        _remove(found)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
-    """What killed processes left of ``paths`` under temporary names.
+    """The temporary files and folders of ``paths`` that killed processes left behind.
 
-    A name says which file it would have become, and in which process. What a process that still
-    runs has written within the hour is left out.
+    A temporary name holds the final name and the number of the process. Files that a running
+    process has written within the last hour are left out.
     """
     names: dict[Path, set[str]] = {}
     for path in paths:
@@ -57,7 +66,7 @@ def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _in_use(part: Path, pid: int) -> bool:
-    """Whether another process may still be writing; numbers of ended processes come again."""
+    """Whether another process may still be writing; process numbers are used again."""
     if pid == os.getpid():
         return False
     try:

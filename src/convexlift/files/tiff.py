@@ -1,4 +1,4 @@
-"""TIFF files, opened with the sizes in their headers checked."""
+"""TIFF files: any number of pages, bits and channels; sizes in headers are checked first."""
 
 from __future__ import annotations
 
@@ -12,30 +12,161 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from convexlift.files.bounded import BoundedReader
-from convexlift.files.limits import EXPANSION, require_plausible
+import numpy as np
+from numpy.typing import NDArray
 
+from convexlift.files.formats import (
+    ORIENTATION,
+    Picture,
+    PictureFormat,
+    from_channels_last,
+    load_extra,
+    pillow,
+    require_one_page,
+)
+from convexlift.files.limits import EXPANSION, BoundedReader, require_plausible
+from convexlift.files.png_jpeg import grey_pixels, open_picture
+
+# Values of TIFF's photometric interpretation: grey, RGB, and colours that are decoded to RGB.
+_MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
+_BITS, _PHOTOMETRIC = 258, 262  # tags
+_ALPHA = (1, 2)  # values of the tag for extra samples
 _UNCOMPRESSED = 1
 _SILENCE = logging.NullHandler()
 
 
-def tifffile_module(path: Path) -> Any:
-    """The module ``tifffile``, or an error that says how to get it."""
+class Tiff(PictureFormat):
+    """Pages of grey levels or RGB with one more sample at most, in integers or floats."""
+
+    name = "TIFF"
+    suffixes = (".tif", ".tiff")
+    marks = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
+    holds_nan = True
+
+    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+        """All pages of one series."""
+        with open_tiff(path, max_megapixels) as file:
+            if len(file.series) != 1:
+                raise ValueError(
+                    f"it has {len(file.series)} series of pages; save each as a file of its own"
+                )
+            page = file.pages.first
+            if page.photometric == _PALETTE:
+                raise ValueError("its colours are a palette; save it as RGB")
+            if page.photometric not in (_MINISWHITE, _MINISBLACK, _RGB, _YCBCR):
+                raise ValueError(f"its colours are {page.photometric.name}; save it as grey or RGB")
+            if page.bitspersample not in (1, 8, 16, 32, 64):
+                raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
+            return decoded(file)
+
+    def write(self, picture: Picture, path: Path) -> None:
+        """With all bits, resolution, description, orientation and colour profile."""
+        kept = picture.metadata
+        grey = "miniswhite" if picture.inverted else "minisblack"
+        options: dict[str, Any] = {"photometric": "rgb" if picture.channels == 3 else grey}
+        for name in ("resolution", "resolutionunit", "description", "extrasamples"):
+            if name in kept:
+                options[name] = kept[name]
+        if "dpi" in kept and "resolution" not in kept:
+            dpi = tuple(float(d) for d in kept["dpi"])
+            options |= {"resolution": dpi, "resolutionunit": "INCH"}
+        if picture.alpha is not None and "extrasamples" not in kept:
+            options["extrasamples"] = ("unassalpha",)
+        if picture.channels + (picture.alpha is not None) > 1:
+            options["planarconfig"] = "contig"
+        if kept.get("compressed"):
+            options["compression"] = "zlib"
+        if "icc_profile" in kept:
+            options["iccprofile"] = kept["icc_profile"]
+        if picture.orientation != 1:
+            options["extratags"] = [(ORIENTATION, "H", 1, picture.orientation, True)]
+        _tifffile(path).imwrite(path, picture.as_array(), metadata=None, **options)
+
+    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+        """Pillow reads 8 and 16 bits, colours and float32; tifffile reads all other numbers."""
+        module = pillow()
+        try:
+            with open_picture(path, max_megapixels) as picture:
+                if not hasattr(picture, "tag_v2"):
+                    raise ValueError(f"it is a {picture.format} file, despite its name; rename it")
+                require_one_page(picture.n_frames)
+                tags, mode = picture.tag_v2, picture.mode
+                inverted = tags.get(_PHOTOMETRIC) == _MINISWHITE
+                deep = mode.startswith("I;16") and tags.get(_BITS) == (16,)
+                if ((deep or mode == "F") and not inverted) or mode[0] not in "IF":
+                    return grey_pixels(picture)
+        except module.UnidentifiedImageError:
+            with path.open("rb") as file:
+                mark = file.read(2)
+            if mark not in (b"II", b"MM"):  # not a TIFF file at all
+                raise
+        return super().read_plane(path, max_megapixels)
+
+
+def decoded(file: Any) -> Picture:
+    """The first series of a ``tifffile.TiffFile``."""
+    series, page = file.series[0], file.pages.first
     try:
-        import tifffile
-    except ImportError:
-        raise ImportError(
-            f'{path} needs tifffile: pip install "convexlift[cli]", or save it as PNG or NPY'
-        ) from None
-    # Its remarks on odd tags would appear on the terminal; errors here say what matters.
+        array = np.asarray(series.asarray())
+    except ValueError as error:
+        if "imagecodecs" not in str(error):
+            raise
+        raise ValueError(
+            f"it is compressed as {page.compression.name} and needs a codec, "
+            "pip install imagecodecs"
+        ) from error
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    rest: dict[str, Any] = {
+        "inverted": page.photometric == _MINISWHITE,
+        "metadata": _metadata(page),
+    }
+    if "S" not in series.axes:
+        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape, **rest)
+    colour, extra = page.photometric in (_RGB, _YCBCR), tuple(map(int, page.extrasamples))
+    if colour and len(extra) > 1:
+        raise ValueError(f"it has {len(extra)} samples beside RGB; save it with one at most")
+    # A sample beside RGB is not a colour: it is kept in the same way as alpha.
+    alpha = bool(extra) and (colour or extra[-1] in _ALPHA)
+    if alpha:
+        rest["metadata"]["extrasamples"] = (extra[-1],)
+    last = np.moveaxis(array, series.axes.index("S"), -1)
+    return from_channels_last(last, alpha, layout=last.shape, **rest)
+
+
+def _metadata(page: Any) -> dict[str, Any]:
+    """The tags that are written again; values that no TIFF file can have are left out."""
+    kept: dict[str, Any] = {"compressed": int(page.compression) != _UNCOMPRESSED}
+
+    def value(name: str) -> Any:
+        return page.tags[name].value if name in page.tags else None
+
+    resolution = (value("XResolution"), value("YResolution"))
+    ratios = all(isinstance(each, tuple) and len(each) == 2 for each in resolution)
+    if ratios and all(isinstance(n, int) and n > 0 for each in resolution for n in each):
+        kept["resolution"] = resolution
+        if value("ResolutionUnit") in (1, 2, 3):
+            kept["resolutionunit"] = int(value("ResolutionUnit"))
+    text = page.description
+    if isinstance(text, str) and text and not text.startswith('{"shape"'):  # tifffile's own
+        kept["description"] = text.encode()  # bytes may hold any letter
+    if value("Orientation") in range(1, 9):
+        kept["orientation"] = int(value("Orientation"))
+    if isinstance(value("InterColorProfile"), bytes):
+        kept["icc_profile"] = value("InterColorProfile")
+    return kept
+
+
+def _tifffile(path: Path) -> Any:
+    module = load_extra("tifffile", f"{path}: TIFF files", "cli")
+    # Its remarks on odd tags would appear on the terminal; our errors say what matters.
     logging.getLogger("tifffile").addHandler(_SILENCE)
-    return tifffile
+    return module
 
 
 @contextlib.contextmanager
 def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
     """A ``tifffile.TiffFile`` whose pages are not too large to be read."""
-    tifffile = tifffile_module(path)
+    tifffile = _tifffile(path)
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already works with its size.
         _require_page(path, file.pages.first, max_megapixels)
@@ -58,7 +189,7 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
 
 
 def _require_end(file: Any) -> None:
-    """Raise if the pages, each of which says where the next one is, form a loop without an end."""
+    """Raise if the pages, each of which says where the next one is, form an endless loop."""
     tiff, content = file.tiff, file.filehandle
     seen: set[int] = set()
     offset = file.pages.first.offset
@@ -76,7 +207,7 @@ def _require_end(file: Any) -> None:
 
 
 def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
-    """The sizes in the XML of a microscope, for which tifffile makes lists of as many pages."""
+    """Check the sizes in a microscope's XML: tifffile makes lists of as many pages."""
     text = html.unescape(file.ome_metadata or "")
     for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
         sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]
@@ -84,11 +215,11 @@ def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
 
 
 def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
-    """Size, tiles and type of one page."""
+    """Check size, tiles and type of one page."""
     if page.dtype is None:
         raise ValueError(
-            f"its {page.bitspersample} bits of the format {page.sampleformat} are no number type; "
-            "save it with 8, 16 or 32 bits"
+            f"its {page.bitspersample} bits of the format {page.sampleformat} are not a type of "
+            "numbers; save it with 8, 16 or 32 bits"
         )
     require_plausible(path, page.shape, _itemsize(page), max_megapixels)
     if page.is_tiled:  # decoders allocate whole tiles, however small the picture is
@@ -97,6 +228,6 @@ def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
 
 
 def _itemsize(page: Any) -> float:
-    """Bytes of a number in the file, where bits may be packed."""
+    """Bytes of a number in the file; bits may be packed."""
     bits = page.bitspersample
     return bits / 8 if isinstance(bits, int) and bits > 0 else 1.0

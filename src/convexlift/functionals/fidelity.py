@@ -13,15 +13,33 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from convexlift.tensors import TensorRecord, first_non_finite, fits, sum_per_image
+from convexlift.parts import Part
+from convexlift.tensors import TensorRecord, first_non_finite, sum_per_image
 
 
-class Fidelity(TensorRecord, ABC):
+@dataclass(frozen=True, eq=False)
+class ProxKernel:
+    """The prox of f in the terms of the GPU kernel: one of three kinds, with its parameters.
+
+    ``squared`` is (w - y)^2/2, ``absolute`` is scale |w - y|, and ``poisson`` the Kullback-Leibler
+    divergence of y and w + background; each plus pull/2 (w - target)^2.
+    """
+
+    kind: Literal["squared", "absolute", "poisson"]
+    scale: float = 1.0
+    background: Tensor | None = None
+    pull: float = 0.0
+    target: Tensor | None = None
+
+
+class Fidelity(Part, TensorRecord, ABC):
     """A separable convex function of the predicted data.
 
     Attributes:
@@ -32,14 +50,24 @@ class Fidelity(TensorRecord, ABC):
         density_rounding: the relative error of f in double precision is less than this.
         conjugate_rounding: that of f*, measured by |f*(v)| + |v| (|y| + offset).
         offset: what is added to w before f looks at it.
+        robust: whether f is made for outliers, so that medians of the data may be a good start.
+        curvature: f'' where it does not depend on w, so that f = curvature/2 (w - y)^2; else None.
+        kernel: the prox as GPUs compute it inside an iteration, or None.
     """
 
+    capabilities = Part.capabilities | {
+        "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
+        "require_explicable",
+    }  # fmt: skip
     smooth: bool
     conjugate_domain: tuple[float, float]
     weights: Tensor | float = 1.0
     density_rounding: float = 1e-13
     conjugate_rounding: float = 1e-13
     offset: Tensor | float = 0.0
+    robust: bool = False
+    curvature: Tensor | float | None = None
+    kernel: ProxKernel | None = None
 
     def __init__(self, y: Tensor) -> None:
         name = type(self).__name__
@@ -75,6 +103,18 @@ class Fidelity(TensorRecord, ABC):
     def measured(self) -> Tensor:
         """Which data count at all; a mask of the shape of y."""
         return self.weights * torch.ones_like(self.y) > 0
+
+    def at_kink(self, w: Tensor, margin: float) -> Tensor:
+        """Where w is at a known kink of f, up to ``margin``: a mask of the shape of w."""
+        return torch.zeros_like(w, dtype=torch.bool)
+
+    def require_explicable(self, lower: float, unseen: Callable[[], Tensor]) -> None:
+        """Raise ValueError if f(A x) is infinite for every image x of a problem.
+
+        Args:
+            lower: the least value of a pixel.
+            unseen: where A x = 0 for every x, a mask of the shape of y.
+        """
 
     @abstractmethod
     def density(self, w: Tensor) -> Tensor:
@@ -151,206 +191,76 @@ class Fidelity(TensorRecord, ABC):
         return best
 
 
-class SquaredL2(Fidelity):
-    """D(w, y) = 1/2 ||w - y||^2, for Gaussian noise."""
+class Anchored(Fidelity):
+    """D'(w) = D(w, y) + pull/2 ||w - target||^2.
 
-    smooth = True
+    The sum of a prox-friendly function and a square needs nothing new: with step s,
+
+        prox_{s f'}(w) = prox_{s/(1 + s pull) f}((w + s pull target) / (1 + s pull))
+        argmin f'(w) + c w = prox_{f/pull}(target - c/pull).
+
+    Args:
+        fidelity: D with its data.
+        target: of the shape of the data.
+        pull: positive.
+    """
+
     conjugate_domain = (-math.inf, math.inf)
-    density_rounding = conjugate_rounding = 2e-15
+    density_rounding = conjugate_rounding = 1e-11
 
-    def density(self, w: Tensor) -> Tensor:
-        """(w - y)^2 / 2."""
-        return (w - self.y) ** 2 / 2
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """w - y."""
-        return w - self.y
-
-    def prox(self, w: Tensor, step: Tensor) -> Tensor:
-        """(w + step y) / (1 + step)."""
-        return (w + step * self.y) / (1 + step)
-
-    def conjugate(self, v: Tensor) -> Tensor:
-        """v^2 / 2 + v y."""
-        return v**2 / 2 + v * self.y
-
-    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
-        """(v - step y) / (1 + step)."""
-        return (v - step * self.y) / (1 + step)
-
-    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """y - c, moved into the bounds."""
-        return torch.minimum(torch.maximum(self.y - c, lower), upper)
-
-    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """(w - w*) (w + w* - 2 (y - c)) / 2, a product of factors of one sign."""
-        best = self.minimiser(c, lower, upper)
-        free = self.y - c
-        return ((w - best) * ((w - free) + (best - free)) / 2).clamp_min(0)
-
-
-class L1(Fidelity):
-    """D(w, y) = scale ||w - y||_1, for outliers such as salt and pepper.
-
-    Args:
-        y: the data.
-        scale: lambda > 0.
-    """
-
-    smooth = False
-    density_rounding = conjugate_rounding = 2e-15
-
-    def __init__(self, y: Tensor, scale: float = 1.0) -> None:
-        super().__init__(y)
-        if not 0 < scale < math.inf:
-            raise ValueError(f"L1 needs scale > 0, got scale={scale}")
-        self.scale = float(scale)
-        self.conjugate_domain = (-self.scale, self.scale)
-
-    def density(self, w: Tensor) -> Tensor:
-        """scale |w - y|."""
-        return self.scale * (w - self.y).abs()
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """scale sign(w - y)."""
-        return self.scale * (w - self.y).sign()
-
-    def prox(self, w: Tensor, step: Tensor) -> Tensor:
-        """Towards y by at most step scale (soft shrinkage)."""
-        reach = self.scale * step
-        return torch.minimum(torch.maximum(self.y, w - reach), w + reach)
-
-    def conjugate(self, v: Tensor) -> Tensor:
-        """v y for |v| <= scale."""
-        return torch.where(v.abs() <= self.scale, v * self.y, math.inf)
-
-    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
-        """clip(v - step y, -scale, scale)."""
-        return (v - step * self.y).clamp(-self.scale, self.scale)
-
-    def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """One of the three corners: lower, y, upper."""
-        inner = torch.minimum(torch.maximum(self.y, lower), upper)
-        return torch.where(c > self.scale, lower, torch.where(c < -self.scale, upper, inner))
-
-    def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """scale (|w - y| - |w* - y|) + c (w - w*); infinite where w* is."""
-        best = self.minimiser(c, lower, upper)
-        finite = torch.where(best.isinf(), w, best)
-        loss = self.scale * ((w - self.y).abs() - (finite - self.y).abs()) + c * (w - finite)
-        return torch.where(best.isinf(), math.inf, loss.clamp_min(0))
-
-
-class KullbackLeibler(Fidelity):
-    """D(w, y) = sum w + r - y + y log(y / (w + r)), for counts y ~ Poisson(w + r).
-
-    The domain is w + r > 0, and w + r >= 0 where y = 0.
-
-    Args:
-        y: counts, nonnegative.
-        background: r >= 0, a number or one for each pixel. It must be positive where counts
-            are, unless the problem keeps x nonnegative.
-    """
-
-    smooth = True
-    conjugate_domain = (-math.inf, 1.0)
-    density_rounding = conjugate_rounding = 5e-14
-
-    def __init__(self, y: Tensor, background: float | Tensor = 0.0) -> None:
-        super().__init__(y)
-        if (y < 0).any():
-            place = tuple(int(i) for i in (y < 0).nonzero()[0])
+    def __init__(self, fidelity: Fidelity, target: Tensor, pull: float) -> None:
+        super().__init__(fidelity.y)
+        if target.shape != fidelity.y.shape:
             raise ValueError(
-                f"KullbackLeibler needs counts, but the data are {float(y[place]):g} at index "
-                f"{place}; clip them, or use cl.SquaredL2 for data that can be negative"
+                f"the target has shape {tuple(target.shape)}, the data {tuple(fidelity.y.shape)}"
             )
-        r = torch.as_tensor(background, dtype=y.dtype, device=y.device)
-        if not bool(((r >= 0) & (r < math.inf)).all()):
-            raise ValueError("KullbackLeibler needs a finite background >= 0")
-        if not fits(r.shape, y.shape):
-            raise ValueError(
-                f"a background of shape {tuple(r.shape)} does not fit data of {tuple(y.shape)}"
-            )
-        self.background = r
+        if (place := first_non_finite(target)) is not None:
+            raise ValueError(f"the target is {float(target[place])} at index {place}")
+        if not 0 < pull < math.inf:
+            raise ValueError(f"Anchored needs pull > 0, got pull={pull}")
+        self.fidelity = fidelity
+        self.target = target
+        self.pull = float(pull)
+        self.smooth = fidelity.smooth
 
     @property
-    def offset(self) -> Tensor:  # type: ignore[override]
-        """The background."""
-        return self.background
-
-    @property
-    def needs_background(self) -> bool:
-        """Whether some pixel has counts but no background: then A x must be positive there."""
-        return bool(((self.y > 0) & (self.background <= 0)).any())
+    def kernel(self) -> ProxKernel | None:  # type: ignore[override]
+        """The kernel of D with the pull, if D has one without."""
+        inner = self.fidelity.kernel
+        if inner is None or inner.pull:
+            return None
+        return replace(inner, pull=self.pull, target=self.target)
 
     def density(self, w: Tensor) -> Tensor:
-        """y (rho - log(1 + rho)) with rho = (w + r - y)/y; w + r where y = 0."""
-        mean = w + self.background
-        counts = self.y > 0
-        safe = torch.where(counts, self.y, 1.0)
-        positive = torch.where(mean > 0, mean, 1.0)
-        rho = (positive - safe) / safe
-        far = rho < -0.5  # where log(1 + rho) would lose digits of the mean
-        inner = safe * torch.where(far, rho - torch.log(positive / safe), _minus_log1p(rho))
-        inside = torch.where(counts, mean > 0, mean >= 0)
-        return torch.where(inside, torch.where(counts, inner, mean), math.inf)
+        """f(w) + pull (w - target)^2 / 2."""
+        return self.fidelity.density(w) + self.pull / 2 * (w - self.target) ** 2
 
     def gradient(self, w: Tensor) -> Tensor:
-        """1 - y / (w + r)."""
-        return 1 - torch.where(self.y > 0, self.y / (w + self.background), 0.0)
+        """f'(w) + pull (w - target)."""
+        return self.fidelity.gradient(w) + self.pull * (w - self.target)
 
     def prox(self, w: Tensor, step: Tensor) -> Tensor:
-        """The positive root of m^2 - (w + r - step) m - step y, minus r."""
-        b = w + self.background - step
-        root = torch.sqrt(b**2 + 4 * step * self.y)
-        # The same root twice; the second form does not cancel for negative b.
-        flipped = 2 * step * self.y / (root - b).clamp_min(torch.finfo(b.dtype).tiny)
-        mean = torch.where(b >= 0, (b + root) / 2, flipped)
-        return mean - self.background
+        """The prox of f with a shorter step, from a point nearer to the target."""
+        shrink = 1 + step * self.pull
+        return self.fidelity.prox((w + step * self.pull * self.target) / shrink, step / shrink)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """-r v - y log(1 - v) for v < 1."""
-        inner = -self.background * v - torch.special.xlog1py(self.y, -v.clamp_max(1))
-        return torch.where(v <= 1, inner, math.inf)
-
-    def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
-        """1/2 (v + 1 + step r - sqrt((v - 1 + step r)^2 + 4 step y)), paper section 5.2."""
-        b = v - 1 + step * self.background
-        root = torch.sqrt(b**2 + 4 * step * self.y)
-        # The distance to 1 twice; the second form does not cancel for positive b.
-        flipped = 2 * step * self.y / (root + b).clamp_min(torch.finfo(b.dtype).tiny)
-        return 1 - torch.where(b <= 0, (root - b) / 2, flipped)
+        """sup_w v w - f'(w), attained at the minimiser for the slope -v."""
+        unbounded = torch.full_like(v, math.inf)
+        w = self.minimiser(-v, -unbounded, unbounded)
+        return v * w - self.density(w)
 
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """y / (1 + c) - r, moved into the bounds; the upper bound where 1 + c <= 0."""
-        slope = 1 + c
-        free = torch.where(self.y > 0, self.y / slope, 0.0) - self.background
-        rising = torch.where(slope > 0, free, math.inf)
-        # With no counts and no slope every w is as good; take the left end.
-        flat = (slope == 0) & (self.y == 0)
-        best = torch.where(flat, -self.background.expand_as(free), rising)
-        return torch.minimum(torch.maximum(best, lower), upper)
+        """prox_{f/pull}(target - c/pull), moved into the bounds."""
+        step = torch.full_like(c, 1 / self.pull)
+        free = self.fidelity.prox(self.target - c / self.pull, step)
+        return torch.minimum(torch.maximum(free, lower), upper)
 
     def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """((1 + c) m* - y) rho + y (rho - log(1 + rho)), with m* = w* + r, rho = (w - w*)/m*."""
+        """f'(w) - f'(w*) + c (w - w*), at least pull (w - w*)^2 / 2."""
         best = self.minimiser(c, lower, upper)
-        finite = torch.where(best.isinf(), w, best)
-        mean = finite + self.background
-        tiny = torch.finfo(w.dtype).tiny
-        rho = (w - finite) / mean.clamp_min(tiny)
-        curved = ((1 + c) * mean - self.y) * rho + self.y * _minus_log1p(rho)
-        linear = (1 + c) * (w - finite)  # where there are no counts
-        loss = torch.where(self.y > 0, curved, linear).clamp_min(0)
-        outside = ~torch.isfinite(self.density(w))
-        return torch.where(best.isinf() | outside, math.inf, loss)
-
-
-def _minus_log1p(rho: Tensor) -> Tensor:
-    """rho - log(1 + rho) >= 0, accurate near zero."""
-    small = rho.abs() < 1e-2
-    r = torch.where(small, rho, 0.0)
-    series = torch.zeros_like(r)
-    for n in range(10, 1, -1):  # 1/2 - r (1/3 - r (1/4 - ...)): the next term is below 1e-19
-        series = 1 / n - r * series
-    series = r**2 * series
-    return torch.where(small, series, rho - torch.log1p(rho.clamp_min(-1)))
+        step = w - best
+        middle = (w + best) / 2 - self.target
+        loss = self.fidelity.density(w) - self.fidelity.density(best)
+        loss = loss + (self.pull * middle + c) * step
+        return torch.maximum(loss, self.pull / 2 * step**2)

@@ -38,6 +38,7 @@ class PooledEpigraphTerm(DualTerm):
     activation: Activation
     bias: Tensor | None
     size: int
+    pooled = True
 
     def conjugate_prox(
         self, v: tuple[Tensor, ...], sigma: tuple[Tensor, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,13 @@ class PrimalTerm(TensorRecord, ABC):
 
 
 class DualTerm(TensorRecord, ABC):
-    """One f_i, acting on one dual block or on a pair (v_{i,1}, v_{i,2})."""
+    """One f_i, acting on one dual block or on a pair (v_{i,1}, v_{i,2}).
+
+    Attributes:
+        pooled: whether means over blocks are bounded rather than each unit.
+    """
+
+    pooled: ClassVar[bool] = False
 
     @abstractmethod
     def conjugate_prox(
@@ -79,6 +86,31 @@ class DiagonalFidelityTerm(PrimalTerm):
         safe = torch.where(seen, d, 1.0)
         w = self.fidelity.prox(safe * u, tau * safe**2)
         return self.box.project(torch.where(seen, w / safe, u))
+
+
+@dataclass(frozen=True, eq=False)
+class CircularFidelityTerm(PrimalTerm):
+    """g(x) = 1/2 ||k * x - y||^2 on the torus, without a box.
+
+    One pair of Fourier transforms of the image, next to nothing beside a layer of many channels.
+    In double precision: the gradient k* (k x - y) is a small difference of large numbers, and
+    what it lacks, the certificate finds.
+
+    Args:
+        transfer: the Fourier transform of the kernel.
+        data: that of the data y.
+    """
+
+    transfer: Tensor
+    data: Tensor
+
+    def prox(self, u: Tensor, tau: Tensor) -> Tensor:
+        """u + (|k|^2 + 1/tau)^-1 k* (y - k u), frequency by frequency."""
+        k = self.transfer
+        missing = self.data - k * torch.fft.rfft2(u.double())
+        change = k.conj() * missing / (k.abs().square() + 1 / tau.double())
+        moved: Tensor = u + torch.fft.irfft2(change, s=u.shape[-2:])
+        return moved.to(u.dtype)
 
 
 @dataclass(frozen=True, eq=False)

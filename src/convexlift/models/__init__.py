@@ -1,9 +1,5 @@
 """Trained regularizers in files: ``save``, ``load``, the names shipped, and their cards."""
 
-from convexlift.models.cards import ModelCard as ModelCard
-from convexlift.models.files import names as names
-from convexlift.models.store import card as card
-from convexlift.models.store import load as load
-from convexlift.models.store import save as save
+from convexlift.lazy_names import lazy_names
 
-__all__ = ["ModelCard", "card", "load", "names", "save"]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

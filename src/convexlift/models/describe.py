@@ -4,101 +4,28 @@
                  "skip": {"Convolution": {"in_channels": 1, ...}}, ...}, ...],
      "in_channels": 1, "image_size": null}
 
-An object is written as the arguments of its constructor. Which arguments there are is read off
-the constructor's signature, and their values off the attributes of the same names; ``PARTS`` says
-how to find those that are kept otherwise. An activation or a map that is new in the library needs
-one line there. Descriptions name classes of this list only: reading one runs nothing else.
+An activation or a map is written as its name and the arguments of its constructor
+(``Part.arguments``). Descriptions name registered classes only (``parts.PARTS``), and their
+arguments are checked against type hints: reading one runs nothing else.
 """
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from convexlift.models.values import construct, listed, parameters, plain
-from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
-from convexlift.networks.exponential_activations import ELU, Softplus
-from convexlift.networks.group_activations import GroupNorm
+from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.maps import (
-    AveragePool,
-    Chain,
-    Convolution,
-    Dense,
-    ForwardDifferences,
-    LinearMap,
-)
-from convexlift.networks.smooth_activations import (
-    HalfSquare,
-    Huber,
-    SmoothedLeakyReLU,
-    SmoothedReLU,
-)
+from convexlift.networks.maps import LinearMap
+from convexlift.parts import Part, known_parts, overridden
 
 Description = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A class that descriptions may name, and where its constructor's arguments are found.
-
-    Args:
-        kind: the class.
-        arguments: functions of an object, for the arguments it has no attribute of that name for.
-    """
-
-    kind: type[Any]
-    arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-
-
-PARTS: dict[str, Part] = {
-    part.kind.__name__: part
-    for part in (
-        Part(Abs),
-        Part(ELU),
-        Part(GroupNorm),
-        Part(HalfSquare),
-        Part(Huber),
-        Part(LeakyReLU),
-        Part(ReLU),
-        Part(SmoothedLeakyReLU),
-        Part(SmoothedReLU),
-        Part(Softplus),
-        Part(AveragePool),
-        Part(ForwardDifferences),
-        Part(Chain, {"maps": lambda chain: list(chain.maps)}),
-        Part(
-            Convolution,
-            {
-                "in_channels": lambda convolution: convolution.weight.shape[1],
-                "out_channels": lambda convolution: convolution.weight.shape[0],
-                "kernel_size": lambda convolution: convolution.weight.shape[2],
-            },
-        ),
-        Part(
-            Dense,
-            {
-                "in_features": lambda dense: dense.weight.shape[1],
-                "out_features": lambda dense: dense.weight.shape[0],
-            },
-        ),
-    )
-}
-"""The activations and maps that descriptions may name. Adding one to the library? Here."""
-
-NETWORK = Part(InputConvexNetwork, {"layers": lambda network: list(network.layers)})
-LAYER = Part(
-    ConvexLayer,
-    {
-        "links": lambda layer: {int(source): link for source, link in layer.links.items()},
-        "bias": lambda layer: layer.bias is not None,
-    },
-)
 START = "nonnegative"
 """The argument of maps that concerns their starting weights only, and is not described."""
 
@@ -111,12 +38,13 @@ def describe(network: InputConvexNetwork) -> Description:
     """
     if not isinstance(network, InputConvexNetwork):
         raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
-    if changed := _overridden(type(network)):
+    changed = [name for name in overridden(type(network), InputConvexNetwork) if name != "card"]
+    if changed:
         raise ValueError(
             f"{type(network).__name__} changes {listed(changed)} of InputConvexNetwork, which a "
             "description of its layers cannot say; state it as an InputConvexNetwork"
         )
-    return _arguments(network, NETWORK, "network")
+    return _written(network, "network")
 
 
 def build(description: Any) -> InputConvexNetwork:
@@ -142,7 +70,7 @@ class _Builder:
         if kind is ConvexLayer:
             skip = {"skip": _Builder(nonnegative=False)}
             return construct(ConvexLayer, value, place, self, make_for=skip)
-        known = {name: part for name, part in PARTS.items() if issubclass(part.kind, kind)}
+        known = known_parts(kind)
         if not isinstance(value, Mapping) or len(value) != 1:
             raise ValueError(
                 f'{place} must be written as {{"NAME": {{...}}}} with one of the names '
@@ -151,50 +79,31 @@ class _Builder:
         ((name, content),) = value.items()
         if name not in known:
             raise ValueError(f"{place}: {name!r} is not known; known are {listed(known)}")
-        part = known[name].kind
+        part = known[name]
         fixed = {START: self.nonnegative} if START in parameters(part) else {}
         return construct(part, content, f"{place}.{name}", self, fixed=fixed)
 
 
-def _arguments(thing: Any, part: Part, place: str) -> Description:
+def _written(thing: Part | ConvexLayer | InputConvexNetwork, place: str) -> Description:
     """What its constructor was given, as JSON values."""
-    content = {}
-    for name in parameters(part.kind, leave_out=(START,)):
-        argument = part.arguments.get(name, operator.attrgetter(name))
-        content[name] = _encode(argument(thing), f"{place}.{name}")
-    return content
+    arguments = thing.arguments().items()
+    return {name: _encode(value, f"{place}.{name}") for name, value in arguments}
 
 
 def _encode(value: Any, place: str) -> Any:
     if type(value) is ConvexLayer:
-        return _arguments(value, LAYER, place)
-    part = PARTS.get(type(value).__name__)
-    if part is not None and type(value) is part.kind:
-        return {type(value).__name__: _arguments(value, part, f"{place}.{type(value).__name__}")}
+        return _written(value, place)
+    if isinstance(value, Part) and value.part_name is not None:
+        return {value.part_name: _written(value, f"{place}.{value.part_name}")}
     if isinstance(value, Mapping):
         return {str(key): _encode(item, f"{place}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(item, f"{place}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Activation | nn.Module):
         base = Activation if isinstance(value, Activation) else LinearMap
-        known = [name for name, part in PARTS.items() if issubclass(part.kind, base)]
         raise ValueError(
-            f"{place}: {type(value).__name__} is none of the library's own and cannot be "
-            f"described; known are {listed(known)}"
+            f"{place}: {type(value).__name__} has no name in files; known are "
+            f"{listed(known_parts(base))}; register yours by class {type(value).__name__}(..., "
+            f'name="{type(value).__name__}")'
         )
     return plain(value, place)
-
-
-def _overridden(kind: type[Any]) -> list[str]:
-    """What a subclass of InputConvexNetwork does otherwise than it."""
-    own = kind.__mro__[: kind.__mro__.index(InputConvexNetwork)]
-    harmless = {"__init__", "__repr__", "extra_repr"}
-    return sorted(
-        name
-        for cls in own
-        for name, value in vars(cls).items()
-        if (inspect.isroutine(value) or isinstance(value, property))
-        and name in dir(InputConvexNetwork)
-        and name not in harmless
-        and not name.startswith("__annotate")
-    )

@@ -1,20 +1,95 @@
-"""Where models are: pairs of files, at a path or inside the package under a name."""
+"""Files of a model: NAME.safetensors holds the weights, NAME.json beside it everything else.
+
+The JSON file, here called the sheet, has the architecture, the card, the shape and precision of
+every tensor, and the SHA-256 of the weights' file. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from convexlift.models.values import listed
+from convexlift.models.cards import ModelCard
+from convexlift.models.values import construct, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS, SHEET = ".safetensors", ".json"
+FORMAT, VERSION = "convexlift model", 1
 SHIPPED = resources.files("convexlift") / "models" / "weights"
 """The folder of the models inside the package."""
 
 PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape and precision of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The layout of a tensor."""
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The content of a model's JSON file.
+
+    Args:
+        architecture: the description from which the network is built.
+        card: its card, if it has one.
+        sha256: of the weights' file, in hexadecimal digits.
+        tensors: shape and precision of each tensor in it, by name.
+    """
+
+    architecture: Mapping[str, Any]
+    card: ModelCard | None
+    sha256: str
+    tensors: Mapping[str, Layout]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the file of weights holds."""
+        return sum(math.prod(layout.shape) for layout in self.tensors.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the file."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Sheet:
+        """The sheet in a file's content; ValueError if it has none, or one of another version."""
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f'this is no model: it does not say "format": "{FORMAT}"')
+        if (version := content.get("version")) != VERSION:
+            raise ValueError(
+                f"the format has version {version!r}, but this convexlift reads {VERSION} only; "
+                "update convexlift, or save the network again"
+            )
+        fields = {key: content[key] for key in content if key not in ("format", "version")}
+        return construct(
+            cls,
+            fields,
+            "model",
+            lambda value, kind, place: construct(
+                kind, value, "card" if kind is ModelCard else place
+            ),
+        )
 
 
 def names() -> tuple[str, ...]:
@@ -22,17 +97,58 @@ def names() -> tuple[str, ...]:
     if not SHIPPED.is_dir():
         return ()
     files = {entry.name for entry in SHIPPED.iterdir()}
-    return tuple(
-        sorted(
-            name.removesuffix(SHEET)
-            for name in files
-            if name.endswith(SHEET) and name.removesuffix(SHEET) + WEIGHTS in files
-        )
-    )
+    stems = (name.removesuffix(SHEET) for name in files if name.endswith(SHEET))
+    return tuple(sorted(stem for stem in stems if stem + WEIGHTS in files))
+
+
+def card(name_or_path: PathLike) -> ModelCard:
+    """The card of a model, without its weights; ValueError if it has none."""
+    found = sheet(name_or_path).card
+    if found is None:
+        raise ValueError(f"{name_or_path} has no card; save it with card=ModelCard(...)")
+    return found
+
+
+def sheet(name_or_path: PathLike) -> Sheet:
+    """Architecture, card and tensors' shapes of a model, without its weights."""
+    with find(name_or_path) as (_, sheet_file):
+        return read_sheet(sheet_file)
+
+
+def shipped_sheets() -> dict[str, Sheet]:
+    """The sheets of the models inside the package, even if files of the same names are here."""
+    found = {}
+    for name in names():
+        with _find_shipped(name) as (_, sheet_file):
+            found[name] = read_sheet(sheet_file)
+    return found
+
+
+def read_sheet(path: Path) -> Sheet:
+    """The sheet in a file; ValueError names the file and what is wrong with it."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no number in JSON")
+
+    with naming(path):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not valid JSON ({error})") from None
+        return Sheet.from_json(content)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Begin errors with the file they are about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def pair(path: PathLike) -> tuple[Path, Path]:
-    """The files of weights and of all else, for a path with or without either ending."""
+    """The files of weights and sheet, for a path with or without either ending."""
     whole = Path(path)
     stem = whole.name
     for ending in (WEIGHTS, SHEET):
@@ -47,7 +163,7 @@ def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
     """The two files of a model, which exist."""
     weights, sheet_file = pair(name_or_path)
     if not _is_path(name_or_path) and name_or_path in names():
-        with find_shipped(str(name_or_path)) as both:
+        with _find_shipped(str(name_or_path)) as both:
             yield both
         return
     missing = [file for file in (weights, sheet_file) if not file.is_file()]
@@ -62,8 +178,7 @@ def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
 
 
 @contextlib.contextmanager
-def find_shipped(name: str) -> Iterator[tuple[Path, Path]]:
-    """The two files of a model inside the package, whatever other files are around."""
+def _find_shipped(name: str) -> Iterator[tuple[Path, Path]]:
     with (
         resources.as_file(SHIPPED / f"{name}{WEIGHTS}") as weights,
         resources.as_file(SHIPPED / f"{name}{SHEET}") as sheet_file,
@@ -89,7 +204,7 @@ def _nothing_there(name_or_path: PathLike, weights: Path, sheet_file: Path) -> s
 
 
 def _is_path(name_or_path: PathLike) -> bool:
-    """Whether this means a file: a Path, a separator, an ending, or such a file is there."""
+    """Whether this means a file: a Path, a text with a separator or an ending, or such a file."""
     if not isinstance(name_or_path, str):
         return True
     separated = any(s in name_or_path for s in (os.sep, os.altsep) if s)

@@ -1,9 +1,8 @@
-"""Networks in files: weights in NAME.safetensors, all else in NAME.json beside them.
+"""``save`` and ``load``: networks in files.
 
-The JSON file holds the architecture, the card, and the SHA-256 of the weights' file, which ties
-the two together. Both files are numbers and text: nothing that is read is ever executed. What
-``load`` returns is a network that has the described architecture, finite weights, and is convex;
-anything else is a ValueError that names the file and the cause.
+Both files of a model are numbers and text: nothing that is read is ever executed. ``load`` returns
+a network that has the described architecture, finite weights, and is convex; anything else is a
+ValueError that names the file and the cause.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.models.cards import ModelCard
 from convexlift.models.describe import build, describe
-from convexlift.models.files import PathLike, find, find_shipped, names, pair
-from convexlift.models.sheets import Layout, Sheet, compare, naming, read_sheet
+from convexlift.models.files import Layout, PathLike, Sheet, find, naming, pair, read_sheet
 from convexlift.models.values import listed
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tensors import first_non_finite
@@ -60,7 +58,7 @@ def save(
     architecture = describe(network)
     tensors = _stored_tensors(network, half)
     network.check_convexity()
-    compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
+    _compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     sheet = Sheet(
         architecture=architecture,
@@ -107,12 +105,12 @@ def load(
         with naming(weights):
             tensors = _parse(data)
             found = {name: Layout.of(tensor) for name, tensor in tensors.items()}
-            compare(found, sheet.tensors, "its description")
+            _compare(found, sheet.tensors, "its description")
         with naming(sheet_file):
             _require_proportion(sheet.architecture, len(tensors))
             expected = _expected(sheet.architecture, tensors)
         with naming(weights):
-            compare(found, expected)
+            _compare(found, expected)
         with naming(sheet_file), _undisturbed():
             network = build(sheet.architecture)
         with naming(weights):
@@ -122,44 +120,28 @@ def load(
     return network.to(target)
 
 
-def sheet(name_or_path: PathLike) -> Sheet:
-    """Architecture, card and tensors' shapes of a model, without its weights."""
-    with find(name_or_path) as (_, sheet_file):
-        return read_sheet(sheet_file)
-
-
-def shipped_sheets() -> dict[str, Sheet]:
-    """The sheets of the models inside the package, whatever files are around."""
-    found = {}
-    for name in names():
-        with find_shipped(name) as (_, sheet_file):
-            found[name] = read_sheet(sheet_file)
-    return found
-
-
-def card(name_or_path: PathLike) -> ModelCard:
-    """The card of a model, without its weights; ValueError if it has none."""
-    found = sheet(name_or_path).card
-    if found is None:
-        raise ValueError(f"{name_or_path} has no card; save it with card=ModelCard(...)")
-    return found
-
-
 def _stored_tensors(network: InputConvexNetwork, half: bool) -> dict[str, Tensor]:
     """Copies of all weights on the CPU, finite and in the precision of the file."""
     _refuse_shared(network)
     tensors = {}
     for name, value in network.state_dict().items():
         tensor = value.detach().cpu().contiguous()
-        if (place := first_non_finite(tensor)) is not None:
-            raise ValueError(f"refusing to save: {name} is {float(tensor[place])} at {place}")
-        tensors[name] = tensor.half() if half and tensor.is_floating_point() else tensor.clone()
-        if (place := first_non_finite(tensors[name])) is not None:
-            raise ValueError(
-                f"{name} is {float(tensor[place]):g} at {place}, too large for half precision "
-                f"(at most {torch.finfo(torch.half).max:g}); save with half=False"
-            )
+        dtype = torch.half if half and tensor.is_floating_point() else tensor.dtype
+        tensors[name] = _converted(name, tensor, dtype, "save with half=False").clone()
     return tensors
+
+
+def _converted(name: str, tensor: Tensor, dtype: torch.dtype, advice: str) -> Tensor:
+    """The tensor in a precision; ValueError if it is not finite, or too large for it."""
+    if (place := first_non_finite(tensor)) is not None:
+        raise ValueError(f"{name} is {float(tensor[place])} at {place}; weights must be finite")
+    converted = tensor.to(dtype)
+    if (place := first_non_finite(converted)) is not None:
+        raise ValueError(
+            f"{name} is {float(tensor[place]):g} at {place}, too large for "
+            f"{Layout.of(converted).dtype} (at most {torch.finfo(dtype).max:g}); {advice}"
+        )
+    return converted
 
 
 def _refuse_shared(network: InputConvexNetwork) -> None:
@@ -191,8 +173,21 @@ def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     }
 
 
+def _compare(
+    found: Mapping[str, Layout], wanted: Mapping[str, Layout], whose: str = "its architecture"
+) -> None:
+    """ValueError names the first tensor that is missing, too many, or of another layout."""
+    for name in sorted(found.keys() | wanted.keys()):
+        if name not in found:
+            raise ValueError(f"the tensor {name} of {whose} is missing")
+        if name not in wanted:
+            raise ValueError(f"the tensor {name} is none of {whose}")
+        if found[name] != wanted[name]:
+            raise ValueError(f"the tensor {name} is {found[name]}, in {whose} {wanted[name]}")
+
+
 def _require_proportion(architecture: Mapping[str, Any], tensors: int) -> None:
-    """Raise if a description has many more parts than tensors: building it would take long.
+    """Raise if a description has many more parts than tensors, and would take long to build.
 
     A layer with two maps and a bias has three tensors, and seven objects in its description.
     """
@@ -218,15 +213,9 @@ def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
     """Put the values into the network, which checks that it is convex."""
+    wanted = network.state_dict()
     for name, tensor in tensors.items():
-        if (place := first_non_finite(tensor)) is not None:
-            raise ValueError(f"{name} is {float(tensor[place])} at {place}")
-        converted = tensor.to(network.state_dict()[name].dtype)
-        if (place := first_non_finite(converted)) is not None:
-            raise ValueError(
-                f"{name} is {float(tensor[place]):g} at {place}, too large for "
-                f"{Layout.of(converted).dtype}; load it with dtype=torch.float64"
-            )
+        _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
     network.load_state_dict(dict(tensors))
 
 
@@ -248,6 +237,6 @@ def _check_device(device: torch.device | str | None) -> torch.device:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Starting weights are drawn on the CPU, and the random numbers go on as if they were not."""
+    """Draw starting weights on the CPU, without advancing the global random numbers."""
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         yield

@@ -1,8 +1,9 @@
 """JSON values as the arguments of constructors, checked against their type hints.
 
-What a class takes is read off its signature: ``construct(Kind, content, place)`` is
-``Kind(**content)``, where every value has the type its parameter asks for, no key is unknown and
-none is missing. An error is a ValueError that names the place, as in ``layers[0].skip``.
+``construct(Kind, content, place)`` is ``Kind(**content)``, where every value has the type that the
+signature of ``Kind`` asks for, no key is unknown and none is missing. An error is a ValueError that
+names the place, as in ``layers[0].skip``. Written by hand, since models must load where only torch,
+numpy and safetensors are installed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ T = TypeVar("T")
 Make = Callable[[Any, type[Any], str], Any]
 """(value, class, place) -> an object of the class, for hints that are classes of the library."""
 
-
 _ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+_SCALARS: dict[Any, tuple[str, type[Any]]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", Integral),
+    float: ("a finite number", Real),
+    str: ("a text", str),
+    type(None): ("null", type(None)),
+}
 
 
 def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, inspect.Parameter]:
@@ -37,12 +44,8 @@ def _signature(kind: type[Any]) -> dict[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
         return {}  # the constructor of a base class such as nn.Module: nothing of its own
-    source = kind if dataclasses.is_dataclass(kind) else kind.__init__
-    hints = typing.get_type_hints(source)
-    return {
-        name: parameter.replace(annotation=hints.get(name, Any))
-        for name, parameter in found.items()
-    }
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
+    return {name: each.replace(annotation=hints.get(name, Any)) for name, each in found.items()}
 
 
 def construct(
@@ -59,7 +62,7 @@ def construct(
     Args:
         kind: the class.
         content: its arguments by name; one that has a default may be missing.
-        place: where the content stands, for error messages.
+        place: of the content, for error messages.
         make: makes the objects among the arguments.
         make_for: another ``make`` for some of the arguments.
         fixed: further arguments, which the content may not name.
@@ -74,16 +77,13 @@ def construct(
     named: dict[str, Any] = {}
     for name, parameter in known.items():
         many = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        if name not in content:
-            if parameter.default is inspect.Parameter.empty and not many:
-                raise ValueError(f"{place} lacks the field {name}")
-            continue
-        hint = Sequence[parameter.annotation] if many else parameter.annotation  # type: ignore[name-defined]
-        value = read(content[name], hint, f"{place}.{name}", (make_for or {}).get(name, make))
-        if many:
-            positional += value
-        else:
-            named[name] = value
+        if name in content:
+            hint = Sequence[parameter.annotation] if many else parameter.annotation  # type: ignore[name-defined]
+            value = read(content[name], hint, f"{place}.{name}", (make_for or {}).get(name, make))
+            positional += value if many else ()
+            named |= {} if many else {name: value}
+        elif parameter.default is inspect.Parameter.empty and not many:
+            raise ValueError(f"{place} lacks the field {name}")
     try:
         return kind(*positional, **named, **fixed)
     except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
@@ -107,9 +107,8 @@ def read(value: Any, hint: Any, place: str, make: Make | None = None) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise ValueError(f"{place} must be an object, got {value!r}")
-        key_hint, item_hint = arguments
         return {
-            _key(key, key_hint, place): read(item, item_hint, f"{place}.{key}", make)
+            _key(key, arguments[0], place): read(item, arguments[1], f"{place}.{key}", make)
             for key, item in value.items()
         }
     if hint in _SCALARS:
@@ -122,7 +121,7 @@ def read(value: Any, hint: Any, place: str, make: Make | None = None) -> Any:
 
 
 def plain(value: Any, place: str) -> Any:
-    """What JSON can say, with lists for tuples; ValueError for anything else, and for NaN."""
+    """A JSON value, with lists for tuples; ValueError for anything else, and for NaN."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
@@ -145,23 +144,16 @@ def listed(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-_SCALARS: dict[Any, tuple[str, type[Any]]] = {
-    bool: ("true or false", bool),
-    int: ("a whole number", Integral),
-    float: ("a finite number", Real),
-    str: ("a text", str),
-    type(None): ("null", type(None)),
-}
-
-
 def _read_scalar(value: Any, hint: Any, place: str) -> Any:
     words, accepted = _SCALARS[hint]
     # True is an Integral to Python, but no count; NaN is a Real, but no number.
     wrong_bool = isinstance(value, bool) and hint is not bool
-    if not isinstance(value, accepted) or wrong_bool:
+    if (
+        not isinstance(value, accepted)
+        or wrong_bool
+        or (hint is float and not math.isfinite(value))
+    ):
         raise ValueError(f"{place} must be {words}, got {value!r}")
-    if hint is float and not math.isfinite(value):
-        raise ValueError(f"{place} must be {words}, got {value}")
     return value if value is None else hint(value)
 
 
@@ -182,18 +174,13 @@ def _read_sequence(
 ) -> Any:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{place} must be a list, got {value!r}")
-    is_tuple = issubclass(origin, tuple)
-    if is_tuple and arguments[-1] is not Ellipsis:
-        if len(value) != len(arguments):
-            raise ValueError(f"{place} must have {len(arguments)} entries, got {list(value)!r}")
-        hints = list(arguments)
-    else:
-        hints = [arguments[0]] * len(value)
-    items = [
-        read(item, hint, f"{place}[{i}]", make)
-        for i, (item, hint) in enumerate(zip(value, hints, strict=True))
-    ]
-    return tuple(items) if is_tuple else items
+    fixed_length = issubclass(origin, tuple) and arguments[-1] is not Ellipsis
+    if fixed_length and len(value) != len(arguments):
+        raise ValueError(f"{place} must have {len(arguments)} entries, got {list(value)!r}")
+    hints = arguments if fixed_length else arguments[:1] * len(value)
+    pairs = enumerate(zip(value, hints, strict=True))
+    items = [read(item, hint, f"{place}[{i}]", make) for i, (item, hint) in pairs]
+    return tuple(items) if issubclass(origin, tuple) else items
 
 
 def _key(key: Any, hint: Any, place: str) -> Any:

@@ -1,5 +1,7 @@
 """Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
 
+from convexlift.networks import exponential_activations as _exponential  # noqa: F401
+from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.architectures import baseline as baseline
 from convexlift.networks.architectures import convolutional as convolutional
 from convexlift.networks.architectures import deep as deep
@@ -10,7 +12,6 @@ from convexlift.networks.maps import Convolution as Convolution
 from convexlift.networks.maps import Dense as Dense
 from convexlift.networks.maps import ForwardDifferences as ForwardDifferences
 from convexlift.networks.maps import LinearMap as LinearMap
-from convexlift.networks.total_variation import TotalVariation as TotalVariation
 
 __all__ = [
     "AveragePool",

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexlift.parts import Part
 from convexlift.tensors import Shape
 
 
@@ -47,11 +48,19 @@ class Ramp:
     offset: float = 0.0
 
 
-class Activation(ABC):
-    """A convex function of one variable, applied to every entry (or of groups of channels)."""
+class Activation(Part, ABC):
+    """A convex function of one variable, applied to every entry (or of groups of channels).
 
+    Attributes:
+        smooth: whether the derivative is continuous.
+        curvature_at_zero: h''(0); 0 at a kink.
+        ramp: the derivative, where it is a ramp; else None.
+    """
+
+    capabilities = Part.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
     smooth: bool = False
-    """Whether the derivative is continuous."""
+    curvature_at_zero: float = 0.0
+    ramp: Ramp | None = None
 
     @property
     def group(self) -> int:
@@ -67,11 +76,6 @@ class Activation(ABC):
     def nondecreasing(self) -> bool:
         """Whether it may follow another layer."""
         return self.slopes[0] >= 0
-
-    @property
-    def ramp(self) -> Ramp | None:
-        """The derivative, where it is a ramp."""
-        return None
 
     @abstractmethod
     def value(self, a: Tensor) -> Tensor:
@@ -205,7 +209,7 @@ class PiecewiseLinear(Activation):
     """h(a) = max(lo a, hi a): one kink, at zero. Everything is in closed form."""
 
     @property
-    def ramp(self) -> Ramp:
+    def ramp(self) -> Ramp:  # type: ignore[override]
         """From lo to hi, at once."""
         return Ramp(*self.slopes)
 
@@ -286,7 +290,7 @@ class PiecewiseLinear(Activation):
 
 
 @dataclass(frozen=True)
-class ReLU(PiecewiseLinear):
+class ReLU(PiecewiseLinear, name="ReLU"):
     """h(a) = max(0, a)."""
 
     @property
@@ -296,7 +300,7 @@ class ReLU(PiecewiseLinear):
 
 
 @dataclass(frozen=True)
-class LeakyReLU(PiecewiseLinear):
+class LeakyReLU(PiecewiseLinear, name="LeakyReLU"):
     """h(a) = max(slope a, a); the paper's first layer, with slope 0.2."""
 
     slope: float = 0.2
@@ -311,7 +315,7 @@ class LeakyReLU(PiecewiseLinear):
 
 
 @dataclass(frozen=True)
-class Abs(PiecewiseLinear):
+class Abs(PiecewiseLinear, name="Abs"):
     """h(a) = |a|; not monotone, for first layers."""
 
     @property

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import BoundNetwork
-from convexlift.networks.passes import BackwardPass
+from convexlift.networks.bound_network import BackwardPass, BoundNetwork
 
 Apply = Callable[[Tensor], Tensor]
 """v -> H v."""

@@ -13,7 +13,7 @@ from convexlift.networks.smooth_activations import SmoothActivation
 
 
 @dataclass(frozen=True)
-class Softplus(SmoothActivation):
+class Softplus(SmoothActivation, name="Softplus"):
     """h(a) = log(1 + exp(b a)) / b.
 
     Args:
@@ -58,7 +58,7 @@ class Softplus(SmoothActivation):
 
 
 @dataclass(frozen=True)
-class ELU(SmoothActivation):
+class ELU(SmoothActivation, name="ELU"):
     """h(a) = a for a > 0,  alpha (exp(a) - 1) for a <= 0; convex for 0 < alpha <= 1.
 
     Below alpha = 1 there is a kink at zero.

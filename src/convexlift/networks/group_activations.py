@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Abs, Activation
-from convexlift.networks.smooth_activations import SmoothActivation
 from convexlift.tensors import Shape
 
 
 @dataclass(frozen=True)
-class GroupNorm(Activation):
+class GroupNorm(Activation, name="GroupNorm"):
     """h(a)_g = phi(|a_g|) for each group a_g of consecutive channels; for first layers.
 
     (B, size n, ...) becomes (B, n, ...): dimension 1 holds the channels, or the features of a
@@ -82,7 +81,7 @@ class GroupNorm(Activation):
         guarded = torch.where(at_zero.unsqueeze(2), 1.0, parts)
         away = self.profile.value(guarded.square().sum(2).sqrt())
         lowest = self.profile.value(a.new_zeros(()))
-        near = lowest + 0.5 * self._curvature() * parts.square().sum(2)
+        near = lowest + 0.5 * self.profile.curvature_at_zero * parts.square().sum(2)
         return torch.where(at_zero, near, away)
 
     def derivative(self, a: Tensor) -> Tensor:
@@ -95,7 +94,9 @@ class GroupNorm(Activation):
         parts = self._parts(a)
         at_zero = self.lengths(a.detach()) <= _smallest(a)
         r = torch.where(at_zero.unsqueeze(2), 1.0, parts).square().sum(2).sqrt()
-        factor = torch.where(at_zero, self._curvature(), self.profile.mean_slope(r) / r)
+        factor = torch.where(
+            at_zero, self.profile.curvature_at_zero, self.profile.mean_slope(r) / r
+        )
         return (parts * factor.unsqueeze(2)).flatten(1, 2)
 
     def conjugate(self, s: Tensor) -> Tensor:
@@ -176,14 +177,6 @@ class GroupNorm(Activation):
         usable = r > _smallest(r)
         factor = torch.where(usable, length / torch.where(usable, r, 1.0), 0.0)
         return (self._parts(y) * factor.unsqueeze(2)).flatten(1, 2)
-
-    def _curvature(self) -> float:
-        """phi''(0) of a smooth profile, 0 for a kink."""
-        if not isinstance(self.profile, SmoothActivation):
-            return 0.0
-        return float(
-            self.profile.second_derivative(torch.zeros((), dtype=torch.float64, device="cpu"))
-        )
 
 
 def _smallest(like: Tensor) -> float:

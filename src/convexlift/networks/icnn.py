@@ -11,21 +11,17 @@ nondecreasing (Assumption 1). Layers are counted from 1, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.maps import AveragePool, Convolution, LinearMap
-from convexlift.networks.passes import BackwardPass, ForwardPass
+from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
+from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, TensorRecord, first_non_finite, sum_per_image
-
-IMAGE = 0
-"""The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
+from convexlift.tensors import Shape, first_non_finite
 
 
 class ConvexLayer(nn.Module):
@@ -71,6 +67,13 @@ class ConvexLayer(nn.Module):
         self.channels = channels
         self.outputs = channels // activation.group
         self.residual = residual
+
+    def arguments(self) -> dict[str, Any]:
+        """What its constructor was given, for files."""
+        names = ("activation", "channels", "skip", "previous", "residual")
+        links = {int(source): link for source, link in self.links.items()}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "links": links, "bias": self.bias is not None}
 
     def sources(self, number: int) -> dict[int, LinearMap]:
         """The layer's maps by their source, for the layer with this number."""
@@ -123,6 +126,11 @@ class InputConvexNetwork(nn.Module):
         self.check_convexity()
         self.bind((in_channels, *(image_size or self._probe_size())))
         self.register_load_state_dict_post_hook(_check_after_loading)  # type: ignore[no-untyped-call]
+
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor of a plain network is given, for files."""
+        sizes = {"in_channels": self.in_channels, "image_size": self.image_size}
+        return {"layers": list(self.layers), **sizes}
 
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
@@ -213,11 +221,8 @@ class InputConvexNetwork(nn.Module):
 
     def _probe_size(self) -> tuple[int, int]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
-        pools = [module.size for module in self.modules() if isinstance(module, AveragePool)]
-        convolutions = [module for module in self.modules() if isinstance(module, Convolution)]
-        kernels = [max(convolution.weight.shape[-2:]) for convolution in convolutions]
-        strides = [convolution.stride for convolution in convolutions]
-        size = max(kernels, default=1) * math.prod(pools) * math.prod(strides)
+        maps = [module for module in self.modules() if isinstance(module, LinearMap)]
+        size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
         return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:
@@ -276,125 +281,3 @@ def _name(source: int) -> str:
 
 def _per_channel(values: Tensor, shape: Shape) -> Tensor:
     return values.reshape(-1, *([1] * (len(shape) - 1)))
-
-
-@dataclass(frozen=True, eq=False)
-class BoundLayer(TensorRecord):
-    """One layer on inputs of known shape: operators by source (0 is the image).
-
-    ``shape`` is that of z; the preactivation has ``activation.group`` times its channels.
-    """
-
-    activation: Activation
-    operators: dict[int, LinearOperator]
-    bias: Tensor | None
-    residual: bool
-    shape: Shape
-
-    def affine(self, values: Sequence[Tensor]) -> Tensor:
-        """a = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
-        total = self.linear(values)
-        return total if self.bias is None else total + self.bias
-
-    def linear(self, values: Sequence[Tensor]) -> Tensor:
-        """sum_j K_j z_j."""
-        terms = [operator(values[source]) for source, operator in self.operators.items()]
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
-
-
-@dataclass(frozen=True, eq=False)
-class BoundNetwork(TensorRecord):
-    """A network on images of one shape: the form in which problems use it."""
-
-    layers: tuple[BoundLayer, ...]
-    output: Tensor
-
-    @property
-    def bounded_below(self) -> bool:
-        """Whether slope 0 in the last layer gives a constant minorant of R."""
-        last = self.layers[-1]
-        return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
-
-    def minimum_bound(self) -> Tensor:
-        """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
-        last = self.layers[-1]
-        flat = last.activation.spread(torch.zeros_like(self.output)[None])
-        lowest = self.output * -last.activation.conjugate(flat)[0]
-        repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
-        return repeated * lowest.sum(dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> ForwardPass:
-        """All preactivations and layers at x."""
-        below = self.hidden(x)
-        last = self.layers[-1]
-        z = last.activation.value(below.a[-1])
-        return replace(below, z=(*below.z, z + below.z[-1] if last.residual else z))
-
-    def hidden(self, x: Tensor) -> ForwardPass:
-        """a_1..a_L and z_1..z_{L-1}: all that a backward pass needs."""
-        values, preactivations = [x], []
-        *below, last = self.layers
-        for layer in below:
-            preactivations.append(layer.affine(values))
-            z = layer.activation.value(preactivations[-1])
-            values.append(z + values[-1] if layer.residual else z)
-        preactivations.append(last.affine(values))
-        return ForwardPass(tuple(preactivations), tuple(values[1:]))
-
-    def value(self, z: Tensor) -> Tensor:
-        """R = <w, z_L> for each image."""
-        return sum_per_image(self.output * z)
-
-    def backward(
-        self,
-        weight: float,
-        like: Tensor,
-        choose: Callable[[int, Tensor], Tensor],
-        *,
-        to_image: bool = True,
-    ) -> BackwardPass:
-        """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
-
-        Args:
-            weight: gamma > 0.
-            like: a batch of images, for its size.
-            choose: gives p_i = s_i t_i for layer i (from 1) with s_i in dom h_i*.
-            to_image: whether c is wanted; zero otherwise.
-        """
-        count = len(self.layers)
-        batch = like.shape[0]
-        t: list[Tensor | None] = [None] * (count + 1)
-        t[count] = (weight * self.output).expand((batch, *self.layers[-1].shape))
-        c = torch.zeros_like(like)
-        p: list[Tensor] = []
-        for i in range(count, 0, -1):
-            layer = self.layers[i - 1]
-            t_i = t[i]
-            if t_i is None:  # a layer nobody uses
-                t_i = t[i] = like.new_zeros((batch, *layer.shape))
-            p_i = choose(i, t_i)
-            p.insert(0, p_i)
-            for source, operator in layer.operators.items():
-                if source != IMAGE:
-                    t[source] = _add(t[source], operator.adjoint(p_i))
-                elif to_image:
-                    c = c + operator.adjoint(p_i)
-            if layer.residual:
-                t[i - 1] = _add(t[i - 1], t_i)
-        return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)
-
-    def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
-        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
-
-        def slopes(i: int, t: Tensor) -> Tensor:
-            h = self.layers[i - 1].activation
-            return h.spread(t) * h.derivative(preactivations[i - 1])
-
-        return self.backward(weight, x, slopes)
-
-
-def _add(left: Tensor | None, right: Tensor) -> Tensor:
-    return right if left is None else left + right

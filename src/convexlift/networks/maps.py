@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convexlift.operators.convolution import (
-    BOUNDARIES,
-    Boundary,
     ConvolutionOperator,
     DenseOperator,
     DifferenceOperator,
     PoolingOperator,
 )
 from convexlift.operators.linear import Composition, LinearOperator
+from convexlift.operators.padding import BOUNDARIES, Boundary
+from convexlift.parts import Part
 from convexlift.tensors import Shape
 
 
-class LinearMap(nn.Module, ABC):
+class LinearMap(Part, nn.Module, ABC):
     """A linear map with trainable weights, for inputs of one shape or of any.
 
     ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and
     shares its weights. Inside a network, maps from earlier layers must have nonnegative
     weights: construct them with ``nonnegative=True``, which concerns their initial values;
     ``InputConvexNetwork.project_`` keeps them so during training.
+
+    Attributes:
+        reach: the side of the smallest image that the map takes.
+        reduction: by how much it makes images smaller; their sides must be multiples of it.
     """
+
+    reach: int = 1
+    reduction: int = 1
 
     @abstractmethod
     def operator(self, input_shape: Shape) -> LinearOperator:
@@ -48,7 +56,7 @@ class LinearMap(nn.Module, ABC):
             parameter.clamp_(min=0)
 
 
-class Convolution(LinearMap):
+class Convolution(LinearMap, name="Convolution"):
     """A convolution with kernels of odd size that keeps the image size (for stride 1).
 
     Args:
@@ -77,17 +85,25 @@ class Convolution(LinearMap):
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
         if padding not in BOUNDARIES:
             raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
-        self.stride = stride
+        self.stride = self.reduction = stride
+        self.reach = kernel_size
         self.padding: Boundary = padding
         shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
+
+    def arguments(self) -> dict[str, Any]:
+        """Without ``nonnegative``, which only concerns the starting weights."""
+        out_channels, in_channels, kernel_size, _ = self.weight.shape
+        sizes = {"in_channels": in_channels, "out_channels": out_channels}
+        options = {"kernel_size": kernel_size, "stride": self.stride, "padding": self.padding}
+        return sizes | options
 
     def operator(self, input_shape: Shape) -> ConvolutionOperator:
         """The convolution on images of one shape."""
         return ConvolutionOperator(self.weight, input_shape, self.stride, self.padding)
 
 
-class Dense(LinearMap):
+class Dense(LinearMap, name="Dense"):
     """A fully connected map, (B, ...) -> (B, out_features), on the flattened input."""
 
     def __init__(self, in_features: int, out_features: int, *, nonnegative: bool = False) -> None:
@@ -95,12 +111,17 @@ class Dense(LinearMap):
         _require_counts(in_features=in_features, out_features=out_features)
         self.weight = nn.Parameter(_initial_weights((out_features, in_features), nonnegative))
 
+    def arguments(self) -> dict[str, Any]:
+        """Without ``nonnegative``, which only concerns the starting weights."""
+        out_features, in_features = self.weight.shape
+        return {"in_features": in_features, "out_features": out_features}
+
     def operator(self, input_shape: Shape) -> DenseOperator:
         """The matrix on inputs of one shape."""
         return DenseOperator(self.weight, input_shape)
 
 
-class ForwardDifferences(LinearMap):
+class ForwardDifferences(LinearMap, name="ForwardDifferences"):
     """grad x, the differences to the pixels below and to the right; zero past the last ones.
 
     (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
@@ -116,20 +137,20 @@ class ForwardDifferences(LinearMap):
         return -1.0
 
 
-class AveragePool(LinearMap):
+class AveragePool(LinearMap, name="AveragePool"):
     """The mean over blocks of size x size; has no weights and is nonnegative."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         _require_counts(size=size)
-        self.size = size
+        self.size = self.reduction = size
 
     def operator(self, input_shape: Shape) -> PoolingOperator:
         """The pooling of images of one shape."""
         return PoolingOperator(self.size, input_shape)
 
 
-class Chain(LinearMap):
+class Chain(LinearMap, name="Chain"):
     """Maps applied one after the other: ``Chain(AveragePool(16), Dense(...))`` is W P."""
 
     def __init__(self, *maps: LinearMap) -> None:
@@ -137,6 +158,10 @@ class Chain(LinearMap):
         if not maps:
             raise ValueError("a chain needs at least one map")
         self.maps = nn.ModuleList(maps)
+
+    def arguments(self) -> dict[str, Any]:
+        """The maps."""
+        return {"maps": list(self.maps)}
 
     def operator(self, input_shape: Shape) -> Composition:
         """The composition; the first map stands rightmost, as in mathematics."""

@@ -30,6 +30,11 @@ class SmoothActivation(Activation):
     def second_derivative(self, a: Tensor) -> Tensor:
         """h''(a) >= 0; anything in between where it jumps."""
 
+    @property
+    def curvature_at_zero(self) -> float:  # type: ignore[override]
+        """h''(0)."""
+        return float(self.second_derivative(torch.zeros((), dtype=torch.float64, device="cpu")))
+
     def prox(self, y: Tensor, eta: Tensor) -> Tensor:
         """The root of a - y + eta h'(a), which lies between y and y - eta h'(y)."""
         eta = eta.expand_as(y)
@@ -67,7 +72,7 @@ class SmoothActivation(Activation):
 
 
 @dataclass(frozen=True)
-class SmoothedLeakyReLU(SmoothActivation):
+class SmoothedLeakyReLU(SmoothActivation, name="SmoothedLeakyReLU"):
     """h(a) = kappa a + (1 - kappa) psi_nu(a), the paper's smoothed leaky ReLU (section 5.3).
 
     psi_nu(a) = 0 for a <= 0,  a^2 / (2 nu) for 0 < a < nu,  a - nu/2 for a >= nu.
@@ -90,7 +95,7 @@ class SmoothedLeakyReLU(SmoothActivation):
         return (self.slope, 1.0)
 
     @property
-    def ramp(self) -> Ramp:
+    def ramp(self) -> Ramp:  # type: ignore[override]
         """From kappa at 0 to 1 at nu."""
         return Ramp(self.slope, 1.0, 0.0, self.smoothing)
 
@@ -186,7 +191,7 @@ class SmoothedLeakyReLU(SmoothActivation):
 
 
 @dataclass(frozen=True)
-class SmoothedReLU(SmoothedLeakyReLU):
+class SmoothedReLU(SmoothedLeakyReLU, name="SmoothedReLU"):
     """h = psi_nu, the paper's smoothed ReLU: the smoothed leaky ReLU with kappa = 0."""
 
     slope: float = 0.0
@@ -194,7 +199,7 @@ class SmoothedReLU(SmoothedLeakyReLU):
 
 
 @dataclass(frozen=True)
-class HalfSquare(SmoothActivation):
+class HalfSquare(SmoothActivation, name="HalfSquare"):
     """h(a) = a^2 / 2; not monotone, for first layers."""
 
     @property
@@ -228,7 +233,7 @@ class HalfSquare(SmoothActivation):
 
 
 @dataclass(frozen=True)
-class Huber(SmoothActivation):
+class Huber(SmoothActivation, name="Huber"):
     """h(a) = a^2 / (2 delta) for |a| <= delta,  |a| - delta/2 beyond; for first layers."""
 
     delta: float = 0.01
@@ -242,7 +247,7 @@ class Huber(SmoothActivation):
         return (-1.0, 1.0)
 
     @property
-    def ramp(self) -> Ramp:
+    def ramp(self) -> Ramp:  # type: ignore[override]
         """From -1 at -delta to 1 at delta."""
         return Ramp(-1.0, 1.0, -self.delta, 2 * self.delta, -self.delta / 2)
 

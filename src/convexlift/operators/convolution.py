@@ -5,83 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.operators.linear import NORM_MARGIN, LinearOperator, power_iteration
+from convexlift.operators.padding import Boundary, Padding, most_copies
+from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape
 
-Boundary = Literal["zero", "circular", "reflect", "replicate"]
-BOUNDARIES: tuple[Boundary, ...] = ("zero", "circular", "reflect", "replicate")
-"""How an image continues past its edge; ``reflect`` does not repeat the edge pixel."""
 KNOWN_NORMS = 256
 """Norms of so many convolutions are remembered."""
 _NORMS: dict[bytes, float] = {}
+LARGEST_KERNEL = 11
+"""Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
 FEW_CHANNELS = 3
 """Adjoints onto so many channels do without conv_transpose2d where it is slow: on CPUs, and in
 double precision."""
-
-
-class Padding(LinearOperator):
-    """x continued past its edges by ``margin`` = (rows, columns); the adjoint folds back."""
-
-    def __init__(self, input_shape: Shape, margin: tuple[int, int], boundary: Boundary) -> None:
-        height, width = input_shape[-2:]
-        limits = {"circular": (height, width), "reflect": (height - 1, width - 1)}
-        if any(m > n for m, n in zip(margin, limits.get(boundary, margin), strict=True)):
-            raise ValueError(
-                f"a {boundary} margin of {margin} does not fit an image of {height} x {width}"
-            )
-        self.input_shape = input_shape
-        self.margin = margin
-        self.boundary: Boundary = boundary
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The larger image."""
-        rows, columns = self.margin
-        mode = "constant" if self.boundary == "zero" else self.boundary
-        return F.pad(x, (columns, columns, rows, rows), mode=mode)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Every copy of a pixel added back to it."""
-        folded = _fold(y, -1, self.margin[1], self.boundary)
-        return _fold(folded, -2, self.margin[0], self.boundary)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """Larger by twice the margin."""
-        height, width = input_shape[-2:]
-        return (*input_shape[:-2], height + 2 * self.margin[0], width + 2 * self.margin[1])
-
-
-def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
-    """How many times a pixel stands in the padded image at most: corners count by both axes."""
-    if boundary == "zero":
-        return 1
-    # Wrapped or mirrored, a pixel has one copy on each side; repeated, it has all of a margin.
-    return math.prod(min(3, 2 * m + 1) if boundary != "replicate" else 2 * m + 1 for m in margin)
-
-
-def _fold(y: Tensor, axis: int, margin: int, boundary: Boundary) -> Tensor:
-    """Add the two margins of one axis to the pixels that they are copies of."""
-    size = y.shape[axis] - 2 * margin
-    core = y.narrow(axis, margin, size)
-    if margin == 0 or boundary == "zero":
-        return core
-    core = core.clone()
-    before, after = y.narrow(axis, 0, margin), y.narrow(axis, margin + size, margin)
-    if boundary == "circular":
-        core.narrow(axis, size - margin, margin).add_(before)
-        core.narrow(axis, 0, margin).add_(after)
-    elif boundary == "reflect":
-        core.narrow(axis, 1, margin).add_(before.flip(axis))
-        core.narrow(axis, size - 1 - margin, margin).add_(after.flip(axis))
-    else:
-        core.narrow(axis, 0, 1).add_(before.sum(axis, keepdim=True))
-        core.narrow(axis, size - 1, 1).add_(after.sum(axis, keepdim=True))
-    return core
 
 
 class ConvolutionOperator(LinearOperator):
@@ -111,6 +52,26 @@ class ConvolutionOperator(LinearOperator):
         # Zeros are F.conv2d's own.
         self.padding = None if padding == "zero" else Padding(input_shape, self.margin, padding)
         self._out_channels = out_channels
+
+    @property
+    def convolution(self) -> ConvolutionOperator | None:  # type: ignore[override]
+        """V itself, for stride 1."""
+        return self if self.stride == 1 else None
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
+        """sum |F k|^2 over all kernels k, nowhere near zero; for small kernels and stride 1."""
+        small = max(self.weight.shape[-2:]) <= min(LARGEST_KERNEL, *self._resolve(None)[-2:])
+        if self.stride != 1 or not small or not self.weight.any():
+            return None
+        spectra: Tensor = torch.fft.rfft2(self.weight, s=(height, width))
+        squares = spectra.abs().square().sum((0, 1))
+        return squares + FLOOR * squares.max()
+
+    def patch(self, size: int) -> ConvolutionOperator:
+        """The same convolution of a smaller image."""
+        channels, *sides = self._resolve(None)
+        smaller = (channels, *(min(size, side) for side in sides))
+        return ConvolutionOperator(self.weight, smaller, self.stride, self.boundary)
 
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
@@ -278,7 +239,7 @@ class DifferenceOperator(LinearOperator):
     are consecutive channels.
     """
 
-    single_operation = True
+    single_operation = symbol_bounds = True
 
     def __init__(self, input_shape: Shape) -> None:
         if len(input_shape) != 3:
@@ -302,6 +263,18 @@ class DifferenceOperator(LinearOperator):
     def output_shape(self, input_shape: Shape) -> Shape:
         """Twice the channels."""
         return (2 * input_shape[0], *input_shape[1:])
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor:
+        """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero.
+
+        It is that of differences on a torus, where there are more of them.
+        """
+
+        def along(size: int) -> Tensor:
+            w = torch.fft.fftfreq(size, dtype=like.dtype, device=like.device)
+            return 2 - 2 * torch.cos(2 * torch.pi * w)
+
+        return along(height)[:, None] + along(width)[: width // 2 + 1] + FLOOR * 8
 
     def norm(self, input_shape: Shape | None = None) -> float:
         """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
@@ -328,6 +301,11 @@ class PoolingOperator(LinearOperator):
             )
         self.size = size
         self.input_shape = input_shape
+
+    @property
+    def pool_size(self) -> int:  # type: ignore[override]
+        """The size of the blocks."""
+        return self.size
 
     def forward(self, x: Tensor) -> Tensor:
         """Block means."""

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.operators.convolution import BOUNDARIES, Boundary, Padding, most_copies
 from convexlift.operators.linear import LinearOperator
+from convexlift.operators.padding import BOUNDARIES, Boundary, Padding, most_copies
 from convexlift.tensors import Shape, first_non_finite, fits
 
 LARGEST_RADIUS = 1000
 """Kernels of a Gaussian blur have at most 2001 x 2001 taps (32 MB)."""
 
 
-class Diagonal(LinearOperator):
+class Diagonal(LinearOperator, name="Diagonal"):
     """(A x)_p = d_p x_p: a weight for each pixel.
 
     Args:
@@ -101,7 +101,7 @@ class Mask(Diagonal):
         return self.values
 
 
-class Blur(LinearOperator):
+class Blur(LinearOperator, name="Blur"):
     """A x = k * x, every channel convolved with one kernel of odd size.
 
     Args:
@@ -122,7 +122,11 @@ class Blur(LinearOperator):
         self.kernel = kernel
         self.boundary: Boundary = boundary
         self.margin = (kernel.shape[0] // 2, kernel.shape[1] // 2)
-        self.nonnegative = bool((kernel >= 0).all())
+
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        """If the kernel is."""
+        return bool((self.kernel >= 0).all())
 
     def forward(self, x: Tensor) -> Tensor:
         """k * x."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from convexlift.operators.power_iteration import power_iteration as power_iteration
-from convexlift.tensors import Shape, TensorRecord, full_precision, is_own
+from convexlift.parts import Part
+from convexlift.tensors import Shape, TensorRecord, is_own
+
+if TYPE_CHECKING:
+    from convexlift.operators.convolution import ConvolutionOperator
 
 NORM_MARGIN = 1.02
 """Power iteration approaches a norm from below; reported norms are larger by this factor."""
 
 
-class LinearOperator(TensorRecord, ABC):
+class LinearOperator(Part, TensorRecord, ABC):
     """A linear map between batches of images (or of anything else), with its exact adjoint.
 
     <A x, y> = <x, A* y> for all x and y, image by image. Subclasses write ``forward`` and
@@ -26,11 +32,24 @@ class LinearOperator(TensorRecord, ABC):
         input_shape: the shape of one input, without the batch; None where any shape will do.
         nonnegative: whether A x >= 0 for every x >= 0, as for integrals along rays.
         single_operation: whether every entry of A x takes one operation, as a difference does.
+        pool_size: the side of the blocks that A averages, if it is a pooling; else 1.
+        convolution: A itself, if it is a convolution of stride 1, which can be done in strips.
+        invertible: whether there is an ``approximate_inverse``.
+        symbol_bounds: whether F^-1 s F >= A* A for the ``symbol`` s, without another factor.
     """
 
+    capabilities = Part.capabilities | {
+        "nonnegative", "single_operation", "pool_size", "convolution", "invertible",
+        "approximate_inverse", "symbol", "symbol_bounds", "patch", "transfer", "norm", "_norm",
+        "magnitude", "roundings", "steps", "select",
+    }  # fmt: skip
     input_shape: Shape | None = None
     nonnegative: bool = False
     single_operation: bool = False
+    pool_size: int = 1
+    convolution: ConvolutionOperator | None = None
+    invertible: bool = False
+    symbol_bounds: bool = False
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -56,10 +75,23 @@ class LinearOperator(TensorRecord, ABC):
     def transfer(self, input_shape: Shape) -> Tensor | None:
         """k with rfft2(A x) = k * rfft2(x) where A is a circular convolution, else None.
 
-        Complex numbers in double precision, (H, W//2 + 1). Behind such an operator the squared L2
-        fidelity keeps a closed-form proximal map.
+        Complex, in double precision, (H, W//2 + 1). Squared L2 fidelities then have a closed prox.
         """
         return None
+
+    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
+        """x with A x about y, by a formula; ``window`` damps high frequencies (see ``fbp``)."""
+        raise ValueError(
+            f"fbp inverts ParallelBeam, FanBeam and multiples of them, not {type(self).__name__}"
+        )
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
+        """s > 0, (H, W//2 + 1), with A* A about F^-1 s F up to boundaries and a factor; or None."""
+        return None
+
+    def patch(self, size: int) -> LinearOperator:
+        """A on images of at most ``size`` x ``size``, where that makes sense; else A."""
+        return self
 
     def norm(self, input_shape: Shape | None = None) -> float:
         """An upper estimate of ||A||, computed once for each shape.
@@ -102,42 +134,8 @@ class LinearOperator(TensorRecord, ABC):
         """The operator for some images of a batch only, by their indices; None if unknown."""
         return self if is_own(self) else None
 
-    def adjoint_error(self, x: Tensor) -> float:
-        """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x, computed once for each shape.
-
-        y is A x and as much of a random vector: <A x, A x> = <x, A* A x> tells scanners and back
-        projections apart that only look alike, to which random vectors are nearly blind.
-
-        Args:
-            x: says how many inputs, of which shape, in which precision and where; not changed.
-        """
-        key = (tuple(x.shape), x.dtype, x.device)
-        known: dict[object, float] = self.__dict__.setdefault("_adjoint_errors", {})
-        if key not in known:
-            known[key] = self._adjoint_error(x)
-        return known[key]
-
-    def _adjoint_error(self, x: Tensor) -> float:
-        generator = torch.Generator().manual_seed(0)
-
-        def random_like(values: Tensor) -> Tensor:
-            return torch.randn(values.shape, generator=generator).to(values)
-
-        with torch.no_grad(), full_precision():
-            x = random_like(x)
-            Ax = self(x)
-            noise = random_like(Ax)
-            y = Ax + noise * (Ax.norm() / noise.norm())
-            Aty = self.adjoint(y)
-        if Aty.shape != x.shape:
-            return math.inf
-        left, right = (float((a.double() * b.double()).sum()) for a, b in ((Ax, y), (x, Aty)))
-        scale = float(Ax.double().norm() * y.double().norm())
-        return abs(left - right) / scale if scale > 0 else 0.0
-
     def _resolve(self, input_shape: Shape | None) -> Shape:
-        shape = self.input_shape or input_shape
-        if shape is None:
+        if (shape := self.input_shape or input_shape) is None:
             raise ValueError(
                 f"{type(self).__name__} works on images of any shape; "
                 "say for which one: norm(input_shape=(channels, height, width))"
@@ -145,7 +143,7 @@ class LinearOperator(TensorRecord, ABC):
         return shape
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A x, after a look at the shape."""
+        """A x, after a check of the shape."""
         if self.input_shape is not None and tuple(x.shape[1:]) != self.input_shape:
             raise ValueError(
                 f"{type(self).__name__} expects inputs of shape (batch, "
@@ -168,10 +166,10 @@ class LinearOperator(TensorRecord, ABC):
         return Scaled(-1.0, self)
 
 
-class Identity(LinearOperator):
+class Identity(LinearOperator, name="Identity"):
     """A x = x, for images of any shape."""
 
-    nonnegative = single_operation = True
+    nonnegative = single_operation = symbol_bounds = True
 
     def forward(self, x: Tensor) -> Tensor:
         """x itself."""
@@ -186,6 +184,10 @@ class Identity(LinearOperator):
         """One, for every pixel; in double precision, so that factors keep all their digits."""
         return torch.ones((), dtype=torch.float64)
 
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor:
+        """One for each frequency."""
+        return torch.ones((height, width // 2 + 1), dtype=like.dtype, device=like.device)
+
     def norm(self, input_shape: Shape | None = None) -> float:
         """One, exactly."""
         return 1.0
@@ -199,7 +201,7 @@ class Identity(LinearOperator):
         return 0
 
 
-class Scaled(LinearOperator):
+class Scaled(LinearOperator, name="Scaled"):
     """(c A) x = c (A x)."""
 
     def __init__(self, factor: float, operator: LinearOperator) -> None:
@@ -208,7 +210,11 @@ class Scaled(LinearOperator):
         self.factor = factor
         self.operator = operator
         self.input_shape = operator.input_shape
-        self.nonnegative = factor >= 0 and operator.nonnegative
+
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        """If c and A are."""
+        return self.factor >= 0 and self.operator.nonnegative
 
     def forward(self, x: Tensor) -> Tensor:
         """c (A x)."""
@@ -232,6 +238,21 @@ class Scaled(LinearOperator):
         """c k, if A is a circular convolution."""
         inner = self.operator.transfer(input_shape)
         return None if inner is None else self.factor * inner
+
+    @property
+    def invertible(self) -> bool:  # type: ignore[override]
+        """If A is, and c != 0."""
+        return self.factor != 0 and self.operator.invertible
+
+    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
+        """A's, of y / c."""
+        if self.factor == 0:
+            return super().approximate_inverse(y, window)
+        return self.operator.approximate_inverse(y / self.factor, window)
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
+        """A's: symbols are known up to a factor."""
+        return self.operator.symbol(height, width, like)
 
     def norm(self, input_shape: Shape | None = None) -> float:
         """|c| ||A||."""
@@ -257,12 +278,8 @@ class Scaled(LinearOperator):
         inner = self.operator.select(images)
         return None if inner is None else Scaled(self.factor, inner)
 
-    def adjoint_error(self, x: Tensor) -> float:
-        """That of A, which may be known."""
-        return self.operator.adjoint_error(x)
 
-
-class Composition(LinearOperator):
+class Composition(LinearOperator, name="Composition"):
     """(A B) x = A (B x), for any number of factors, written left to right."""
 
     def __init__(self, factors: tuple[LinearOperator, ...]) -> None:
@@ -270,7 +287,11 @@ class Composition(LinearOperator):
             raise ValueError("a composition needs at least one operator")
         self.factors = factors
         self.input_shape = factors[-1].input_shape
-        self.nonnegative = all(factor.nonnegative for factor in factors)
+
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        """If all factors are."""
+        return all(factor.nonnegative for factor in self.factors)
 
     def forward(self, x: Tensor) -> Tensor:
         """A (B x)."""
@@ -289,10 +310,7 @@ class Composition(LinearOperator):
     @property
     def diagonal(self) -> Tensor | None:
         """The product of the diagonals, if every factor has one."""
-        diagonals = [factor.diagonal for factor in self.factors]
-        if any(d is None for d in diagonals):
-            return None
-        return reduce(torch.mul, [d for d in diagonals if d is not None])
+        return _combined(torch.mul, [factor.diagonal for factor in self.factors])
 
     def _norm(self, shape: Shape) -> float:
         """The product of the factors' norms bounds it; power iteration is often closer."""
@@ -325,7 +343,7 @@ class Composition(LinearOperator):
         return found
 
 
-class Sum(LinearOperator):
+class Sum(LinearOperator, name="Sum"):
     """(A + B) x = A x + B x, for any number of terms."""
 
     def __init__(self, terms: tuple[LinearOperator, ...]) -> None:
@@ -336,7 +354,11 @@ class Sum(LinearOperator):
             raise ValueError(f"operators of input shapes {sorted(shapes)} cannot be added")
         self.terms = terms
         self.input_shape = shapes.pop() if shapes else None
-        self.nonnegative = all(term.nonnegative for term in terms)
+
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        """If all terms are."""
+        return all(term.nonnegative for term in self.terms)
 
     def forward(self, x: Tensor) -> Tensor:
         """A x + B x."""
@@ -368,7 +390,11 @@ class Sum(LinearOperator):
     @property
     def diagonal(self) -> Tensor | None:
         """The sum of the diagonals, if every term has one."""
-        diagonals = [term.diagonal for term in self.terms]
-        if any(d is None for d in diagonals):
-            return None
-        return reduce(torch.add, [d for d in diagonals if d is not None])
+        return _combined(torch.add, [term.diagonal for term in self.terms])
+
+
+def _combined(
+    combine: Callable[[Tensor, Tensor], Tensor], diagonals: list[Tensor | None]
+) -> Tensor | None:
+    known = [d for d in diagonals if d is not None]
+    return reduce(combine, known) if len(known) == len(diagonals) else None

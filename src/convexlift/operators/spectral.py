@@ -7,6 +7,9 @@ from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
 
+FLOOR = 5e-2
+"""Where an operator sees nothing, its symbol is this fraction of the largest value."""
+
 
 class SpectralFilter(LinearOperator):
     """A x = F^-1 (s F x) with real s, on the torus; self-adjoint.

@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.functionals.fidelity import SquaredL2
-from convexlift.functionals.weighted import WeightedL2
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
 from convexlift.problems.data_bound import DataBound, Slack, bound_data
 from convexlift.problems.minorant import Minorant
@@ -280,11 +278,11 @@ def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tenso
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:
     """The modulus of D(A .) for each image, where it is known to be positive, else zero."""
-    fidelity, diagonal = problem.fidelity, problem.operator.diagonal
-    if not isinstance(fidelity, SquaredL2 | WeightedL2) or diagonal is None:
+    curvature, diagonal = problem.fidelity.curvature, problem.operator.diagonal
+    if curvature is None or diagonal is None:
         return torch.zeros((), dtype=torch.float64)
-    y = fidelity.y
-    moduli = (fidelity.weights * diagonal.square()).to(y).expand_as(y)
+    y = problem.fidelity.y
+    moduli = (curvature * diagonal.square()).to(y).expand_as(y)
     return moduli.flatten(1).amin(1).to(torch.float64)
 
 

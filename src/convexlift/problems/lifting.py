@@ -12,14 +12,15 @@ block "z1" then holds p_1, and v_{1,2} has its size.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from convexlift.functionals.circular import CircularFidelityTerm
-from convexlift.functionals.fidelity import SquaredL2
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
+    CircularFidelityTerm,
     DiagonalFidelityTerm,
     DualBoxTerm,
     DualFidelityTerm,
@@ -104,7 +105,7 @@ def lift(
             if i in pools:  # p_i >= P h_i(a_i) instead
                 pooling = pools[i].pooling
                 shapes[primal_name(i)] = pooling.output_shape(layer.shape)
-                f[-1] = (names, PooledEpigraphTerm(layer.activation, layer.bias, pooling.size))
+                f[-1] = (names, PooledEpigraphTerm(layer.activation, layer.bias, pooling.pool_size))
         else:
             weights = problem.weight * network.output
             f.append((names, LastLayerTerm(layer.activation, layer.bias, weights)))
@@ -120,10 +121,12 @@ def _fidelity_term(problem: VariationalProblem) -> PrimalTerm | None:
     fidelity, operator = problem.fidelity, problem.operator
     if operator.diagonal is not None:
         return DiagonalFidelityTerm(fidelity, operator.diagonal.to(fidelity.y), problem.bounds)
-    if isinstance(fidelity, SquaredL2) and problem.bounds.is_everything:
-        transfer = operator.transfer(problem.image_shape)
+    if isinstance(fidelity.curvature, float) and problem.bounds.is_everything:
+        transfer, root = operator.transfer(problem.image_shape), math.sqrt(fidelity.curvature)
         if transfer is not None:
-            return CircularFidelityTerm(transfer, torch.fft.rfft2(fidelity.y.double()))
+            return CircularFidelityTerm(
+                root * transfer, root * torch.fft.rfft2(fidelity.y.double())
+            )
     return None
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import BoundNetwork
-from convexlift.networks.passes import BackwardPass, ForwardPass
+from convexlift.networks.bound_network import BackwardPass, BoundNetwork, ForwardPass
 from convexlift.problems.saddle import dual_names
 from convexlift.tensors import Blocks, sum_per_image
 

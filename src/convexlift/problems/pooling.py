@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convexlift.networks.icnn import BoundNetwork
-from convexlift.operators.convolution import PoolingOperator
+from convexlift.networks.bound_network import BoundNetwork
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 
 
@@ -24,7 +23,7 @@ class Pooled:
 
     user: int
     rest: LinearOperator
-    pooling: PoolingOperator
+    pooling: LinearOperator
 
 
 def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
@@ -41,14 +40,8 @@ def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
         if layer.activation.group != 1 or residual or len(users) != 1:
             continue
         ((user, operator),) = users.items()
-        *others, first = _factors(operator)
-        if isinstance(first, PoolingOperator) and first.size > 1:
-            found[i] = Pooled(user, Composition(tuple(others) or (Identity(),)), first)
+        first, *others = [step for step, _ in operator.steps(layer.shape)]
+        if first.pool_size > 1:
+            rest = tuple(reversed(others)) or (Identity(),)
+            found[i] = Pooled(user, Composition(rest), first)
     return found
-
-
-def _factors(operator: LinearOperator) -> list[LinearOperator]:
-    """The factors of a composition, of compositions too; the first one applied comes last."""
-    if not isinstance(operator, Composition):
-        return [operator]
-    return [inner for factor in operator.factors for inner in _factors(factor)]

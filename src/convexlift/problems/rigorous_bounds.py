@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import IMAGE
+from convexlift.networks.bound_network import IMAGE
 from convexlift.problems.rigorous_objective import shape_of
 from convexlift.problems.rounding import (
     UNIT,

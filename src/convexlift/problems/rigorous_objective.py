@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
+from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.problems.rounding import (
     Rounded,
     activated,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, PrimalTerm
-from convexlift.networks.icnn import BoundNetwork
-from convexlift.networks.passes import BackwardPass
+from convexlift.networks.bound_network import BackwardPass, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
 

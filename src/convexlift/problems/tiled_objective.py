@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.networks.icnn import IMAGE, BoundLayer, BoundNetwork
-from convexlift.operators.convolution import ConvolutionOperator, PoolingOperator
+from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
+from convexlift.operators.linear import LinearOperator
 from convexlift.problems.minorant import Minorant, layer_losses
 from convexlift.problems.pooling import pooled_layers
 from convexlift.problems.saddle import dual_names
@@ -47,11 +47,11 @@ class Outcome:
 class OnePass:
     """The pass for one network, image by image."""
 
-    def __init__(self, network: BoundNetwork, pooling: PoolingOperator | None) -> None:
+    def __init__(self, network: BoundNetwork, pooling: LinearOperator | None) -> None:
         self.network, self.pooling = network, pooling
         self.layer: BoundLayer = network.layers[0]
-        operator = self.layer.operators[IMAGE]
-        assert isinstance(operator, ConvolutionOperator)
+        operator = self.layer.operators[IMAGE].convolution
+        assert operator is not None
         self.operator = operator
         # Strips are for the caches of processors; a GPU would rather be launched less often.
         self._cached = operator.weight.device.type == "cpu"
@@ -60,10 +60,8 @@ class OnePass:
     def of(network: BoundNetwork) -> OnePass | None:
         """For a large convolution of stride 1, the only layer or pooled; else None."""
         first, *above = network.layers
-        operator = first.operators[IMAGE]
         if (
-            not isinstance(operator, ConvolutionOperator)
-            or operator.stride != 1
+            first.operators[IMAGE].convolution is None
             or first.activation.group * torch.Size(first.shape).numel() < WORTHWHILE
         ):
             return None
@@ -125,7 +123,7 @@ class OnePass:
         if not self._cached:
             yield slice(0, batch), slice(0, height), slice(0, height + 2 * margin)
             return
-        block = 1 if self.pooling is None else self.pooling.size
+        block = 1 if self.pooling is None else self.pooling.pool_size
         step = block * max(1, max(16, STRIP // (channels * width)) // block)
         for i in range(batch):
             for top in range(0, height, step):
@@ -202,7 +200,7 @@ class _Head:
         return self.pooling.adjoint(self.backward.c[self._blocks(place)])
 
     def take(self, place: Place, z: Tensor) -> None:
-        size = self.pooling.size
+        size = self.pooling.pool_size
         *others, height, width = z.shape
         blocks = z.reshape(*others, height // size, size, width // size, size)
         # Rows first: several times faster than avg_pool2d on a CPU.
@@ -218,7 +216,7 @@ class _Head:
         return (
             image,
             channels,
-            slice(rows.start // self.pooling.size, rows.stop // self.pooling.size),
+            slice(rows.start // self.pooling.pool_size, rows.stop // self.pooling.pool_size),
         )
 
 

@@ -6,19 +6,24 @@ import copy
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from convexlift.checks import examine_activation, examine_fidelity, examine_operator
+from convexlift.checks import (
+    adjoint_error,
+    examine_activation,
+    examine_fidelity,
+    examine_operator,
+)
 from convexlift.functionals.box import Box
-from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.networks.activations import Activation
-from convexlift.networks.icnn import BoundNetwork, InputConvexNetwork
-from convexlift.networks.passes import ForwardPass
+from convexlift.networks.bound_network import BoundNetwork, ForwardPass
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
 from convexlift.tensors import (
     Shape,
     TensorRecord,
@@ -74,6 +79,7 @@ class VariationalProblem(TensorRecord):
     weight: float
     operator: LinearOperator = field(default_factory=Identity)
     box: Box | tuple[float | None, float | None] | None = None
+    _replacement: ClassVar[BoundNetwork | None] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.fidelity, Tensor):
@@ -103,7 +109,7 @@ class VariationalProblem(TensorRecord):
         self._check_same_place()
         self._check_parts()
         self._check_shapes()
-        self._check_counts()
+        self.fidelity.require_explicable(self.bounds.lower, self._unseen)
         self._check_operator()
         self.regularizer.check_convexity()
 
@@ -125,8 +131,14 @@ class VariationalProblem(TensorRecord):
 
     @cached_property
     def network(self) -> BoundNetwork:
-        """The regularizer on images of this problem's shape."""
+        """The regularizer on images of this problem's shape, or what replaces it."""
+        if self._replacement is not None:
+            return self._replacement
         return self.regularizer.bind(self.image_shape)
+
+    def with_network(self, network: BoundNetwork) -> VariationalProblem:
+        """The same problem with another R, which need not be the ``regularizer`` of anything."""
+        return self._changed(_replacement=network)
 
     @cached_property
     def sensitivity(self) -> Tensor:
@@ -143,11 +155,7 @@ class VariationalProblem(TensorRecord):
         operator = self.operator.select(images)
         if operator is None:
             return None
-        other = copy.copy(self)
-        other.__dict__.pop("sensitivity", None)
-        object.__setattr__(other, "fidelity", self.fidelity.select(images))
-        object.__setattr__(other, "operator", operator)
-        return other
+        return self._changed(fidelity=self.fidelity.select(images), operator=operator)
 
     @property
     def smooth(self) -> bool:
@@ -199,11 +207,10 @@ class VariationalProblem(TensorRecord):
     def initial_image(self) -> Tensor:
         """A start: of the guesses that the data suggest, the one with the lowest objective.
 
-        For a diagonal A: the data, with unseen pixels filled from seen ones around them; its
-        medians, which an L1 fidelity, made for outliers, may prefer. Otherwise A* y, divided by
-        A* A 1, which makes a constant image of constant data; for a ray transform also its
-        filtered back projection. Data that were not measured are left out where they can be.
-        Zero, if nothing else is allowed.
+        For a diagonal A: the data, with unseen pixels filled from seen ones around them, and for a
+        fidelity made for outliers also its medians. Otherwise A* y, divided by A* A 1, which makes
+        a constant image of constant data, and the approximate inverse of A, if there is one. Data
+        that were not measured are left out where they can be. Zero, if nothing else is allowed.
         """
         y = self.fidelity.y
         measured = self.fidelity.measured
@@ -215,15 +222,15 @@ class VariationalProblem(TensorRecord):
             seen = measured & (d != 0)
             known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
             guesses = [fill_from_neighbours(known, seen.to(y))]
-            if isinstance(self.fidelity, L1):
+            if self.fidelity.robust:
                 guesses.append(median_of_neighbours(guesses[0]))
         else:
             back = self.operator.adjoint(measured * best)
             scale = self.operator.adjoint(measured * self.operator(torch.ones_like(back)))
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
-            if invertible(self.operator):
-                guesses.append(fbp(self.operator, best, "hann"))
+            if self.operator.invertible:
+                guesses.append(self.operator.approximate_inverse(best))
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, *others = guesses
         # Without another guess, all that matters is whether the objective is finite.
@@ -294,7 +301,7 @@ class VariationalProblem(TensorRecord):
         examine_operator(self.operator, like)
         if self.operator.diagonal is not None:
             return
-        error = self.operator.adjoint_error(like)
+        error = adjoint_error(self.operator, like)
         if not error <= ADJOINT_TOLERANCE:
             raise ValueError(
                 f"<A x, y> and <x, A* y> differ by {error:.1e}, relatively, for the operator "
@@ -302,29 +309,23 @@ class VariationalProblem(TensorRecord):
                 "certificate would hold. cl.check_operator examines it"
             )
 
-    def _check_counts(self) -> None:
-        """Counts without background need A x > 0, which some image must be able to give."""
-        data = self.fidelity
-        if not (isinstance(data, KullbackLeibler) and data.needs_background):
-            return
-        if self.bounds.lower < 0:
-            raise ValueError(
-                "KullbackLeibler without background, where counts are positive, needs x >= 0: "
-                "give box=(0, None), or the expected background as KullbackLeibler(y, background)"
-            )
-        unseen = (data.y > 0) & (data.background <= 0)
+    def _unseen(self) -> Tensor:
+        """Which data are zero for every image, A x = 0; a mask."""
+        unseen = torch.ones_like(self.fidelity.y, dtype=torch.bool)
         generator = torch.Generator().manual_seed(0)
         for _ in range(2):  # a row that is not zero may cancel on one random image, not on two
             probe = 0.5 + torch.rand((self.batch_size, *self.image_shape), generator=generator)
             with torch.no_grad():
-                unseen &= self.operator(probe.to(data.y)) == 0
-        if count := int(unseen.sum()):
-            raise ValueError(
-                f"KullbackLeibler has counts where the operator sees nothing (A x = 0) and the "
-                f"background is 0, at {count} of {unseen.numel()} values: no image explains them. "
-                "Set the counts to 0 there, for example KullbackLeibler(mask * y), or give a "
-                "positive background, KullbackLeibler(y, background)"
-            )
+                unseen &= self.operator(probe.to(self.fidelity.y)) == 0
+        return unseen
+
+    def _changed(self, **parts: Any) -> VariationalProblem:
+        """A copy with other parts, which fit: nothing is checked again."""
+        other = copy.copy(self)
+        for name in self._cached_names():
+            other.__dict__.pop(name, None)
+        other.__dict__.update(parts)
+        return other
 
 
 def require_problem(problem: object) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import PictureFormat
 from convexlift.files.pictures import (
     Picture,
     Range,
@@ -24,15 +25,14 @@ from convexlift.files.pictures import (
     writable,
     write_picture,
 )
-from convexlift.files.planes import SUFFIXES
-from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
-from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
 from convexlift.scans.dicom_writing import write_dicom
+from convexlift.scans.hounsfield import hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.volumes import Volume
 from convexlift.tasks import Bounds
 
-DICOM = (".dcm", ".dicom", ".ima")
-PICTURES = (*SUFFIXES, *DICOM)
+DICOM = DICOM_SUFFIXES
+PICTURES = (*PictureFormat.known_suffixes(), *DICOM)
 
 Array = Tensor | NDArray[Any]
 ImageLike = str | os.PathLike[str] | Array

@@ -27,8 +27,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from convexlift.functionals.fidelity import L1, KullbackLeibler, SquaredL2
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2, WeightedL2
 from convexlift.operators.imaging import Mask
 from convexlift.reconstruction.noise import Noise, unclipped
 from convexlift.tasks import Measurement

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from convexlift.files.planes import SUFFIXES
-from convexlift.functionals.fidelity import L1, Fidelity, SquaredL2
+from convexlift.files.formats import PictureFormat
+from convexlift.functionals.data_terms import L1, SquaredL2
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import random_mask
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
@@ -44,9 +45,6 @@ from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAnd
 
 FEWEST_PIXELS = 8
 """On each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
-
-WITH_NAN = (".npy", ".tif", ".tiff")
-"""Files that may say themselves which pixels are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,7 +207,7 @@ class Denoiser(Reconstructor):
     def _truth(self, contents: Contents, image: ImageLike) -> Tensor | None:
         if self.truth is None:
             return None
-        suffixes = SUFFIXES if contents.volume is None else PICTURES
+        suffixes = PictureFormat.known_suffixes() if contents.volume is None else PICTURES
         truth = _of_its_name(self.truth, image, "truth", suffixes)
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:
@@ -276,7 +274,8 @@ class Inpainter(Denoiser):
     def check(self, sources: Sequence[Source]) -> None:
         """Also that something says which pixels are missing."""
         unmasked = self.mask is None and self.mask_colour is None
-        if unmasked and all(source.path.suffix.lower() not in WITH_NAN for source in sources):
+        formats = [PictureFormat.of(source.path) for source in sources]
+        if unmasked and not any(kind is not None and kind.holds_nan for kind in formats):
             raise InputError(_nothing_missing(str(sources[0].path)))
         super().check(sources)
 
@@ -299,7 +298,10 @@ class Inpainter(Denoiser):
 
 
 def _of_its_name(
-    place: ImageLike, image: ImageLike, what: str, suffixes: Sequence[str] = SUFFIXES
+    place: ImageLike,
+    image: ImageLike,
+    what: str,
+    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
 ) -> ImageLike:
     """The file of a folder with the name of the image; anything else as it is."""
     if not is_path(place) or not Path(place).is_dir():

@@ -23,19 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.models.store import load, sheet
+from convexlift.models.files import sheet
+from convexlift.models.store import load
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.total_variation import TotalVariation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.contents import ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
-from convexlift.reconstruction.solution import (
-    Callback,
-    PiecewiseSolver,
-    select_solution,
-    stated,
-)
+from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import SEARCH, Weight, WeightChoice, choose_weight
 from convexlift.solvers.named_methods import METHODS

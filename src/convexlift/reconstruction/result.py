@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.images import psnr
+from convexlift.images import psnr, ssim
 from convexlift.problems.claims import relative_gap
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction.noise import Noise
@@ -144,23 +144,13 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     for suffix, image in (("", x), ("_before", given)):
         if image is not None and image.shape == truth.shape:
             quality[f"psnr{suffix}"] = _finite(joint_psnr(image, truth))
-            if (similarity := _ssim(image, truth)) is not None:
-                quality[f"ssim{suffix}"] = similarity
+            quality[f"ssim{suffix}"] = _finite(float(ssim(image.float(), truth).mean()))
     return quality
 
 
 def joint_psnr(x: Tensor, truth: Tensor) -> float:
     """Of all planes together, in dB."""
     return float(psnr(x.cpu().reshape(1, -1), truth.reshape(1, -1)))
-
-
-def _ssim(x: Tensor, truth: Tensor) -> float | None:
-    try:
-        from convexlift.training.validation import ssim
-
-        return _finite(float(ssim(x.float(), truth).mean()))
-    except ImportError:  # torchmetrics is optional
-        return None
 
 
 def _summary(words: list[str]) -> str:

@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.planes import read_npy
-from convexlift.functionals.fidelity import KullbackLeibler
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.files.formats import read_npy
+from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import ParallelBeam
-from convexlift.operators.tomography.filtered_backprojection import fbp, invertible
-from convexlift.operators.tomography.presets import PAPER_BACKGROUND, PAPER_UNIT
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
+from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.reconstructor import Reconstructor
@@ -34,21 +32,20 @@ from convexlift.reconstruction.slices import (
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
-from convexlift.scans.attenuation import (
+from convexlift.scans.data_exchange import DataExchange
+from convexlift.scans.files import read_sinogram, read_volume
+from convexlift.scans.formats import AngleUnit, files_in, reading
+from convexlift.scans.hounsfield import (
     WATER,
+    WINDOWS,
+    Window,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.data_exchange import AngleUnit
-from convexlift.scans.errors import reading
-from convexlift.scans.files import HDF5, read_sinogram, read_volume
-from convexlift.scans.folders import files_in
-from convexlift.scans.geometry import FanGeometry, ScanGeometry
-from convexlift.scans.sinograms import Quantity, Sinogram
+from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
 from convexlift.scans.volumes import Volume
-from convexlift.scans.windows import WINDOWS, Window, window_named
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
@@ -156,14 +153,14 @@ class ScanReconstructor(Reconstructor):
 
     def settings(self) -> dict[str, Any]:
         """The window as two numbers."""
-        window = window_named(self.window)
+        window = Window.named(self.window)
         return super().settings() | {"window": [window.level, window.width]}
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
         """Fields and truths."""
         given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
         files = [Path(place) for place in given if Path(place).is_file()]
-        folder = self.truth in given and Path(str(self.truth)).is_dir()
+        folder = is_path(self.truth) and Path(self.truth).is_dir()
         return files + (files_in(Path(str(self.truth))) if folder else [])
 
     def check(self, sources: Sequence[Source]) -> None:
@@ -262,7 +259,7 @@ class ScanReconstructor(Reconstructor):
         if isinstance(image, Sinogram):
             return "the scan", image
         if is_path(image):
-            unit = self.angle_unit if Path(image).suffix.lower() in HDF5 else None
+            unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
             scan = read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
                 max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
@@ -389,7 +386,7 @@ def _field_of_view(scan: Sinogram) -> float:
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:
-    if not invertible(rays):
+    if not rays.invertible:
         return 1.0
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))

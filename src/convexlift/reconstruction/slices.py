@@ -18,13 +18,12 @@ from convexlift.reconstruction.contents import (
     open_contents,
     write_dicom_file,
 )
-from convexlift.scans.attenuation import hounsfield_to_unit, unit_to_hounsfield
-from convexlift.scans.errors import ScanFileError
 from convexlift.scans.files import read_volume
-from convexlift.scans.pictures import write_png, write_tiff
+from convexlift.scans.formats import ScanFileError
+from convexlift.scans.hounsfield import Window, hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.sinograms import Sinogram
+from convexlift.scans.stacks import write_png, write_tiff
 from convexlift.scans.volumes import Volume
-from convexlift.scans.windows import Window, window_named
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 
@@ -77,7 +76,7 @@ def write_slices(volume: Volume, place: Path, description: str, window: Window |
         write_dicom_file(volume, place, description)
     elif kind == ".png":
         _require_one(place, len(volume.values))
-        write_png(volume, place, window=window_named(window))
+        write_png(volume, place, window=Window.named(window))
     elif kind == ".npy":
         write_numbers(volume.images, place)
     else:

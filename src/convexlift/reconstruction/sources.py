@@ -11,19 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convexlift.files.atomic import leftovers, remove_leftovers
-from convexlift.files.planes import SUFFIXES
+from convexlift.files.formats import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
-from convexlift.scans.files import HDF5
-from convexlift.scans.folders import files_in
+from convexlift.scans.formats import SinogramFormat, files_in
 from convexlift.scans.sinogram_arrays import FORMAT
 
-SINOGRAMS = (*HDF5, ".npy", ".tif", ".tiff")
-_MARKS = (
-    ((".png",), (b"\x89PNG\r\n\x1a\n",), "PNG"),
-    ((".jpg", ".jpeg"), (b"\xff\xd8",), "JPEG"),
-    ((".tif", ".tiff"), (b"II", b"MM"), "TIFF"),
-    ((".npy",), (b"\x93NUMPY",), "NPY"),
-)
+SINOGRAMS = SinogramFormat.known_suffixes()
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,9 @@ def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
     return [p for p in files_in(Path(place)) if p.stem in stems and p.suffix.lower() in PICTURES]
 
 
-def companion(folder: Path, path: Path, what: str, suffixes: Sequence[str] = SUFFIXES) -> Path:
+def companion(
+    folder: Path, path: Path, what: str, suffixes: Sequence[str] = PictureFormat.known_suffixes()
+) -> Path:
     """The picture in a folder with the name of another: with its ending too, if there are several.
 
     Args:
@@ -183,9 +178,9 @@ def glance(path: Path) -> str | None:
             start = file.read(132)
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
-    for endings, marks, kind in _MARKS:
-        if path.suffix.lower() in endings and not any(start.startswith(mark) for mark in marks):
-            return f"not a {kind} file, despite its name"
+    kind = PictureFormat.of(path)
+    if kind is not None and kind.misnamed(start):
+        return f"not a {kind.name} file, despite its name"
     return None
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from convexlift.models.cards import ModelCard
-from convexlift.networks.total_variation import TotalVariation
+from convexlift.networks.architectures import TotalVariation
 from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Kind, Noise
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within

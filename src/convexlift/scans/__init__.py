@@ -3,29 +3,28 @@
 The extra ``convexlift[ct]`` brings the packages that read and write them.
 """
 
-from convexlift.scans.attenuation import attenuation_to_hounsfield as attenuation_to_hounsfield
-from convexlift.scans.attenuation import hounsfield_to_attenuation as hounsfield_to_attenuation
-from convexlift.scans.attenuation import hounsfield_to_unit as hounsfield_to_unit
-from convexlift.scans.attenuation import unit_attenuation as unit_attenuation
-from convexlift.scans.attenuation import unit_to_hounsfield as unit_to_hounsfield
-from convexlift.scans.dicom_reading import read_dicom as read_dicom
-from convexlift.scans.dicom_writing import write_dicom as write_dicom
-from convexlift.scans.errors import ScanFileError as ScanFileError
-from convexlift.scans.files import read_sinogram as read_sinogram
-from convexlift.scans.files import read_volume as read_volume
-from convexlift.scans.files import write_sinogram as write_sinogram
-from convexlift.scans.files import write_volume as write_volume
-from convexlift.scans.geometry import FanGeometry as FanGeometry
-from convexlift.scans.geometry import ParallelGeometry as ParallelGeometry
-from convexlift.scans.geometry import ScanGeometry as ScanGeometry
-from convexlift.scans.geometry import geometry_of as geometry_of
-from convexlift.scans.pictures import write_png as write_png
-from convexlift.scans.pictures import write_tiff as write_tiff
-from convexlift.scans.sinograms import Sinogram as Sinogram
-from convexlift.scans.stacks import read_stack as read_stack
-from convexlift.scans.volumes import Volume as Volume
-from convexlift.scans.windows import WINDOWS as WINDOWS
-from convexlift.scans.windows import Window as Window
+from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.dicom_writing import write_dicom
+from convexlift.scans.files import read_sinogram, read_volume, write_sinogram, write_volume
+from convexlift.scans.formats import ScanFileError
+from convexlift.scans.hounsfield import (
+    WINDOWS,
+    Window,
+    attenuation_to_hounsfield,
+    hounsfield_to_attenuation,
+    hounsfield_to_unit,
+    unit_attenuation,
+    unit_to_hounsfield,
+)
+from convexlift.scans.sinograms import (
+    FanGeometry,
+    ParallelGeometry,
+    ScanGeometry,
+    Sinogram,
+    geometry_of,
+)
+from convexlift.scans.stacks import read_stack, write_png, write_tiff
+from convexlift.scans.volumes import Volume
 
 __all__ = [
     "WINDOWS",

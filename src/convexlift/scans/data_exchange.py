@@ -8,39 +8,57 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.limits import allowed_megapixels, require_limit
-from convexlift.images import atomic_path
-from convexlift.scans import exchange_members
-from convexlift.scans.errors import ScanFileError, load_extra, reading
-from convexlift.scans.exchange_members import DETECTOR_PIXEL, FRAMES, GEOMETRY
-from convexlift.scans.geometry import ParallelGeometry, ScanGeometry, from_record, to_record
-from convexlift.scans.sinograms import QUANTITIES, Quantity, Sinogram, as_array, as_tensor
-from convexlift.scans.subprocess_reader import run_isolated
+from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import load_extra
+from convexlift.files.limits import allowed_megapixels
+from convexlift.scans import isolated_hdf5
+from convexlift.scans.formats import (
+    AngleUnit,
+    ScanFileError,
+    SinogramFormat,
+    SinogramOptions,
+    reading,
+)
+from convexlift.scans.isolated_hdf5 import (
+    DETECTOR_PIXEL,
+    FRAMES,
+    GEOMETRY,
+    read_members,
+    run_isolated,
+)
+from convexlift.scans.sinograms import (
+    QUANTITIES,
+    ParallelGeometry,
+    Quantity,
+    ScanGeometry,
+    Sinogram,
+    as_array,
+    as_tensor,
+    from_record,
+    to_record,
+)
 
-AngleUnit = Literal["degrees", "radians"]
-_DEGREE = math.pi / 180
 _ANGLES = {
-    **dict.fromkeys(("deg", "degs", "degree", "degrees", "\N{DEGREE SIGN}"), _DEGREE),
-    **dict.fromkeys(("rad", "rads", "radian", "radians"), 1.0),
+    **dict.fromkeys(["deg", "degs", "degree", "degrees", "\N{DEGREE SIGN}"], math.pi / 180),
+    **dict.fromkeys(["rad", "rads", "radian", "radians"], 1.0),
 }
 _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
-    **dict.fromkeys(("", "m", "meter", "metre", "meters", "metres"), 1e3),
-    **dict.fromkeys(("mm", "millimeter", "millimetre"), 1.0),
+    **dict.fromkeys(["", "m", "meter", "metre", "meters", "metres"], 1e3),
+    **dict.fromkeys(["mm", "millimeter", "millimetre"], 1.0),
     **dict.fromkeys(
-        ("um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "microns"), 1e-3
+        ["um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "microns"], 1e-3
     ),
-    **dict.fromkeys(("nm",), 1e-6),
+    "nm": 1e-6,
 }
 
 FIRST_SECONDS, BYTES_A_SECOND = 20, 10**7
-"""Time for reading, unless it is given: a part that all files have, and one for their length."""
+"""The default time for reading: a constant, and a part for the length of the file."""
 SPARE_BYTES = 512 * 2**20
 """Memory of the reading process beside the arrays."""
 
@@ -48,83 +66,68 @@ Arrays = dict[str, NDArray[Any]]
 Texts = dict[str, str]
 
 
-def read_exchange(
-    path: Path,
-    rows: slice,
-    angles: Sequence[float] | None,
-    angle_unit: AngleUnit | None,
-    *,
-    max_megapixels: float | None = None,
-    read_seconds: float | None = None,
-    isolated: bool = True,
-) -> Sinogram:
-    """The sinogram of an HDF5 file; only some rows of the detector, if asked for.
+class DataExchange(SinogramFormat):
+    """HDF5 files, read in a process of their own."""
 
-    Args:
-        path: of the file.
-        rows: of the detector.
-        angles: in radians, in place of those of the file.
-        angle_unit: of the file's angles, where it does not say it.
-        max_megapixels: the largest size that is read; by default it depends on the file's length.
-        read_seconds: time for reading; by default 20 s, and one more for every 10 MB.
-        isolated: read in a process of its own. Only a caller with limits of its own goes without.
-    """
-    load_extra("h5py", "HDF5 files")
-    if angle_unit not in (None, "degrees", "radians"):
-        raise ValueError(f"angle_unit is 'degrees' or 'radians', got {angle_unit!r}")
-    for name, value in (("max_megapixels", max_megapixels), ("read_seconds", read_seconds)):
-        require_limit(name, value)
-    with reading(path, "HDF5 in the layout Data Exchange"):
-        length = path.stat().st_size
-        megapixels = max_megapixels or allowed_megapixels(length, 1)
-        arguments: dict[str, Any] = {
-            "path": str(path.absolute()),
-            "rows": [rows.start, rows.stop, rows.step],
-            "megapixels": megapixels,
-        }
-        if isolated:
-            arrays, texts = run_isolated(
-                Path(exchange_members.__file__),
-                "read_members",
-                arguments,
-                seconds=read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
-                extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+    name = "HDF5"
+    suffixes = (".h5", ".hdf5", ".hdf", ".nxs")
+    isolated = True  # only a caller with limits of its own may go without
+
+    def read(self, path: Path, options: SinogramOptions) -> Sinogram:
+        """The sinogram; only some rows of the detector, if asked for."""
+        load_extra("h5py", "HDF5 files")
+        rows = options.rows
+        with reading(path, "HDF5 in the layout Data Exchange"):
+            length = path.stat().st_size
+            megapixels = options.max_megapixels or allowed_megapixels(length, 1)
+            arguments: dict[str, Any] = {
+                "path": str(path.absolute()),
+                "rows": [rows.start, rows.stop, rows.step],
+                "megapixels": megapixels,
+            }
+            if self.isolated:
+                arrays, texts = run_isolated(
+                    Path(isolated_hdf5.__file__),
+                    "read_members",
+                    arguments,
+                    seconds=options.read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
+                    extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+                )
+            else:
+                arrays, texts = read_members(**arguments)
+            angles = options.angles
+            if angles is None:
+                angles = _angles(path, arrays, texts, options.angle_unit)
+            return Sinogram(
+                **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
+                geometry=_geometry(path, arrays, texts, angles),
+                quantity=_quantity(texts["description"]),
             )
-        else:
-            arrays, texts = exchange_members.read_members(**arguments)
-        turned = _angles(path, arrays, texts, angle_unit) if angles is None else tuple(angles)
-        return Sinogram(
-            **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
-            geometry=_geometry(path, arrays, texts, turned),
-            quantity=_quantity(texts["description"]),
-        )
 
-
-def write_exchange(sinogram: Sinogram, path: Path) -> None:
-    """The sinogram as others read it, and its geometry in full as an attribute of ``/exchange``."""
-    h5py = load_extra("h5py", "HDF5 files")
-    geometry = sinogram.geometry
-    counts = sinogram.quantity == "counts"
-    with atomic_path(path) as part, h5py.File(part, "w") as file:
-        file["implements"] = "exchange:measurement"
-        exchange = file.create_group("exchange")
-        for name, member in FRAMES.items():
-            tensor = getattr(sinogram, name)
-            if tensor is not None:
-                frames = as_array(tensor).swapaxes(0, 1)
-                dataset = exchange.create_dataset(member, data=np.ascontiguousarray(frames))
-                dataset.attrs["axes"] = f"theta{member.removeprefix('data')}:y:x"
-                dataset.attrs["units"] = "counts" if counts else "1"
-        exchange["data"].attrs["description"] = sinogram.quantity
-        exchange["theta"] = np.degrees(np.array(geometry.angles))
-        exchange["theta"].attrs["units"] = "deg"
-        record = to_record(geometry)
-        del record["angles"]
-        exchange.attrs[GEOMETRY] = json.dumps(record)
-        if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
-            # Rays are parallel: bins on the detector are as wide in the object.
-            pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
-            pixel.attrs["units"] = "mm"
+    def write(self, sinogram: Sinogram, path: Path) -> None:
+        """For other programs; and the geometry in full, as an attribute of ``/exchange``."""
+        h5py = load_extra("h5py", "HDF5 files")
+        geometry = sinogram.geometry
+        with atomic_path(path) as part, h5py.File(part, "w") as file:
+            file["implements"] = "exchange:measurement"
+            exchange = file.create_group("exchange")
+            for name, member in FRAMES.items():
+                tensor = getattr(sinogram, name)
+                if tensor is not None:
+                    frames = as_array(tensor).swapaxes(0, 1)
+                    dataset = exchange.create_dataset(member, data=np.ascontiguousarray(frames))
+                    dataset.attrs["axes"] = f"theta{member.removeprefix('data')}:y:x"
+                    dataset.attrs["units"] = "counts" if sinogram.quantity == "counts" else "1"
+            exchange["data"].attrs["description"] = sinogram.quantity
+            exchange["theta"] = np.degrees(np.array(geometry.angles))
+            exchange["theta"].attrs["units"] = "deg"
+            record = to_record(geometry)
+            del record["angles"]
+            exchange.attrs[GEOMETRY] = json.dumps(record)
+            if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
+                # Rays are parallel: bins on the detector are as wide in the object.
+                pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
+                pixel.attrs["units"] = "mm"
 
 
 def _angles(
@@ -171,6 +174,6 @@ def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...
 
 
 def _quantity(description: str) -> Quantity:
-    """What the description says; counts, by the rules of the layout, if it says nothing known."""
+    """The quantity in the description; by the rules of the layout, counts if it names none."""
     text = description.strip().lower()
     return next((known for known in QUANTITIES if known == text), "counts")

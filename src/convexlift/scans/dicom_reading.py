@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import zlib
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.scans.attenuation import LOWEST
-from convexlift.scans.dicom_headers import SliceHeader, read_header
-from convexlift.scans.dicom_pixels import stored_pixels
-from convexlift.scans.errors import PathLike, ScanFileError, existing
-from convexlift.scans.folders import files_in
-from convexlift.scans.volumes import Volume
+from convexlift.files.formats import load_extra
+from convexlift.files.limits import (
+    EXPANSION,
+    BoundedReader,
+    allowed_megapixels,
+    reason_of,
+    require_plausible,
+)
+from convexlift.scans.formats import PathLike, ScanFileError, existing, files_in, reading
+from convexlift.scans.hounsfield import LOWEST
+from convexlift.scans.volumes import Orientation, Vector, Volume, height_along, require_orientation
+
+DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
+"""Names of DICOM files end in one of these, unless scanners named them."""
 
 GAP = 0.1
 """Distances of slices may differ from their median by this part of it: scanners round them."""
 
-_SUFFIXES = ("", ".dcm", ".dicom", ".ima", ".img")
+_META_GROUP = 2
+_DEFLATED = "1.2.840.10008.1.2.1.99"
 
 
 def read_dicom(
@@ -39,7 +53,7 @@ def read_dicom(
 
     Args:
         path: a file or a folder. In a folder, files that cannot be slices by their names are left
-            alone (DICOMDIR, notes); those that can be and are not are an error.
+            alone (DICOMDIR, notes); files that can be slices and are not are an error.
         series: the SeriesInstanceUID, where a folder holds several.
         allow_gaps: read series with uneven distances between slices, which are refused otherwise.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
@@ -49,7 +63,7 @@ def read_dicom(
     """
     place = existing(path)
     files = _slices_in(place) if place.is_dir() else [place]
-    headers = _one_series(place, [read_header(file, max_megapixels) for file in files], series)
+    headers = _one_series(place, [_read_header(file, max_megapixels) for file in files], series)
     _require_one_grid(headers)
     headers.sort(key=lambda header: header.height)
     _require_even(headers, allow_gaps)
@@ -68,14 +82,127 @@ def _slices_in(folder: Path) -> list[Path]:
         file
         for file in files_in(folder)
         if file.name.upper() != "DICOMDIR"
-        and (file.suffix.lower() in _SUFFIXES or file.suffix[1:].isdecimal())
+        and (file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES) or file.suffix[1:].isdecimal())
     ]
     if not files:
         raise ScanFileError(f"{folder} holds no DICOM files")
     return files
 
 
-def _one_series(place: Path, headers: list[SliceHeader], series: str | None) -> list[SliceHeader]:
+# Headers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _SliceHeader:
+    """The place of a slice, as in ``Volume``, and the scale HU = slope * stored + intercept.
+
+    Numbers from the first to the last of ``padding`` are outside of the field of view.
+    """
+
+    path: Path
+    dataset: Any
+    series: str
+    size: tuple[int, int]
+    spacing: tuple[float, float]
+    orientation: Orientation
+    position: Vector
+    thickness: float | None
+    slope: float
+    intercept: float
+    padding: tuple[int, int] | None
+
+    @property
+    def height(self) -> float:
+        """The position along the normal."""
+        return height_along(self.position, self.orientation)
+
+
+def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
+    """The header of one CT slice; other files are refused with the reason."""
+    dataset = _read_dataset(path, max_megapixels, stop_before_pixels=True)
+
+    def value(name: str) -> Any:
+        found = dataset.get(name)
+        if found is None or found == "":
+            raise ScanFileError(
+                f"{path} has no {name}, which a CT slice needs; it may be cut short"
+            )
+        return found
+
+    def numbers(name: str, count: int) -> tuple[float, ...]:
+        found = value(name)
+        floats = tuple(float(v) for v in found) if hasattr(found, "__iter__") else (float(found),)
+        if len(floats) != count or not all(math.isfinite(v) for v in floats):
+            raise ScanFileError(f"{path} has {name} {floats}; it needs {count} finite number(s)")
+        return floats
+
+    with reading(path, "a CT slice"):  # values are parsed when they are asked for
+        _require_grey_ct(path, dataset, value("Modality"))
+        known = dataset.get("SliceThickness") not in (None, "")
+        thickness = numbers("SliceThickness", 1)[0] if known else 0.0
+        spacing = numbers("PixelSpacing", 2)
+        if min(spacing) <= 0:
+            raise ScanFileError(f"{path} has PixelSpacing {spacing}; both must be > 0, in mm")
+        orientation = numbers("ImageOrientationPatient", 6)
+        require_orientation(orientation, "ImageOrientationPatient")
+        slope = numbers("RescaleSlope", 1)[0]
+        if slope == 0:
+            raise ScanFileError(f"{path} has RescaleSlope 0: all its pixels would be the same")
+        return _SliceHeader(
+            path=path,
+            dataset=dataset,
+            series=str(value("SeriesInstanceUID")),
+            size=(int(value("Rows")), int(value("Columns"))),
+            spacing=(spacing[0], spacing[1]),
+            orientation=cast(Orientation, orientation),
+            position=cast(Vector, numbers("ImagePositionPatient", 3)),
+            thickness=thickness if thickness > 0 else None,
+            slope=slope,
+            intercept=numbers("RescaleIntercept", 1)[0],
+            padding=_padding(dataset),
+        )
+
+
+def _require_grey_ct(path: Path, dataset: Any, modality: str) -> None:
+    if modality != "CT":
+        raise ScanFileError(
+            f"{path} has the modality {modality!r}, and only CT has Hounsfield units; "
+            "give the files of a CT series"
+        )
+    if (samples := int(dataset.get("SamplesPerPixel") or 1)) != 1:
+        raise ScanFileError(
+            f"{path} is a colour picture ({samples} samples for each pixel, "
+            f"{dataset.get('PhotometricInterpretation')}); CT numbers have one"
+        )
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if frames > 1 or "PerFrameFunctionalGroupsSequence" in dataset:
+        raise ScanFileError(
+            f"{path} holds {frames} frame(s) in one file (enhanced CT), which is not read here; "
+            "convert it to one file for each slice"
+        )
+    kind = dataset.get("RescaleType")
+    if kind not in (None, "", "HU"):
+        raise ScanFileError(f"{path} is rescaled to {kind!r} and not to HU")
+
+
+def _padding(dataset: Any) -> tuple[int, int] | None:
+    """PixelPaddingValue, up to PixelPaddingRangeLimit where there is one."""
+    value = dataset.get("PixelPaddingValue")
+    if value is None or value == "":
+        return None
+    limit = dataset.get("PixelPaddingRangeLimit")
+    first = int(value)
+    last = first if limit is None or limit == "" else int(limit)
+    if dataset.get("PixelRepresentation") == 1:  # some write signed numbers as unsigned ones
+        half = 1 << (int(dataset.get("BitsAllocated") or 16) - 1)
+        first, last = ((v + half) % (2 * half) - half for v in (first, last))
+    return (min(first, last), max(first, last))
+
+
+# Series ------------------------------------------------------------------------------------------
+
+
+def _one_series(place: Path, headers: list[_SliceHeader], series: str | None) -> list[_SliceHeader]:
     known = defaultdict(list)
     for header in headers:
         known[header.series].append(header)
@@ -92,7 +219,7 @@ def _one_series(place: Path, headers: list[SliceHeader], series: str | None) -> 
     return known[series if series is not None else headers[0].series]
 
 
-def _require_one_grid(headers: list[SliceHeader]) -> None:
+def _require_one_grid(headers: list[_SliceHeader]) -> None:
     first = headers[0]
     for other in headers[1:]:
         for name, left, right in (
@@ -107,7 +234,7 @@ def _require_one_grid(headers: list[SliceHeader]) -> None:
                 )
 
 
-def _require_even(headers: list[SliceHeader], allow_gaps: bool) -> None:
+def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
     steps = [after.height - before.height for before, after in pairwise(headers)]
     if not steps:
         return
@@ -126,8 +253,11 @@ def _require_even(headers: list[SliceHeader], allow_gaps: bool) -> None:
             )
 
 
-def _hounsfield(header: SliceHeader, max_megapixels: float | None) -> Tensor:
-    stored = stored_pixels(header.path, max_megapixels)
+# Pixels ------------------------------------------------------------------------------------------
+
+
+def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
+    stored = _stored_pixels(header.path, max_megapixels)
     # In double precision, so that float32 holds slope * stored + intercept correctly rounded.
     values = header.slope * stored.astype(np.float64) + header.intercept
     if header.padding is not None:
@@ -137,3 +267,95 @@ def _hounsfield(header: SliceHeader, max_megapixels: float | None) -> Tensor:
         row, column = np.argwhere(~np.isfinite(values))[0]
         raise ScanFileError(f"{header.path} is {values[row, column]} HU at ({row}, {column})")
     return torch.from_numpy(values.astype(np.float32))
+
+
+def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    """The numbers of one slice as they are stored, (H, W), before they are rescaled."""
+    dataset = _read_dataset(path, max_megapixels)
+    if "PixelData" not in dataset and "FloatPixelData" not in dataset:
+        raise ScanFileError(f"{path} ends before its pixels, or never had any; copy it again")
+    syntax = dataset.file_meta.TransferSyntaxUID
+    with reading(path, "a CT slice"):
+        expected = (int(dataset.Rows), int(dataset.Columns))
+        bits = int(dataset.get("BitsAllocated") or 16)
+        require_plausible(
+            path,
+            (*expected, int(dataset.get("SamplesPerPixel") or 1)),
+            max(bits, 1) / 8,
+            max_megapixels,
+            EXPANSION if syntax.is_compressed else 1.0,
+        )
+    try:
+        pixels = np.asarray(dataset.pixel_array)
+    except Exception as error:  # decoders raise nearly every type
+        raise ScanFileError(f"{path} {_advice(syntax)}: {reason_of(error)}") from error
+    if pixels.shape != expected:
+        raise ScanFileError(f"{path} holds pixels {pixels.shape}, its header says {expected}")
+    return pixels
+
+
+def _advice(syntax: Any) -> str:
+    """The state of a file whose pixels cannot be decoded, and what to do about it."""
+    if not syntax.is_compressed:
+        return "cannot be decoded, it may be cut short or damaged; copy it again"
+    try:
+        decoder = load_extra("pydicom.pixels", "DICOM files").get_decoder(syntax)
+    except NotImplementedError:
+        return f"is compressed as {syntax.name}, which nothing here decodes; decompress it first"
+    state = "cannot be decoded, it may be damaged" if decoder.is_available else "needs a codec"
+    codecs = "; ".join(decoder.missing_dependencies)
+    missing = f" (not installed, and able to decode it: {codecs})" if codecs else ""
+    return f"is compressed as {syntax.name} and {state}{missing}"
+
+
+# Datasets ----------------------------------------------------------------------------------------
+
+
+def _read_dataset(
+    path: Path, max_megapixels: float | None, *, stop_before_pixels: bool = False
+) -> Any:
+    """The elements of a file, if it says how it is written and is not too large."""
+    pydicom = load_extra("pydicom", "DICOM files")
+    with reading(path, "a DICOM file"), BoundedReader(path) as file:
+        syntax = _transfer_syntax(pydicom, file)
+        if not syntax or not pydicom.uid.UID(syntax).is_transfer_syntax:
+            raise ScanFileError(
+                f"{path} does not say how its pixels are stored (its TransferSyntaxUID is "
+                f"{syntax or 'missing'}); write it again with the program it comes from"
+            )
+        if syntax == _DEFLATED:
+            _require_small(path, file.read(), max_megapixels)
+        file.seek(0)
+        dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
+        for tag in list(dataset.keys()):
+            if not tag.is_private:
+                dataset[tag]  # is parsed only now, and raises if it is damaged
+        return dataset
+
+
+def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
+    """The UID, or an empty text; the file is then at the end of its meta information."""
+    pydicom.filereader.read_preamble(file, force=False)
+    meta = pydicom.filereader.read_dataset(
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
+        stop_when=lambda tag, kind, length: tag >> 16 != _META_GROUP,
+    )
+    syntax = meta.get("TransferSyntaxUID")
+    return syntax if isinstance(syntax, str) else ""
+
+
+def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> None:
+    """Raise if a deflated file becomes larger than pixels may be: pydicom inflates it whole."""
+    most = 8e6 * (max_megapixels or allowed_megapixels(len(packed), 1))
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    rest, size = packed, 0
+    while rest and not inflater.eof:
+        size += len(inflater.decompress(rest, 2**20))
+        rest = inflater.unconsumed_tail
+        if size > most:
+            raise ScanFileError(
+                f"{path} inflates to more than {most / 1e6:.4g} MB; if that is correct, allow "
+                "it with --max-megapixels 1000 (max_megapixels= in Python)"
+            )

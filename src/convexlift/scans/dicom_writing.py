@@ -1,4 +1,4 @@
-"""Volumes as derived DICOM images, which say what they were made from."""
+"""Volumes as derived DICOM images, which name their source images."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from convexlift.images import atomic_path
-from convexlift.scans.errors import PathLike, ScanFileError, load_extra
-from convexlift.scans.folders import atomic_folder, slice_names
+from convexlift.files.formats import load_extra
+from convexlift.scans.formats import PathLike, write_slices
 from convexlift.scans.volumes import Volume
 
 CT_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.2"
@@ -41,7 +40,7 @@ EQUIPMENT = (
     *("DeviceSerialNumber", "SoftwareVersions"),
 )
 
-_FINEST = -10  # of the powers of two that are slopes: a thousandth of a HU
+_FINEST = -10  # the smallest power of two that is a slope: a thousandth of a HU
 _LARGEST = 32767  # in 16 bits with a sign
 
 
@@ -53,35 +52,26 @@ def write_dicom(
     A name that ends in ``.dcm`` takes a volume of one slice; any other is a new or empty folder. HU
     are stored in 16 bits: exactly if they are whole numbers, else rounded to the finest power of
     two that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
-    those of ``volume.source``; without a source they are empty. Each image names its source image,
-    the scanner and this software.
+    copied from ``volume.source``; without a source they are empty. Each image names its source
+    image, the scanner and this software.
 
     Args:
         volume: in HU.
-        path: of the file or folder.
-        description: what was done, for DerivationDescription and SeriesDescription.
+        path: the file or folder.
+        description: of the processing, for DerivationDescription and SeriesDescription.
 
     Returns:
         The files, in the order of the slices.
     """
     pydicom = load_extra("pydicom", "DICOM files")
-    place = Path(path)
     if not 0 < len(description) <= 64:
         raise ValueError(f"description needs 1 to 64 characters, got {len(description)}")
-    single = place.suffix.lower() == ".dcm"
-    count = len(volume.values)
-    if single and count > 1:
-        raise ScanFileError(f"{place} takes one slice, not {count}; write to a folder")
-    series = _Series(pydicom, volume, description, datetime.datetime.now())
-    if single:
-        with atomic_path(place) as part:
-            series.dataset(0).save_as(part, enforce_file_format=True)
-        return (place,)
-    names = slice_names(count, ".dcm")
-    with atomic_folder(place) as part:
-        for k, name in enumerate(names):
-            series.dataset(k).save_as(part / name, enforce_file_format=True)
-    return tuple(place / name for name in names)
+    series = _Series(pydicom, volume, description)
+
+    def save(target: Path, k: int) -> None:
+        series.dataset(k).save_as(target, enforce_file_format=True)
+
+    return write_slices(Path(path), len(volume.values), ".dcm", save)
 
 
 def finest_slope(values: Tensor) -> float:
@@ -94,124 +84,111 @@ def finest_slope(values: Tensor) -> float:
 
 
 class _Series:
-    """What the slices of a new series share."""
+    """A new series: elements that its slices share, and the dataset of each slice."""
 
-    def __init__(
-        self, pydicom: Any, volume: Volume, description: str, now: datetime.datetime
-    ) -> None:
+    def __init__(self, pydicom: Any, volume: Volume, description: str) -> None:
         self.pydicom = pydicom
         self.volume = volume
         self.description = description
         self.slope = finest_slope(volume.values)
-        self.now = now
+        self.now = datetime.datetime.now()
         # UIDs under 2.25 are made of random numbers and need no registered root.
         self.series, self.study, self.frame = (self._uid() for _ in range(3))
 
     def dataset(self, number: int) -> Any:
         """One slice with its file header."""
-        values = self.volume.values[number].detach().cpu().double().numpy()
+        volume = self.volume
+        values = volume.values[number].detach().cpu().double().numpy()
         pixels = np.round(values / self.slope).astype("<i2")
         data = self._described(number)
-        self._place(data, number)
-        data.SamplesPerPixel = 1
-        data.PhotometricInterpretation = "MONOCHROME2"
-        data.Rows, data.Columns = pixels.shape
-        data.BitsAllocated = data.BitsStored = 16
-        data.HighBit = 15
-        data.PixelRepresentation = 1
-        data.RescaleIntercept = 0
-        data.RescaleSlope = self._decimal(self.slope)
-        data.RescaleType = "HU"
-        data.PixelData = pixels.tobytes()
+        _fill(
+            data,
+            PixelSpacing=self._decimals(*volume.spacing),
+            ImageOrientationPatient=self._decimals(*volume.orientation),
+            ImagePositionPatient=self._decimals(*volume.positions[number]),
+            SliceThickness=self._decimals(volume.thickness)[0] if volume.thickness else None,
+            SamplesPerPixel=1, PhotometricInterpretation="MONOCHROME2",
+            Rows=pixels.shape[0], Columns=pixels.shape[1],
+            BitsAllocated=16, BitsStored=16, HighBit=15, PixelRepresentation=1,
+            RescaleIntercept=0, RescaleSlope=self._decimals(self.slope)[0], RescaleType="HU",
+            PixelData=pixels.tobytes(),
+        )  # fmt: skip
         data["PixelData"].VR = "OW"
         return data
 
     def _described(self, number: int) -> Any:
-        """Who, what, when, and made from what."""
+        """The patient, the study, the time, and the source."""
         source = self.volume.source[number] if self.volume.source else None
+        day, time = self.now.strftime("%Y%m%d"), self.now.strftime("%H%M%S")
         data = self.pydicom.Dataset()
-        meta = self.pydicom.dataset.FileMetaDataset()
+        data.file_meta = meta = self.pydicom.dataset.FileMetaDataset()
         meta.TransferSyntaxUID = self.pydicom.uid.ExplicitVRLittleEndian
-        data.file_meta = meta
         data.SpecificCharacterSet = "ISO_IR 192"  # UTF-8 has the letters of every source
-        for name in MANDATORY:
-            setattr(data, name, "")
-        data.StudyInstanceUID = self.study
-        data.FrameOfReferenceUID = self.frame
+        _fill(data, **dict.fromkeys(MANDATORY, ""))
+        _fill(data, StudyInstanceUID=self.study, FrameOfReferenceUID=self.frame)
         if source is not None:
-            self._copy(source, data)
+            names = (*MANDATORY, *COPIED, "StudyInstanceUID", "FrameOfReferenceUID")
+            _copy(source, data, names)
+            if "SOPClassUID" in source and "SOPInstanceUID" in source:
+                origin = self._referenced(
+                    "121322", "Source image for image processing operation",
+                    ReferencedSOPClassUID=source.SOPClassUID,
+                    ReferencedSOPInstanceUID=source.SOPInstanceUID,
+                    SpatialLocationsPreserved="YES",
+                )  # fmt: skip
+                data.SourceImageSequence = [origin]
         data.SOPClassUID = meta.MediaStorageSOPClassUID = CT_IMAGE_STORAGE
         data.SOPInstanceUID = meta.MediaStorageSOPInstanceUID = self._uid()
-        data.SeriesInstanceUID = self.series
-        data.Modality = "CT"
-        data.ImageType = ["DERIVED", "SECONDARY", "AXIAL"]
-        data.SeriesNumber = None
-        data.InstanceNumber = number + 1
-        data.SeriesDescription = data.DerivationDescription = self.description
-        day, time = self.now.strftime("%Y%m%d"), self.now.strftime("%H%M%S")
-        data.InstanceCreationDate = data.ContentDate = day
-        data.InstanceCreationTime = data.ContentTime = time
-        data.ContributingEquipmentSequence = self._equipment(source)
-        data.Manufacturer = "convexlift"
-        data.SoftwareVersions = _version()
-        return data
-
-    def _copy(self, source: Any, data: Any) -> None:
-        for name in (*MANDATORY, *COPIED, "StudyInstanceUID", "FrameOfReferenceUID"):
-            if name in source:
-                data[name] = copy.deepcopy(source[name])
-        if "SOPClassUID" not in source or "SOPInstanceUID" not in source:
-            return
-        origin = self.pydicom.Dataset()
-        origin.ReferencedSOPClassUID = source.SOPClassUID
-        origin.ReferencedSOPInstanceUID = source.SOPInstanceUID
-        origin.SpatialLocationsPreserved = "YES"
-        purpose = self._code("121322", "Source image for image processing operation")
-        origin.PurposeOfReferenceCodeSequence = [purpose]
-        data.SourceImageSequence = [origin]
+        return _fill(
+            data,
+            SeriesInstanceUID=self.series, SeriesNumber=None, InstanceNumber=number + 1,
+            Modality="CT", ImageType=["DERIVED", "SECONDARY", "AXIAL"],
+            SeriesDescription=self.description, DerivationDescription=self.description,
+            InstanceCreationDate=day, InstanceCreationTime=time, ContentDate=day, ContentTime=time,
+            ContributingEquipmentSequence=self._equipment(source),
+            Manufacturer="convexlift", SoftwareVersions=_version(),
+        )  # fmt: skip
 
     def _equipment(self, source: Any) -> list[Any]:
         """The scanner, where the source names it, and this software."""
-        equipment = [self._software()]
-        # "Manufacturer" of the image is who made these pixels, so that of the scanner comes here,
-        # where DICOM does not let it be empty.
-        if source is not None and source.get("Manufacturer"):
-            scanner = self.pydicom.Dataset()
-            for name in EQUIPMENT:
-                if name in source:
-                    scanner[name] = copy.deepcopy(source[name])
-            purpose = self._code("109101", "Acquisition Equipment")
-            scanner.PurposeOfReferenceCodeSequence = [purpose]
-            equipment.insert(0, scanner)
-        return equipment
+        software = self._referenced(
+            "109102", "Processing Equipment",
+            Manufacturer="convexlift", SoftwareVersions=_version(),
+            ContributionDateTime=self.now.strftime("%Y%m%d%H%M%S"),
+            ContributionDescription=self.description,
+        )  # fmt: skip
+        # "Manufacturer" of the image is who made these pixels. The scanner's is here, where DICOM
+        # does not let it be empty.
+        if source is None or not source.get("Manufacturer"):
+            return [software]
+        scanner = self._referenced("109101", "Acquisition Equipment")
+        return [_copy(source, scanner, EQUIPMENT), software]
 
-    def _software(self) -> Any:
-        software = self.pydicom.Dataset()
-        software.PurposeOfReferenceCodeSequence = [self._code("109102", "Processing Equipment")]
-        software.Manufacturer = "convexlift"
-        software.SoftwareVersions = _version()
-        software.ContributionDateTime = self.now.strftime("%Y%m%d%H%M%S")
-        software.ContributionDescription = self.description
-        return software
+    def _referenced(self, code: str, meaning: str, **elements: Any) -> Any:
+        """An item of a sequence, with the code of its purpose."""
+        names = {"CodeValue": code, "CodingSchemeDesignator": "DCM", "CodeMeaning": meaning}
+        purpose = _fill(self.pydicom.Dataset(), **names)
+        return _fill(self.pydicom.Dataset(), PurposeOfReferenceCodeSequence=[purpose], **elements)
 
-    def _place(self, data: Any, number: int) -> None:
-        volume = self.volume
-        data.PixelSpacing = [self._decimal(d) for d in volume.spacing]
-        data.ImageOrientationPatient = [self._decimal(c) for c in volume.orientation]
-        data.ImagePositionPatient = [self._decimal(c) for c in volume.positions[number]]
-        data.SliceThickness = None if volume.thickness is None else self._decimal(volume.thickness)
-
-    def _code(self, value: str, meaning: str) -> Any:
-        code = self.pydicom.Dataset()
-        code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning
-        return code
-
-    def _decimal(self, value: float) -> Any:
-        """At most 16 characters, as DICOM has them."""
-        return self.pydicom.valuerep.DSfloat(float(value), auto_format=True)
+    def _decimals(self, *values: float) -> list[Any]:
+        """Numbers of at most 16 characters, as DICOM has them."""
+        return [self.pydicom.valuerep.DSfloat(float(v), auto_format=True) for v in values]
 
     def _uid(self) -> Any:
         return self.pydicom.uid.generate_uid(prefix=None)
+
+
+def _fill(data: Any, **elements: Any) -> Any:
+    for name, value in elements.items():
+        setattr(data, name, value)
+    return data
+
+
+def _copy(source: Any, data: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in source:
+            data[name] = copy.deepcopy(source[name])
+    return data
 
 
 def _version() -> str:

@@ -2,7 +2,7 @@
 
 ``scan.npy`` holds the projections (rows, angles, bins), or (angles, bins); ``scan.flat.npy`` and
 ``scan.dark.npy`` the fields, where there are some; ``scan.json`` names them and has the geometry.
-TIFF files, in place of any of them, are read: a page for each row.
+TIFF files, with a page for each row, are read in place of any of them.
 """
 
 from __future__ import annotations
@@ -14,70 +14,97 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from convexlift.files.limits import require_limit, require_plausible
-from convexlift.files.tiff import open_tiff
-from convexlift.images import atomic_path
-from convexlift.scans.errors import ScanFileError, load_extra, reading
-from convexlift.scans.geometry import from_record, to_record
-from convexlift.scans.sinograms import QUANTITIES, Sinogram, as_array, as_tensor
+from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import load_extra
+from convexlift.files.limits import require_plausible
+from convexlift.files.tiff import Tiff, open_tiff
+from convexlift.scans.formats import ScanFileError, SinogramFormat, SinogramOptions, reading
+from convexlift.scans.sinograms import (
+    QUANTITIES,
+    Sinogram,
+    as_array,
+    as_tensor,
+    from_record,
+    to_record,
+)
 
 FORMAT = "convexlift sinogram"
-TIFF = (".tif", ".tiff")
-ARRAYS = ("projections", "flat", "dark")
+_ARRAYS = ("projections", "flat", "dark")
 _KEYS = {"format", "version", "quantity", "geometry", "arrays"}
 
 
-def write_arrays(sinogram: Sinogram, path: Path) -> None:
-    """The arrays first and the JSON file last: with it, the sinogram is there."""
-    arrays = {}
-    for name in ARRAYS:
-        tensor: Tensor | None = getattr(sinogram, name)
-        if tensor is None:
-            continue
-        file = path if name == "projections" else path.with_suffix(f".{name}.npy")
-        with atomic_path(file) as part:
-            with part.open("wb") as stream:
-                np.save(stream, as_array(tensor), allow_pickle=False)
-            arrays[name] = {"file": file.name, "sha256": _digest(part)}
-    record = {
-        "format": FORMAT,
-        "version": 1,
-        "quantity": sinogram.quantity,
-        "geometry": to_record(sinogram.geometry),
-        "arrays": arrays,
-    }
-    with atomic_path(path.with_suffix(".json")) as part:
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+class _ArrayFormat(SinogramFormat):
+    """Arrays, and the JSON file beside them."""
 
-
-def read_arrays(path: Path, rows: slice, max_megapixels: float | None = None) -> Sinogram:
-    """The sinogram of ``scan.npy`` and ``scan.json``; only some rows, if asked for."""
-    require_limit("max_megapixels", max_megapixels)
-    record = _read_record(path)
-    tensors = {}
-    for name, entry in record["arrays"].items():
-        file = path if name == "projections" else path.with_name(entry["file"])
-        if (expected := entry.get("sha256")) is not None and _digest(file) != expected:
-            raise ScanFileError(
-                f"{file} is not the file that {path.with_suffix('.json')} was written with; copy "
-                "both again, or take sha256 out of the JSON file"
+    def read(self, path: Path, options: SinogramOptions) -> Sinogram:
+        """The arrays that the JSON file names, if they are the ones it was written with."""
+        if options.angles is not None or options.angle_unit is not None:
+            raise ValueError(f"the angles of {path} are in {path.with_suffix('.json').name}")
+        record = _read_record(path)
+        tensors = {}
+        for name, entry in record["arrays"].items():
+            file = path if name == "projections" else path.with_name(entry["file"])
+            if (expected := entry.get("sha256")) is not None and _digest(file) != expected:
+                raise ScanFileError(
+                    f"{file} is not the file that {path.with_suffix('.json')} was written with; "
+                    "copy both again, or take sha256 out of the JSON file"
+                )
+            array = _read_array(file, options.max_megapixels)[options.rows]
+            with reading(file, "a sinogram"):
+                if array.size:
+                    require_plausible(file, array.shape, array.itemsize, options.max_megapixels)
+                tensors[name] = as_tensor(array)
+        with reading(path, "a sinogram"):
+            return Sinogram(
+                geometry=from_record(record["geometry"]), quantity=record["quantity"], **tensors
             )
-        array = _read_array(file, max_megapixels)[rows]
-        with reading(file, "a sinogram"):
-            if array.size:
-                require_plausible(file, array.shape, array.itemsize, max_megapixels)
-            tensors[name] = as_tensor(array)
-    with reading(path, "a sinogram"):
-        return Sinogram(
-            geometry=from_record(record["geometry"]), quantity=record["quantity"], **tensors
-        )
+
+
+class TiffSinogram(_ArrayFormat):
+    """Pages (angles, bins), one for each row; they are read, and not written."""
+
+    name = "TIFF"
+    suffixes = Tiff.suffixes
+
+
+class NpySinogram(_ArrayFormat):
+    """An array (rows, angles, bins)."""
+
+    name = "NPY"
+    suffixes = (".npy",)
+
+    def write(self, sinogram: Sinogram, path: Path) -> None:
+        """The arrays first and the JSON file last: without it, there is not a sinogram."""
+        arrays = {}
+        for name in _ARRAYS:
+            if (tensor := getattr(sinogram, name)) is None:
+                continue
+            file = path if name == "projections" else path.with_suffix(f".{name}.npy")
+            with atomic_path(file) as part:
+                with part.open("wb") as stream:
+                    np.save(stream, as_array(tensor), allow_pickle=False)
+                arrays[name] = {"file": file.name, "sha256": _digest(part)}
+        record = {
+            "format": FORMAT,
+            "version": 1,
+            "quantity": sinogram.quantity,
+            "geometry": to_record(sinogram.geometry),
+            "arrays": arrays,
+        }
+        with atomic_path(path.with_suffix(".json")) as part:
+            part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
-    with reading(file, "TIFF" if file.suffix.lower() in TIFF else "NPY"):
-        array = _numbers(file, max_megapixels)
+    is_tiff = file.suffix.lower() in Tiff.suffixes
+    with reading(file, "TIFF" if is_tiff else "NPY"):
+        if is_tiff:
+            load_extra("tifffile", "TIFF files")
+            with open_tiff(file, max_megapixels) as opened:
+                array: NDArray[Any] = opened.asarray()
+        else:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or array.dtype.kind not in "biuf":
@@ -86,16 +113,6 @@ def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
                 "(rows, angles, bins) or (angles, bins)"
             )
         return array
-
-
-def _numbers(file: Path, max_megapixels: float | None) -> NDArray[Any]:
-    if file.suffix.lower() in TIFF:
-        load_extra("tifffile", "TIFF files")
-        with open_tiff(file, max_megapixels) as opened:
-            pages: NDArray[Any] = opened.asarray()
-        return pages
-    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    return array
 
 
 def _read_record(path: Path) -> dict[str, Any]:
@@ -124,16 +141,13 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _require_arrays(side: Path, arrays: Any) -> None:
-    if not isinstance(arrays, dict) or not {"projections"} <= set(arrays) <= set(ARRAYS):
+    if not isinstance(arrays, dict) or not {"projections"} <= set(arrays) <= set(_ARRAYS):
         raise ScanFileError(f"{side} needs arrays to be projections, and perhaps flat and dark")
     for name, entry in arrays.items():
         file = entry.get("file", "") if isinstance(entry, dict) else None
         # A name with a folder in it could lead anywhere.
-        if (
-            not isinstance(file, str)
-            or Path(file).name != file
-            or (name != "projections" and not file)
-        ):
+        beside = isinstance(file, str) and Path(file).name == file
+        if not beside or (name != "projections" and not file):
             raise ScanFileError(f"{side} needs the name of a file beside it for {name}")
 
 

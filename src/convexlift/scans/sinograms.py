@@ -1,22 +1,162 @@
-"""What a scanner measured, and where its rays were."""
+"""Measurements of a scanner, and the geometry of its rays as files describe it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.operators.tomography.beams import RayTransform
-from convexlift.scans.geometry import ScanGeometry
+from convexlift.operators.tomography.beams import (
+    DETECTORS,
+    Detector,
+    FanBeam,
+    ParallelBeam,
+)
+from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.tensors import TensorRecord, first_non_finite
+
+LengthUnit = Literal["mm", "pixel"]
+LENGTH_UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
+"""Pixels of the detector are the unit where a file does not say how large they are."""
 
 Quantity = Literal["counts", "transmission", "line integrals"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-"""Photons or whatever the detector counts; counts over those without object; -log of that."""
+"""Photons or other units of the detector; counts over counts without object; -log of that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanGeometry:
+    """The geometry that all scanners have.
+
+    Args:
+        angles: in radians.
+        bin_width: the distance of two bins of the detector.
+        detector_offset: the place of the middle of the detector, as in ``ParallelBeam``.
+        unit: of all lengths.
+    """
+
+    beam: ClassVar[str]
+    transform: ClassVar[type[RayTransform]]
+
+    angles: tuple[float, ...]
+    bin_width: float = 1.0
+    detector_offset: float = 0.0
+    unit: LengthUnit = "mm"
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        object.__setattr__(self, "angles", tuple(float(angle) for angle in self.angles))
+        if not self.angles or not all(math.isfinite(angle) for angle in self.angles):
+            raise ValueError(f"{name} needs angles in radians, at least one and all finite")
+        if not (_is_real(self.bin_width) and self.bin_width > 0):
+            raise ValueError(f"{name} needs bin_width > 0, got {self.bin_width!r}")
+        if not _is_real(self.detector_offset):
+            raise ValueError(f"{name} needs a finite detector_offset, got {self.detector_offset!r}")
+        if self.unit not in LENGTH_UNITS:
+            raise ValueError(f"{name} needs unit to be one of {LENGTH_UNITS}, got {self.unit!r}")
+
+    def operator(
+        self,
+        bins: int,
+        image_size: int | tuple[int, int],
+        extent: float | tuple[float, float] | None = None,
+    ) -> RayTransform:
+        """The ray transform of images that cover ``extent``, in the unit of the geometry."""
+        options = {name: value for name, value in vars(self).items() if name != "unit"}
+        kind: Any = self.transform
+        operator: RayTransform = kind(image_size=image_size, bins=bins, extent=extent, **options)
+        return operator
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelGeometry(ScanGeometry):
+    """The rays of ``ParallelBeam``: lines {p cos t + q sin t = s}, s in steps of ``bin_width``."""
+
+    beam = "parallel"
+    transform = ParallelBeam
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanGeometry(ScanGeometry):
+    """The rays of ``FanBeam``, with ``bin_width`` on the detector.
+
+    Args:
+        source_distance: from the source to the centre of rotation.
+        detector_distance: from there to the detector.
+        detector: ``flat`` or ``curved``.
+    """
+
+    beam = "fan"
+    transform = FanBeam
+
+    source_distance: float
+    detector_distance: float
+    detector: Detector = "flat"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (_is_real(self.source_distance) and self.source_distance > 0):
+            raise ValueError(f"FanGeometry needs source_distance > 0, got {self.source_distance!r}")
+        if not (_is_real(self.detector_distance) and self.detector_distance >= 0):
+            raise ValueError(
+                f"FanGeometry needs detector_distance >= 0, got {self.detector_distance!r}"
+            )
+        if self.detector not in DETECTORS:
+            raise ValueError(f"detector must be one of {DETECTORS}, got {self.detector!r}")
+
+
+_GEOMETRIES: Mapping[str, type[ScanGeometry]] = {
+    kind.beam: kind for kind in (ParallelGeometry, FanGeometry)
+}
+
+
+def geometry_of(operator: RayTransform, unit: LengthUnit = "mm") -> ScanGeometry:
+    """The geometry of a ray transform, to save the data that it computes."""
+    for kind in _GEOMETRIES.values():
+        if isinstance(operator, kind.transform):
+            known: dict[str, Any] = {
+                "angles": tuple(operator.exact_angles.tolist()),
+                "bin_width": float(operator.bin_width),
+                "detector_offset": float(operator.bins[0] + operator.bins[-1]) / 2,
+                "unit": unit,
+            }
+            own = _names(kind) - set(known)
+            return kind(**known, **{name: getattr(operator, name) for name in own})
+    raise ValueError(f"geometry_of takes ParallelBeam or FanBeam, got {operator!r}")
+
+
+def to_record(geometry: ScanGeometry) -> dict[str, Any]:
+    """The fields and the kind of beam, as JSON has them."""
+    return {"beam": geometry.beam, **asdict(geometry)}
+
+
+def from_record(record: Mapping[str, Any]) -> ScanGeometry:
+    """The geometry of a record; unknown and missing fields are refused by name."""
+    values = dict(record)
+    beam = values.pop("beam", None)
+    if beam not in _GEOMETRIES:
+        raise ValueError(f"beam must be one of {', '.join(_GEOMETRIES)}, got {beam!r}")
+    kind = _GEOMETRIES[beam]
+    if unknown := set(values) - _names(kind):
+        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
+
+
+def _names(kind: type[ScanGeometry]) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,7 +168,7 @@ class Sinogram(TensorRecord):
     Args:
         projections: floating point and finite.
         geometry: of the rays of each row.
-        quantity: what the numbers are.
+        quantity: the meaning of the numbers.
         flat: frames without object, (rows, frames, bins).
         dark: frames without beam, (rows, frames, bins).
     """
@@ -67,7 +207,7 @@ class Sinogram(TensorRecord):
         image_size: int | tuple[int, int],
         extent: float | tuple[float, float] | None = None,
     ) -> RayTransform:
-        """The ray transform whose data these are, for images that cover ``extent``.
+        """The ray transform for these data, of images that cover ``extent``.
 
         Lengths are in the unit of the geometry. The default makes pixels of size 1.
         """
@@ -105,6 +245,6 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """What files hold: float32 or float64."""
+    """The array that files hold: float32 or float64."""
     values = tensor.detach().cpu()
     return values.numpy() if values.dtype == torch.float64 else values.float().numpy()

@@ -1,39 +1,198 @@
-"""Slices in PNG and TIFF files, read as HU = slope * stored + intercept."""
+"""Slices in TIFF and PNG files: HU = slope * stored + intercept, with their places as JSON text."""
 
 from __future__ import annotations
 
+import json
 import math
 import struct
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from convexlift.files.planes import open_picture
-from convexlift.files.tiff import open_tiff
-from convexlift.scans.errors import PathLike, ScanFileError, existing, load_extra, reading
-from convexlift.scans.folders import files_in
-from convexlift.scans.slice_metadata import Places
-from convexlift.scans.volumes import Volume
+from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import Picture, load_extra
+from convexlift.files.png_jpeg import Png
+from convexlift.files.tiff import Tiff, decoded, open_tiff
+from convexlift.scans.formats import (
+    PathLike,
+    ScanFileError,
+    VolumeFormat,
+    existing,
+    files_in,
+    reading,
+    write_slices,
+)
+from convexlift.scans.hounsfield import Window
+from convexlift.scans.volumes import Orientation, Vector, Volume
+from convexlift.tensors import first_non_finite
 
-TIFF = (".tif", ".tiff")
-PNG = (".png",)
-
-_CENTIMETRES = 3  # of the TIFF tag ResolutionUnit
+FORMAT = "convexlift CT slices"
+_CENTIMETRES = 3  # a value of the TIFF tag ResolutionUnit
 
 
 @dataclass(frozen=True)
-class _Pages:
-    """The numbers of one file, (slices, H, W), and what it says about them."""
+class SliceMetadata:
+    """The JSON text in a file of slices: a ``Volume`` without its values, and their scale.
+
+    HU = slope * stored + intercept; ``clipped`` pixels were outside of the window that was written.
+    """
+
+    spacing: tuple[float, float]
+    positions: tuple[Vector, ...]
+    orientation: Orientation
+    thickness: float | None
+    slope: float = 1.0
+    intercept: float = 0.0
+    clipped: int = 0
+
+    @classmethod
+    def of(cls, volume: Volume, slices: Iterable[int], **scale: Any) -> SliceMetadata:
+        """The metadata of some slices of a volume."""
+        positions = tuple(volume.positions[k] for k in slices)
+        return cls(volume.spacing, positions, volume.orientation, volume.thickness, **scale)
+
+    def to_text(self) -> str:
+        """JSON in ASCII."""
+        return json.dumps({"format": FORMAT, **vars(self)})
+
+    @classmethod
+    def from_text(cls, text: str | bytes | None) -> SliceMetadata | None:
+        """The metadata in a text of ours, or None for the text of another program."""
+        try:
+            record = json.loads(text or "")
+        except ValueError:
+            return None
+        if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
+            return None
+        try:
+            thickness = record["thickness"]
+            return cls(
+                spacing=cast(tuple[float, float], tuple(map(float, record["spacing"]))),
+                positions=tuple(cast(Vector, tuple(map(float, p))) for p in record["positions"]),
+                orientation=cast(Orientation, tuple(map(float, record["orientation"]))),
+                thickness=None if thickness is None else float(thickness),
+                slope=float(record["slope"]),
+                intercept=float(record["intercept"]),
+                clipped=int(record["clipped"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"its description of the slices is damaged ({error!r})") from None
+
+
+@dataclass(frozen=True, eq=False)
+class StackFile:
+    """The numbers of one file, (slices, H, W), our metadata, or a spacing (dy, dx) in mm."""
 
     path: Path
     stored: NDArray[Any]
-    places: Places | None
-    spacing: tuple[float, float] | None
+    metadata: SliceMetadata | None
+    spacing: tuple[float, float] | None = None
+
+    def hounsfield(self, slope: float | None, intercept: float | None) -> NDArray[np.float32]:
+        """Slope * stored + intercept; by default the file's own, or 1 and 0."""
+        if slope is None and intercept is None:
+            if self.metadata is not None:
+                slope, intercept = self.metadata.slope, self.metadata.intercept
+                if self.metadata.clipped:
+                    raise ScanFileError(
+                        f"{self.path} was written with a window that clipped "
+                        f"{self.metadata.clipped} pixels: their CT numbers are lost; read the "
+                        "files it was made from"
+                    )
+            elif self.stored.dtype.kind == "u":
+                raise ScanFileError(
+                    f"{self.path} holds {self.stored.dtype}, and CT numbers are negative too; "
+                    "write read_stack(path, slope=..., intercept=...) for "
+                    "HU = slope * stored + intercept"
+                )
+        factor, offset = 1.0 if slope is None else slope, 0.0 if intercept is None else intercept
+        if not (math.isfinite(factor) and factor != 0 and math.isfinite(offset)):
+            raise ValueError(f"slope and intercept must be finite, got {factor} and {offset}")
+        values = np.empty(self.stored.shape, dtype=np.float32)
+        with np.errstate(over="ignore"):  # overflow is found below
+            for target, stored in zip(values, self.stored, strict=True):
+                target[:] = factor * stored.astype(np.float64) + offset
+        if not np.isfinite(values).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise ScanFileError(
+                f"{self.path} is {values[index]} HU at (slice, row, column) {index}"
+            )
+        return values
+
+
+class StackFormat(VolumeFormat):
+    """A format whose files hold one slice or more, and in which a folder of files is a volume."""
+
+    @abstractmethod
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+        """The slices of one file."""
+
+    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+        """See ``read_stack``."""
+        return read_stack(place, max_megapixels=max_megapixels)
+
+
+class TiffStack(StackFormat):
+    """Pages of one size, in any number type."""
+
+    name = "TIFF"
+    suffixes = Tiff.suffixes
+
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+        """All pages; the spacing is taken from pixels per centimetre."""
+        load_extra("tifffile", "TIFF files")
+        with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
+            _require_whole(path, file)
+            # Pages of other sizes are further series, or "levels" of a supposed pyramid.
+            shapes = [level.shape for series in file.series for level in series.levels]
+            if len(shapes) != 1:
+                raise ScanFileError(
+                    f"{path} has images of the shapes {shapes}; it must have one stack of slices "
+                    "of one size"
+                )
+            picture = decoded(file)
+            _require_grey(path, picture)
+            metadata = SliceMetadata.from_text(picture.metadata.get("description"))
+        if metadata is not None and len(metadata.positions) != len(picture.stored):
+            raise ScanFileError(
+                f"{path} holds {len(picture.stored)} of {len(metadata.positions)} slices; "
+                "copy it again"
+            )
+        return StackFile(path, picture.stored, metadata, _spacing(picture.metadata))
+
+    def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
+        """See ``write_tiff``."""
+        return (write_tiff(volume, place),)
+
+
+class PngStack(StackFormat):
+    """A grey slice of 8 or 16 bits."""
+
+    name = "PNG"
+    suffixes = Png.suffixes
+
+    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+        """The slice, without a spacing: resolutions in PNG files are rounded, or of a screen."""
+        load_extra("PIL.Image", "PNG files")
+        with reading(path, "PNG"):
+            with path.open("rb") as file:
+                if Png().misnamed(file.read(8)):
+                    raise ValueError("it is not a PNG file, despite its name; rename it")
+            picture = Png().read(path, max_megapixels)
+            _require_grey(path, picture)
+            text = picture.metadata.get("tEXt", {}).get("Description")
+            return StackFile(path, picture.stored, SliceMetadata.from_text(text))
+
+    def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
+        """One slice with 16 bits; see ``write_png``."""
+        return write_png(volume, place, bits=16)
 
 
 def read_stack(
@@ -47,9 +206,9 @@ def read_stack(
 ) -> Volume:
     """Slices of a TIFF file with one or more pages, a PNG file, or a folder of one of these.
 
-    Files in a folder are taken in the order people count. What was written here says itself where
-    slices are and what numbers mean. Of other files, floats and signed integers are HU, and
-    unsigned integers need ``slope`` and ``intercept``.
+    Files in a folder are taken in the order people count. Files that we wrote say where slices are
+    and what numbers mean. In other files, floats and signed integers are HU, and unsigned integers
+    need ``slope`` and ``intercept``.
 
     Args:
         path: a file or folder.
@@ -63,156 +222,73 @@ def read_stack(
         ScanFileError: naming the file, and what to do.
     """
     place = existing(path)
-    files = _pictures_in(place) if place.is_dir() else [place]
-    pages = [_reader(file)(file, max_megapixels) for file in files]
-    for page in pages:
-        if page.stored.shape[1:] != pages[0].stored.shape[1:]:
+    stacks = [_read_slices(file, max_megapixels) for file in _stack_files(place)]
+    first = stacks[0]
+    for each in stacks:
+        if each.stored.shape[1:] != first.stored.shape[1:]:
             raise ScanFileError(
-                f"{page.path} has slices of {page.stored.shape[1:]} pixels and {pages[0].path} of "
-                f"{pages[0].stored.shape[1:]}; a volume needs one size"
+                f"{each.path} has slices of {each.stored.shape[1:]} pixels and {first.path} of "
+                f"{first.stored.shape[1:]}; a volume needs one size"
             )
-    values = np.concatenate([_hounsfield(page, slope, intercept) for page in pages])
+    values = torch.from_numpy(np.concatenate([s.hounsfield(slope, intercept) for s in stacks]))
     with reading(place, "slices"):
-        return _placed(place, torch.from_numpy(values), pages, spacing, slice_spacing)
-
-
-def _placed(
-    place: Path,
-    values: torch.Tensor,
-    pages: list[_Pages],
-    spacing: tuple[float, float] | None,
-    slice_spacing: float,
-) -> Volume:
-    known = [page.places for page in pages if page.places is not None]
-    if len(known) == len(pages) and spacing is None:
-        first = known[0]
-        for page, places in zip(pages, known, strict=True):
-            if (places.spacing, places.orientation) != (first.spacing, first.orientation):
-                raise ScanFileError(
-                    f"{page.path} and {pages[0].path} have other pixel spacings or orientations; "
-                    "a volume needs one grid"
-                )
-        return Volume(
-            values,
-            first.spacing,
-            tuple(position for places in known for position in places.positions),
-            first.orientation,
-            first.thickness,
-        )
-    spacing = spacing or pages[0].spacing
-    if spacing is None:
-        raise ScanFileError(
-            f"{pages[0].path} does not say how large its pixels are; write "
-            "read_stack(path, spacing=(dy, dx)) in mm"
-        )
-    return Volume.stacked(values, spacing, slice_spacing)
-
-
-def _hounsfield(page: _Pages, slope: float | None, intercept: float | None) -> NDArray[np.float32]:
-    places = page.places
-    if slope is None and intercept is None and places is not None:
-        if places.clipped:
+        if spacing is None and all(each.metadata is not None for each in stacks):
+            return _placed(values, stacks)
+        if (spacing := spacing or first.spacing) is None:
             raise ScanFileError(
-                f"{page.path} was written with a window that clipped {places.clipped} pixels: "
-                "their CT numbers are lost; read what it was made from"
+                f"{first.path} does not say how large its pixels are; write "
+                "read_stack(path, spacing=(dy, dx)) in mm"
             )
-        slope, intercept = places.slope, places.intercept
-    if slope is None and intercept is None and page.stored.dtype.kind == "u":
-        raise ScanFileError(
-            f"{page.path} holds {page.stored.dtype}, and CT numbers are negative too; write "
-            "read_stack(path, slope=..., intercept=...) for HU = slope * stored + intercept"
-        )
-    factor, offset = 1.0 if slope is None else slope, 0.0 if intercept is None else intercept
-    if not (math.isfinite(factor) and factor != 0 and math.isfinite(offset)):
-        raise ValueError(f"slope and intercept must be finite, got {factor} and {offset}")
-    values = np.empty(page.stored.shape, dtype=np.float32)
-    with np.errstate(over="ignore"):  # what overflows is found below
-        for target, stored in zip(values, page.stored, strict=True):
-            target[:] = factor * stored.astype(np.float64) + offset
-    if not np.isfinite(values).all():
-        index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        raise ScanFileError(f"{page.path} is {values[index]} HU at (slice, row, column) {index}")
-    return values
+        return Volume.stacked(values, spacing, slice_spacing)
 
 
-def _pictures_in(folder: Path) -> list[Path]:
-    files = [file for file in files_in(folder) if file.suffix.lower() in TIFF + PNG]
-    kinds = {file.suffix.lower() in PNG for file in files}
-    if len(kinds) != 1:
-        what = "both PNG and TIFF files" if files else "no PNG or TIFF files"
-        raise ScanFileError(f"{folder} holds {what}; give a folder with slices of one kind")
+def _stack_files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    formats = {file: VolumeFormat.of(file) for file in files_in(place)}
+    files = [file for file, kind in formats.items() if isinstance(kind, StackFormat)]
+    names = sorted({kind.name for kind in formats.values() if isinstance(kind, StackFormat)})
+    if len(names) != 1:
+        found = f"both {' and '.join(names)} files" if names else "no PNG or TIFF files"
+        raise ScanFileError(f"{place} holds {found}; give a folder with slices of one kind")
     return files
 
 
-def _reader(path: Path) -> Callable[[Path, float | None], _Pages]:
-    suffix = path.suffix.lower()
-    if suffix in TIFF:
-        return _read_tiff
-    if suffix in PNG:
-        return _read_png
-    raise ScanFileError(f"{path} is no stack of slices: its name ends in none of {TIFF + PNG}")
+def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
+    kind = VolumeFormat.of(path)
+    if not isinstance(kind, StackFormat):
+        raise ScanFileError(f"{path} is not a stack of slices; let its name end in .tif or .png")
+    return kind.read_slices(path, max_megapixels)
 
 
-def _read_png(path: Path, max_megapixels: float | None) -> _Pages:
-    load_extra("PIL.Image", "PNG files")
-    with reading(path, "PNG"), open_picture(path, max_megapixels) as picture:
-        if picture.format != "PNG":
-            raise ScanFileError(f"{path} is a {picture.format} file, despite its name; rename it")
-        if picture.mode != "L" and not picture.mode.startswith("I"):
+def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
+    known = [stack.metadata for stack in stacks if stack.metadata is not None]
+    first = known[0]
+    for stack, metadata in zip(stacks, known, strict=True):
+        if (metadata.spacing, metadata.orientation) != (first.spacing, first.orientation):
             raise ScanFileError(
-                f"{path} is a picture of mode {picture.mode}; slices are grey, of 8 or 16 bits"
+                f"{stack.path} and {stacks[0].path} have other pixel spacings or orientations; "
+                "a volume needs one grid"
             )
-        picture.load()
-        kind = np.uint8 if picture.mode == "L" else np.uint16
-        return _Pages(
-            path,
-            np.asarray(picture).astype(kind)[None],
-            Places.from_text(picture.text.get("Description")),
-            None,  # the resolution inside PNG files is rounded, and mostly that of a screen
+    positions = tuple(position for metadata in known for position in metadata.positions)
+    return Volume(values, first.spacing, positions, first.orientation, first.thickness)
+
+
+def _require_grey(path: Path, picture: Picture) -> None:
+    odd = picture.channels > 1 or picture.alpha is not None or picture.inverted
+    if odd or picture.stored.dtype.kind not in "iuf":
+        inverted = ", where 0 is white" if picture.inverted else ""
+        alpha = " and alpha" if picture.alpha is not None else ""
+        raise ScanFileError(
+            f"{path} holds {picture.stored.dtype} with {picture.channels} channel(s){alpha}"
+            f"{inverted}; slices are grey, where 0 is black, with 8 bits or more"
         )
 
 
-def _read_tiff(path: Path, max_megapixels: float | None) -> _Pages:
-    load_extra("tifffile", "TIFF files")
-    with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
-        _require_whole(path, file)
-        first = file.pages.first
-        if first.samplesperpixel != 1 or first.photometric != 1:
-            raise ScanFileError(
-                f"{path} is {first.photometric.name} with {first.samplesperpixel} sample(s) for "
-                "each pixel; slices are grey, with 0 for black"
-            )
-        # Pages of other sizes are further series, or "levels" of what is taken for a pyramid.
-        shapes = [level.shape for series in file.series for level in series.levels]
-        if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
-            raise ScanFileError(
-                f"{path} has images of the shapes {shapes}; it must have one stack of slices of "
-                "one size"
-            )
-        try:
-            stored = np.asarray(file.series[0].asarray())
-        except ValueError as error:
-            if "imagecodecs" not in str(error):
-                raise
-            raise ScanFileError(
-                f"{path} is compressed as {first.compression.name} and needs a codec, "
-                "pip install imagecodecs"
-            ) from error
-        places = Places.from_text(first.description)
-        stored = stored.reshape(-1, *stored.shape[-2:])
-        if places is not None and len(places.positions) != len(stored):
-            raise ScanFileError(
-                f"{path} holds {len(stored)} of {len(places.positions)} slices; copy it again"
-            )
-        if stored.dtype.kind not in "iuf":
-            raise ScanFileError(f"{path} holds {stored.dtype}; slices are real numbers")
-        return _Pages(path, stored, places, _spacing(first.tags))
-
-
 def _require_whole(path: Path, file: Any) -> None:
-    """Pages form a chain that ends in 0; in a file cut short it points behind the end.
+    """Raise if the chain of pages, which ends in 0, points behind the end: the file is cut short.
 
-    The reader would stop there without a word, and slices be missing.
+    The reader would stop there without an error, and slices would be missing.
     """
     file.filehandle.seek(file.pages.next_page_offset)
     end = file.filehandle.read(file.tiff.offsetsize)
@@ -220,10 +296,85 @@ def _require_whole(path: Path, file: Any) -> None:
         raise ScanFileError(f"{path} is cut short after {len(file.pages)} page(s); copy it again")
 
 
-def _spacing(tags: Any) -> tuple[float, float] | None:
-    """(dy, dx) in mm from pixels per centimetre; 72 per inch is what programs write by default."""
-    unit, across, down = (tags.get(name) for name in (296, 282, 283))
-    if unit is None or across is None or down is None or unit.value != _CENTIMETRES:
+def _spacing(metadata: dict[str, Any]) -> tuple[float, float] | None:
+    """(dy, dx) in mm from pixels per centimetre; programs write 72 per inch by default."""
+    if metadata.get("resolutionunit") != _CENTIMETRES:
         return None
-    (x, of_x), (y, of_y) = across.value, down.value
-    return (10 * of_y / y, 10 * of_x / x) if x and y and of_x and of_y else None
+    (x, of_x), (y, of_y) = metadata["resolution"]
+    return (10 * of_y / y, 10 * of_x / x)
+
+
+def write_tiff(volume: Volume, path: PathLike) -> Path:
+    """HU in float32, a page for each slice, with pixels per centimetre and the places of slices."""
+    load_extra("tifffile", "TIFF files")
+    place = Path(path)
+    if place.suffix.lower() not in Tiff.suffixes:
+        raise ScanFileError(f"{place} does not name a TIFF file; let it end in .tif")
+    values = volume.values.detach().cpu().float().numpy()
+    dy, dx = volume.spacing
+    metadata = {
+        "resolution": (10 / dx, 10 / dy),
+        "resolutionunit": "CENTIMETER",
+        "description": SliceMetadata.of(volume, range(len(values))).to_text(),
+    }
+    with atomic_path(place) as part:
+        Tiff().write(Picture(values, layout=values.shape, metadata=metadata), part)
+    return place
+
+
+def write_png(
+    image: Volume | Tensor,
+    path: PathLike,
+    *,
+    window: Window | str | None = None,
+    bits: Literal[8, 16] = 8,
+) -> tuple[Path, ...]:
+    """Pictures of CT numbers, black at the lower end of the window and white at the upper one.
+
+    A name that ends in ``.png`` takes one slice; any other is a new or empty folder.
+
+    Args:
+        image: a volume, or values in HU of the shape (H, W), (slices, H, W) or (slices, 1, H, W).
+        path: the file or folder.
+        window: a ``Window``, or the name of one in ``WINDOWS``; the default covers all values.
+        bits: 8, or 16 for pictures from which ``read_volume`` makes HU again.
+
+    Returns:
+        The files, in the order of the slices.
+    """
+    load_extra("PIL.Image", "PNG files")
+    if bits not in (8, 16):
+        raise ValueError(f"PNG files have 8 or 16 bits here, got {bits}")
+    values = _slice_values(image)
+    chosen = Window.covering(values) if window is None else Window.named(window)
+    levels = 2**bits - 1
+
+    def save(target: Path, k: int) -> None:
+        pixels = (levels * chosen.apply(values[k].double())).round().numpy()
+        metadata: dict[str, Any] = {}
+        if isinstance(image, Volume):
+            about = SliceMetadata.of(
+                image, [k], slope=chosen.width / levels, intercept=chosen.low,
+                clipped=chosen.clipped(values[k]),
+            )  # fmt: skip
+            dy, dx = image.spacing
+            text = {"Description": about.to_text()}
+            metadata = {"tEXt": text, "dpi": (25.4 / dx, 25.4 / dy)}
+        stored = pixels.astype(np.uint8 if bits == 8 else np.uint16)[None]
+        Png().write(Picture(stored, metadata=metadata), target)
+
+    return write_slices(Path(path), len(values), ".png", save)
+
+
+def _slice_values(image: Volume | Tensor) -> Tensor:
+    values = (image.values if isinstance(image, Volume) else image).detach().cpu()
+    shape = tuple(values.shape)
+    if values.ndim == 4 and shape[1] == 1:
+        values = values[:, 0]
+    elif values.ndim == 2:
+        values = values[None]
+    if values.ndim != 3 or 0 in shape:
+        raise ValueError(f"write_png takes (H, W), (slices, H, W) or a Volume, got {shape}")
+    if (place := first_non_finite(values)) is not None:
+        raise ValueError(f"refusing to write pictures: {float(values[place])} at {place}")
+    return values

@@ -30,8 +30,8 @@ class Volume(TensorRecord):
             coordinates (to the left, to the back, to the head).
         orientation: the unit vectors u, to the right along a row, and v, down a column.
         thickness: of a slice in mm, where it is known.
-        source: the DICOM headers the slices were read with, one for each; what is written keeps
-            patient and study from there.
+        source: the DICOM headers the slices were read with, one for each; DICOM files that are
+            written copy patient and study from them.
     """
 
     values: Tensor
@@ -89,7 +89,7 @@ class Volume(TensorRecord):
     @property
     def heights(self) -> tuple[float, ...]:
         """<p_k, normal> in mm."""
-        return tuple(_dot(position, self.normal) for position in self.positions)
+        return tuple(height_along(position, self.orientation) for position in self.positions)
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -104,7 +104,7 @@ class Volume(TensorRecord):
         return replace(self, values=values.detach().reshape(shape))
 
     def __repr__(self) -> str:
-        # No header is printed: it may name a patient.
+        # Headers are not printed: they may name a patient.
         slices, height, width = self.values.shape
         dy, dx = self.spacing
         origin = f", from {len(self.source)} DICOM files" if self.source else ""
@@ -113,17 +113,17 @@ class Volume(TensorRecord):
 
 def normal_of(orientation: Orientation) -> Vector:
     """u x v."""
-    a, b, c, d, e, f = orientation
-    return (b * f - c * e, c * d - a * f, a * e - b * d)
+    x, y, z = np.cross(orientation[:3], orientation[3:]).tolist()
+    return (x, y, z)
 
 
 def height_along(position: Vector, orientation: Orientation) -> float:
     """<p, u x v>."""
-    return _dot(position, normal_of(orientation))
+    return float(np.dot(position, normal_of(orientation)))
 
 
 def require_orientation(orientation: Sequence[float], name: str) -> None:
-    """Two unit vectors at right angles, to the three digits that scanners write."""
+    """Raise unless it is two unit vectors at right angles, to the three digits scanners write."""
     if len(orientation) == 6 and _all_finite((orientation,), 6):
         u, v = np.array(orientation[:3]), np.array(orientation[3:])
         if max(abs(u @ u - 1), abs(v @ v - 1), abs(u @ v)) <= 2e-3:
@@ -131,10 +131,6 @@ def require_orientation(orientation: Sequence[float], name: str) -> None:
     raise ValueError(
         f"{name} needs six numbers, two unit vectors at right angles, got {tuple(orientation)}"
     )
-
-
-def _dot(left: Vector, right: Vector) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def _all_finite(vectors: Sequence[Sequence[float]], size: int) -> bool:

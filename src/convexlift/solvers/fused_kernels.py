@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import L1, Fidelity, KullbackLeibler, SquaredL2
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.kernels.availability import kernel_module
-from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
+from convexlift.operators.convolution import ConvolutionOperator
+from convexlift.operators.padding import Boundary, Padding
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.tensors import Blocks
 
@@ -35,7 +34,7 @@ ROWS = 64
 """Iterations that a table of coefficients has room for."""
 FIXED = 6
 """Columns of the table that kernels read: tau, sigma, sigma_mean, a, b, e."""
-KINDS: dict[type, int] = {SquaredL2: 1, L1: 2, KullbackLeibler: 3}
+KINDS = {"squared": 1, "absolute": 2, "poisson": 3}
 """Numbers of the fidelities in the kernel."""
 TF32_BITS = -(2**13)
 """A mask of what matrix units read of a number in single precision."""
@@ -97,20 +96,14 @@ class Pixels:
     def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
         term, operator = saddle.g["x"], layer.operator
         assert isinstance(term, DiagonalFidelityTerm)
-        fidelity = term.fidelity
-        self.y = self.target = self.background = _copied(fidelity.y)
-        self.pull, self.scale = 0.0, 1.0
-        if isinstance(fidelity, Anchored):
-            self.target, self.pull = (
-                _copied(fidelity.target),
-                fidelity.pull,
-            )
-            fidelity = fidelity.fidelity
-        if isinstance(fidelity, L1):
-            self.scale = fidelity.scale
-        if isinstance(fidelity, KullbackLeibler):
-            self.background = _copied(fidelity.background.expand_as(self.y))
-        self.kind = KINDS[type(fidelity)]
+        kernel = term.fidelity.kernel
+        assert kernel is not None
+        self.y = self.target = self.background = _copied(term.fidelity.y)
+        self.kind, self.pull, self.scale = KINDS[kernel.kind], kernel.pull, kernel.scale
+        if kernel.target is not None:
+            self.target = _copied(kernel.target)
+        if kernel.background is not None:
+            self.background = _copied(kernel.background.expand_as(self.y))
         self.diagonal = _copied(term.diagonal.expand_as(self.y))
         self.lower, self.upper = term.box.rounded_inward(self.y.dtype)
         self.layer = layer
@@ -144,12 +137,9 @@ class Pixels:
     def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels | None:
         """For the fidelities that the kernel knows, behind a diagonal operator."""
         term = saddle.g.get("x")
-        if not isinstance(term, DiagonalFidelityTerm):
+        if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.kernel is None:
             return None
-        fidelity: Fidelity = term.fidelity
-        if isinstance(fidelity, Anchored):
-            fidelity = fidelity.fidelity
-        return Pixels(saddle, layer) if type(fidelity) in KINDS else None
+        return Pixels(saddle, layer)
 
     def __call__(self, buffers: Buffers, *, observed: bool) -> None:
         """Launch ``primal_step``."""
@@ -244,10 +234,10 @@ class FirstLayer:
         """For a convolution of stride 1 of one channel, in single precision, with a ramp."""
         for names, term in saddle.f:
             row = saddle.K.rows[names[0]]
-            operator = row.get("x")
+            operator = row["x"].convolution if "x" in row else None
             if not isinstance(term, LastLayerTerm | PooledEpigraphTerm) or len(row) != 1:
                 continue
-            if isinstance(operator, ConvolutionOperator) and _fits(operator, term):
+            if operator is not None and _fits(operator, term):
                 return FirstLayer._with_tiles(names, term, operator)
         return None
 
@@ -312,7 +302,6 @@ def _fits(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTer
     weight = operator.weight
     return (
         weight.dtype == torch.float32
-        and operator.stride == 1
         and weight.shape[1] == 1
         and weight[0].numel() <= MOST_TAPS
         and torch.Size(operator.output_shape(operator._resolve(None))).numel() < LARGEST

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
-from convexlift.networks.activations import PiecewiseLinear
 from convexlift.problems.saddle import BlockOperator, SaddlePointProblem
 from convexlift.tensors import Blocks, expand_per_image
 
@@ -50,9 +49,9 @@ class RestOfProblem:
     def stays_on_the_device(self) -> bool:
         """Whether no step asks the host anything, as roots do that are found by iteration."""
         return all(
-            term.activation.ramp is not None
-            if isinstance(term, LastLayerTerm)
-            else isinstance(term, EpigraphTerm) and isinstance(term.activation, PiecewiseLinear)
+            isinstance(term, LastLayerTerm | EpigraphTerm)
+            and (ramp := term.activation.ramp) is not None
+            and (isinstance(term, LastLayerTerm) or ramp.width == 0)
             for _, term in self.terms
         )
 

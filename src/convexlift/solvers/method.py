@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -25,17 +26,30 @@ class State(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A decision about how to solve a problem, and the reason for it."""
+
+    about: str
+    chosen: str
+    why: str
+
+
 StateT = TypeVar("StateT", bound=State)
 
 
 class Solver(ABC, Generic[StateT]):
-    """A method applied to one problem. Images of a batch do not influence each other.
+    """A method applied to one problem. Images of a batch do not influence each other."""
 
-    Attributes:
-        block: how many iterations are best done at once, with ``advance``.
-    """
+    @property
+    def block(self) -> int:
+        """How many iterations are best done at once, with ``advance``."""
+        return 1
 
-    block: int = 1
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What was decided for this problem, for ``explain``."""
+        return ()
 
     @abstractmethod
     def start(self, x: Tensor) -> StateT:
@@ -50,7 +64,7 @@ class Solver(ABC, Generic[StateT]):
         """One iteration; the old state stays as it is."""
 
     def advance(self, state: StateT, iterations: int) -> StateT:
-        """Several iterations, between which nobody looks."""
+        """Several iterations without intermediate checks."""
         for _ in range(iterations):
             state = self.step(state)
         return state

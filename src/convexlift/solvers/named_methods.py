@@ -1,7 +1,7 @@
-"""Who competes: methods by name, with the step sizes among which the best is chosen.
+"""Methods by name, as on the command line, each with the step sizes among which to choose.
 
-The paper tunes its methods by hand. Here they get the best of a grid, found on a picture that is
-not measured; what that search cost is not counted against them. ``default`` has nothing to tune.
+The paper tunes its methods by hand; here they have grids around its numbers. ``default`` has
+nothing to tune.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convexlift.functionals.fidelity import L1
+from convexlift.functionals.data_terms import L1
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.method import Method
@@ -38,13 +38,13 @@ Grid = Callable[[VariationalProblem, bool], Sequence[Method]]
 
 
 @dataclass(frozen=True)
-class Contender:
+class NamedMethod:
     """A method with step sizes to choose from.
 
     Attributes:
         name: of the method.
         grid: the methods among which to choose, for a problem, and coarsely or not.
-        bounded: whether it solves the problem with its box, or that without.
+        bounded: whether it solves the problem with its box, or the one without.
     """
 
     name: str
@@ -87,21 +87,21 @@ def subgradient_grid(diminishing: bool) -> Grid:
     return grid
 
 
-METHODS: dict[str, Contender] = {
-    contender.name: contender
-    for contender in (
-        Contender("default", lambda problem, coarse: [suitable_method(problem)]),
-        Contender("paper", paper_grid),
-        Contender("nmapg", lambda problem, coarse: [NMAPG()]),
-        Contender("lbfgs", lambda problem, coarse: [LBFGS()]),
-        Contender("sm-c", subgradient_grid(diminishing=False), bounded=False),
-        Contender("sm-d", subgradient_grid(diminishing=True), bounded=False),
+METHODS: dict[str, NamedMethod] = {
+    each.name: each
+    for each in (
+        NamedMethod("default", lambda problem, coarse: [suitable_method(problem)]),
+        NamedMethod("paper", paper_grid),
+        NamedMethod("nmapg", lambda problem, coarse: [NMAPG()]),
+        NamedMethod("lbfgs", lambda problem, coarse: [LBFGS()]),
+        NamedMethod("sm-c", subgradient_grid(diminishing=False), bounded=False),
+        NamedMethod("sm-d", subgradient_grid(diminishing=True), bounded=False),
     )
 }
-"""By name."""
+"""By name: ``METHODS[name].grid(problem, coarse)`` are the methods among which to choose."""
 
 
-def describe(method: Method) -> str:
+def describe_steps(method: Method) -> str:
     """The step sizes of a method, in a few words."""
     if isinstance(method, PDHG) and isinstance(method.steps, PaperSteps):
         return f"c = ({', '.join(f'{c:.3g}' for c in method.steps.c)})"

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convexlift.problems.lifting import lift
-from convexlift.problems.saturation import SaturatedHead
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver
 from convexlift.solvers.primal_dual import FixedStepPDHG
 from convexlift.solvers.restarted import RestartedPDHG
-from convexlift.solvers.saturated_head import SaturatedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.step_sizes import AdaptiveSteps, PaperSteps
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from convexlift.functionals.box import Box
 from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import SaddlePointProblem, fitting_duals
+from convexlift.problems.saddle import BOX_DUAL, DATA_DUAL, SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.method import Solver, State
+from convexlift.solvers.method import Choice, Solver, State
 from convexlift.solvers.step_sizes import Coupling, PaperSteps
 from convexlift.tensors import Blocks
 
@@ -66,6 +66,12 @@ class FixedStepPDHG(Solver[State]):
         self.problem, self.saddle, self.steps = problem, saddle, steps
         self.coupling = Coupling(saddle)
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The paper's lift and steps."""
+        steps = Choice("steps", str(self.steps), "fixed, as given; the paper's rule")
+        return lift_choice(self.problem, self.saddle), steps
+
     def start(self, x: Tensor) -> PDHGState:
         """z by a forward pass, duals by a backward pass."""
         u, v = lifted_start(self.problem, self.saddle, x)
@@ -73,7 +79,7 @@ class FixedStepPDHG(Solver[State]):
         return PDHGState(u, v, self.coupling.tau(sigma), sigma)
 
     def resume(self, state: State) -> PDHGState | None:
-        """Go on from u and v, with these steps."""
+        """Continue from u and v, with these steps."""
         sigma = self.steps.sigma(self.saddle, state.x)
         if not isinstance(state, PDHGState) or not fits(state, self.saddle):
             duals = fitting_duals(self.problem.network, state.x, state.duals)
@@ -100,3 +106,18 @@ def fits(state: PDHGState, saddle: SaddlePointProblem) -> bool:
     }
     u, v = ({n: tuple(part.shape[1:]) for n, part in parts.items()} for parts in (state.u, state.v))
     return u == K.shapes and v == rows
+
+
+def lift_choice(problem: VariationalProblem, saddle: SaddlePointProblem) -> Choice:
+    """The blocks of a lift, and how the data term enters it."""
+    data = f"{type(problem.fidelity).__name__} behind {type(problem.operator).__name__}"
+    K = saddle.K
+    if DATA_DUAL in K.rows:
+        box = ", and the box," if BOX_DUAL in K.rows else ""
+        why = f"{data}{box} enters by its conjugate (v0)"
+    else:
+        why = f"{data} enters by its closed-form prox"
+    pooled = [names[1] for names, term in saddle.f if term.pooled]
+    if pooled:
+        why += f"; bounded after their pooling: {', '.join(pooled)}"
+    return Choice("lift", f"u = ({', '.join(K.shapes)}), v = ({', '.join(K.rows)})", why)

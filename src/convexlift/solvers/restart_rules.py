@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Choice
 from convexlift.solvers.step_sizes import Coupling
 from convexlift.tensors import Blocks
 
@@ -89,6 +90,19 @@ class RestartRules:
         self.problem = problem
         self.relaxed = relaxed_iterations(problem)
 
+    @property
+    def choice(self) -> Choice:
+        """For ``explain``."""
+        relaxation, halpern = f"relaxation by {RELAXATION}", "reflected Halpern"
+        if self.relaxed == math.inf:
+            chosen, why = relaxation, "data term and regularizer are smooth"
+        elif self.relaxed:
+            chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
+            why = "the data term is smooth, the regularizer has kinks"
+        else:
+            chosen, why = halpern, "the data term has kinks, as in a linear program"
+        return Choice("acceleration", chosen, why)
+
     def mix(self, pace: Pace, count: int = 1) -> Array:
         """(a, b, e) of the next iterations, (3, count, B): next w is a T(w) + b w + e anchor.
 
@@ -151,11 +165,6 @@ class RestartRules:
     def _relaxed_tested(self, total: Any) -> Any:
         """Relaxed iterations are restarted at fixed times, and when they give way to others."""
         return time_to_rebalance(total) | (total == self.relaxed)
-
-
-def residual(du: Blocks, dv: Blocks) -> Tensor:
-    """||(du, dv)|| from the blocks' ||du_j||^2 / tau_j and ||dv_i||^2 / sigma_i; (B,)."""
-    return torch.stack([*du.values(), *dv.values()]).sum(0).sqrt()
 
 
 def relaxed_iterations(problem: VariationalProblem) -> float:

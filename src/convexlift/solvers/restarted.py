@@ -7,7 +7,7 @@ fidelity and (leaky) ReLUs the problem *is* a linear program.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,33 +16,19 @@ from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import BOX_DUAL, SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.fused import FusedIterations
-from convexlift.solvers.method import Solver, State
-from convexlift.solvers.primal_dual import PDHGState, fits, pdhg_update
-from convexlift.solvers.restart_rules import (
-    FIRST_MOVE,
-    Pace,
-    RestartRules,
-    lateness,
-    rebalance,
-    residual,
+from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.iterations import (
+    DoesNotApply,
+    Iterations,
+    PlainIterations,
+    RestartState,
 )
-from convexlift.solvers.step_sizes import Coupling, quotients
-from convexlift.solvers.tiled import Sweep
-from convexlift.tensors import Blocks, choose_images
-
-
-@dataclass(frozen=True, eq=False)
-class RestartState(PDHGState):
-    """(u, v) = T(w), the iterate w behind it, and the memory of the restart rules."""
-
-    w_u: Blocks
-    w_v: Blocks
-    anchor_u: Blocks  # the last restart
-    anchor_v: Blocks
-    origin_u: Blocks  # where everything began
-    origin_v: Blocks
-    pace: Pace
+from convexlift.solvers.method import Choice, Solver, State
+from convexlift.solvers.primal_dual import PDHGState, fits, lift_choice
+from convexlift.solvers.restart_rules import FIRST_MOVE, Pace, RestartRules, lateness, rebalance
+from convexlift.solvers.step_sizes import Coupling
+from convexlift.solvers.tiled_iterations import TiledIterations
+from convexlift.tensors import Blocks
 
 
 class RestartedPDHG(Solver[RestartState]):
@@ -61,9 +47,22 @@ class RestartedPDHG(Solver[RestartState]):
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.coupling = Coupling(saddle) if coupling is None else coupling
         self.rules = RestartRules(problem)
-        self.sweep = Sweep.of(saddle) if coupling is None else None
-        self.fused = FusedIterations.of(saddle) if coupling is None else None
-        self.block = 1 if self.sweep is None and self.fused is None else 10
+        self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+
+    @property
+    def block(self) -> int:
+        """As many as the implementation likes to do at once."""
+        return self.iterations.block
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The lift, the steps, the rule beyond them, the implementation."""
+        return (
+            lift_choice(self.problem, self.saddle),
+            self.coupling.choice,
+            self.rules.choice,
+            Choice("iterations", self.iterations.name, self._why),
+        )
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
         """Steps balanced for duals of the size of the first ones and images that move a little."""
@@ -95,133 +94,47 @@ class RestartedPDHG(Solver[RestartState]):
 
     def step(self, state: RestartState) -> RestartState:
         """T, then the way further or a restart."""
-        w_u, w_v = state.w_u, state.w_v
-        u, v = pdhg_update(self.saddle, w_u, w_v, state.tau, state.sigma)
-        a, b, e = self._mix(state)
-        following = replace(
-            state,
-            u=u,
-            v=v,
-            w_u=u * a + w_u * b + state.anchor_u * e,
-            w_v=v * a + w_v * b + state.anchor_v * e,
-        )
-        r = None
-        if self.rules.tested(state.pace).any():
-            r = residual(
-                self.coupling.squared_lengths(u - w_u, state.tau),
-                quotients((v - w_v).squares(), state.sigma),
-            ).cpu()
-        return self._counted(following, r)
+        return self.advance(state, 1)
 
     def advance(self, state: RestartState, iterations: int) -> RestartState:
-        """Several iterations; those of large problems with one layer in strips or kernels."""
-        if self.fused is not None:
-            try:
-                return self._advance_fused(self.fused, state, iterations)
-            except kernel_errors() as error:
-                warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
-                self.fused = None
-        if self.sweep is not None:
-            return self._advance_in_strips(self.sweep, state, iterations)
-        return super().advance(state, iterations)
+        """Several iterations; without kernels, if they turn out not to run here."""
+        try:
+            return self._advance(state, iterations)
+        except kernel_errors() as error:
+            self._why = f"GPU kernels do not run here: {error}"
+            warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
+            self.iterations = PlainIterations(self.saddle, self.coupling)
+            return self._advance(state, iterations)
 
-    def _advance_in_strips(
-        self, sweep: Sweep, state: RestartState, iterations: int
-    ) -> RestartState:
-        name = sweep.name
-        w = state.w_v[name].clone()
-        c = sweep.adjoint(w)
-        for k in range(iterations):
-            w_u, tau, sigma = state.w_u, state.tau, state.sigma
-            u = self.saddle.prox_g(w_u - tau * Blocks({"x": c}), tau)
-            mix, tested = self._mix(state), bool(self.rules.tested(state.pace).any())
-            wanted = k == iterations - 1 or bool(state.pace.due.any())
-            v = torch.empty_like(w) if wanted else None
-            c, moved = sweep(
-                (2 * u - w_u)["x"], w, sigma[name], mix, state.anchor_v[name], v, tested
-            )
-            a, b, e = mix
-            following = replace(
-                state,
-                u=u,
-                v=state.v if v is None else Blocks({name: v}),
-                w_u=u * a + w_u * b + state.anchor_u * e,
-            )
-            r = None
-            if tested:
-                r = residual(
-                    self.coupling.squared_lengths(u - w_u, tau),
-                    quotients(Blocks({name: moved}), sigma),
-                )
-            state = self._counted(following, r)
-        return replace(state, w_v=Blocks({name: w}))
-
-    def _advance_fused(
-        self, fused: FusedIterations, state: RestartState, iterations: int
-    ) -> RestartState:
-        """The rules are followed on the host, which looks at the device only to decide."""
-        place, pace = state.x.device, state.pace
-        tau, sigma = _moved(state.tau, "cpu"), _moved(state.sigma, "cpu")
-        fused.begin(state)
+    def _advance(self, state: RestartState, iterations: int) -> RestartState:
+        """Iterate to the next decision, decide, and so on: the rules, on the host."""
+        running, pace, home = self.iterations, state.pace, state.sigma.device
+        place = torch.device("cpu") if running.on_host else home
+        tau, sigma = state.tau.to(place), state.sigma.to(place)
+        running.load(state)
         while iterations:
             count = self.rules.until_decision(pace, iterations)
-            iterations -= count
-            fused.iterate(tau, sigma, self.rules.mix(pace, count))
-            r = None
-            if self.rules.tested(pace, count)[-1].any():
-                du, dv = fused.moved()
-                r = residual(quotients(du, tau), quotients(dv, sigma))
+            tested = bool(self.rules.tested(pace, count)[-1].any())
+            running.iterate(tau, sigma, self.rules.mix(pace, count), measure=tested)
+            r = running.residual(tau, sigma) if tested else None
             restarted, pace = pace.due, self.rules.counted(pace, r, count)
-            if bool(restarted.any()):
-                whole, recent = (
-                    (self.coupling.reach(du), dv)
-                    for du, dv in fused.ways(state.origin_u, state.origin_v)
-                )
-                late = lateness(self.problem, self.coupling, pace.total)
+            if bool(restarted.any()):  # they went to T(w), and get steps for the way they went
+                whole, recent = running.displacements(state)
+                late = lateness(self.problem, self.coupling, pace.total).to(place)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
-                fused.move_anchor(restarted)
-        state = replace(
-            state, tau=_moved(tau, place), sigma=_moved(sigma, place), pace=pace, **fused.result()
-        )
-        fused.holds = state
-        return state
-
-    def _mix(self, state: RestartState) -> tuple[Tensor, Tensor, Tensor]:
-        """(a, b, e) per image."""
-        a, b, e = torch.from_numpy(self.rules.mix(state.pace)[:, 0]).to(state.x)
-        return a, b, e
-
-    def _counted(self, state: RestartState, r: Tensor | None) -> RestartState:
-        """Count the iteration, finish a restart, and decide whether the next one is one."""
-        restarted, pace = state.pace.due, self.rules.counted(state.pace, r)
-        if bool(restarted.any()):
-            state = self._restarted(state, restarted, pace)
-        return replace(state, pace=pace)
-
-    def _restarted(self, state: RestartState, images: Tensor, pace: Pace) -> RestartState:
-        """Images that went to T(w) get steps for the way they went."""
-        u, v = state.u, state.v
-        images = images.to(state.x.device)
-        target = rebalance(
-            self.coupling,
-            state.sigma,
-            (self.coupling.way(u, state.origin_u), v.distances(state.origin_v)),
-            (self.coupling.way(u, state.anchor_u), v.distances(state.anchor_v)),
-            lateness(self.problem, self.coupling, pace.total).to(state.x.device),
-        )
-        sigma = target.where(images, state.sigma)
-        return replace(
-            state,
-            anchor_u=u.where(images, state.anchor_u),
-            anchor_v=choose_images(images, v, state.anchor_v),
-            sigma=sigma,
-            tau=self.coupling.tau(sigma),
-        )
+                running.move_anchor(restarted)
+            iterations -= count
+        return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), pace=pace))
 
 
-def _moved(parts: Blocks, device: torch.device | str) -> Blocks:
-    """(B,) tensors on another device, in one transfer."""
-    together = torch.stack(list(parts.values())).to(device)
-    return Blocks(dict(zip(parts, together, strict=True)))
+def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
+    """The implementation that runs, and why: the one place where this is decided."""
+    reasons = []
+    for kind in (FusedIterations, TiledIterations):
+        try:
+            return kind(saddle, coupling), kind.advantage
+        except DoesNotApply as reason:
+            reasons.append(f"not {kind.name}: {reason}")
+    return PlainIterations(saddle, coupling), "; ".join(reasons)

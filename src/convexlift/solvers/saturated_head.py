@@ -1,7 +1,19 @@
-"""PDHG without a last layer whose units are all on (``problems.saturation``)."""
+"""PDHG without a last layer whose units are all on, as long as that is the same problem.
+
+Trained heads are often saturated: every unit of the last layer has its steepest slope s, where
+h(a) = s a - h*(s). With this slope for all units,
+
+    R(x) >= <t, z_{L-1}> + const,    t = W* (s w),
+
+for every x (Fenchel-Young), with equality where all units are on. The right-hand side is a
+network with a layer less. Its lower bounds are lower bounds of R; and if its minimiser has all
+units on, it is a minimiser with R. Nothing is assumed: the certificate is that of R itself, with
+slopes s in the last layer.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,12 +21,70 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.problems.saddle import fitting_duals
-from convexlift.problems.saturation import SaturatedHead
+from convexlift.networks.bound_network import BoundNetwork
+from convexlift.problems.saddle import dual_names, fitting_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.solvers.method import Solver, State
-from convexlift.solvers.restarted import RestartedPDHG, RestartState
+from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.method import Choice, Solver, State
+from convexlift.solvers.restarted import RestartedPDHG
 from convexlift.tensors import Blocks, choose_images, expand_per_image
+
+
+@dataclass(frozen=True, eq=False)
+class SaturatedHead:
+    """A problem without its last layer, and what leads back to the problem with it.
+
+    Attributes:
+        problem: with R replaced by <t, z_{L-1}>; its objective lacks a constant.
+        p: s t_L, the dual variable of the last layer, (1, ...).
+    """
+
+    problem: VariationalProblem
+    p: Tensor
+    _network: BoundNetwork
+
+    @staticmethod
+    def of(problem: VariationalProblem) -> SaturatedHead | None:
+        """For networks of two layers or more whose last one sees only the one before it."""
+        network = problem.network
+        *below, last = network.layers
+        h = last.activation
+        if (
+            not below
+            or last.residual
+            or set(last.operators) != {len(below)}
+            or h.group != 1
+            or not math.isfinite(h.slopes[1])
+        ):
+            return None
+        on = (h.slopes[1] * network.output).expand((1, *last.shape))
+        t = last.operators[len(below)].adjoint(on)
+        smaller = problem.with_network(BoundNetwork(tuple(below), t[0]))
+        return SaturatedHead(smaller, problem.weight * on, network)
+
+    def holds(self, last: Tensor) -> Tensor:
+        """For which images all units of the last layer are on, from its preactivations; (B,)."""
+        h = self._network.layers[-1].activation
+        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
+
+    def duals(self, v: Blocks) -> Blocks:
+        """The dual variables of the problem with the last layer, from those without."""
+        batch = next(iter(v.values())).shape[0]
+        short, name, last = self._names
+        parts = {name if key == short else key: part for key, part in v.items()}
+        return Blocks({**parts, last: self.p.expand(batch, *self.p.shape[1:])})
+
+    def duals_without(self, v: Blocks) -> Blocks:
+        """The other way round."""
+        short, name, last = self._names
+        return Blocks({short if key == name else key: p for key, p in v.items() if key != last})
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        """What v_{L-1} is called without the last layer and with it, and the name of v_L."""
+        count = len(self._network.layers)
+        (short,), (last,) = dual_names(count - 1, count - 1), dual_names(count, count)
+        return short, dual_names(count - 1, count)[0], last
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +131,21 @@ class SaturatedPDHG(Solver[State]):
     ) -> None:
         self.problem, self.head, self.without = problem, head, without
         self._make_full = make_full
-        self.block = without.block
+
+    @property
+    def block(self) -> int:
+        """That of the solver without the last layer."""
+        return self.without.block
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The last layer left out, then how the rest is solved."""
+        head = Choice(
+            "last layer",
+            "left out while all its units have their steepest slope",
+            "the problem is the same there, and smaller; an image that leaves gets it back",
+        )
+        return head, *self.without.choices
 
     @cached_property
     def full(self) -> RestartedPDHG:

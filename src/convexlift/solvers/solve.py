@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
-from convexlift.solvers.method import Method, Solver, State
+from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Solution, Status
 from convexlift.solvers.stopping import StopWhen
@@ -37,14 +39,35 @@ def solve(
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
     """
+    return _solve(problem, method, stop, start, callback, rigorous=True)
+
+
+def solve_roughly(
+    problem: VariationalProblem,
+    *,
+    method: Method | None = None,
+    stop: StopWhen | None = None,
+    start: Tensor | State | None = None,
+) -> Solution:
+    """As ``solve``, with gaps in the precision of the problem, which guarantee nothing.
+
+    For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
+    """
+    return _solve(problem, method, stop, start, None, rigorous=False)
+
+
+def _solve(
+    problem: VariationalProblem,
+    method: Method | None,
+    stop: StopWhen | None,
+    start: Tensor | State | None,
+    callback: Callback | None,
+    *,
+    rigorous: bool,
+) -> Solution:
     require_problem(problem)
     problem.regularizer.check_convexity()  # it may have been changed since
-    method = suitable_method(problem) if method is None else method
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"method must be cl.PDHG(), cl.LBFGS(), cl.NMAPG() or cl.Subgradient(step), "
-            f"got {method!r}"
-        )
+    method = _chosen_method(problem, method)[0]
     stop = StopWhen() if stop is None else stop
     if not isinstance(stop, StopWhen):
         raise TypeError(
@@ -52,7 +75,35 @@ def solve(
         )
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
-        return _iterate(problem, solver, _first_state(problem, solver, start), stop, callback)
+        state = _first_state(problem, solver, start)
+        ledger = Ledger(problem, state, stop.gap, rigorous=rigorous)
+        return _iterate(ledger, solver, state, stop, callback)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a problem is solved: one line for each decision, with its reason."""
+
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        width = max(len(choice.about) for choice in self.choices)
+        return "\n".join(
+            f"{choice.about:{width}}  {choice.chosen}\n{'':{width}}  ({choice.why})"
+            for choice in self.choices
+        )
+
+
+def explain(problem: VariationalProblem, *, method: Method | None = None) -> Explanation:
+    """Method, lift, steps and implementation that ``solve`` would use, and why; print it.
+
+    Operator norms are computed, as ``solve`` does before its first iteration.
+    """
+    require_problem(problem)
+    method, why = _chosen_method(problem, method)
+    with torch.no_grad(), full_precision():
+        choices = method.solver(problem).choices
+    return Explanation((Choice("method", str(method), why), *choices))
 
 
 def suitable_method(problem: VariationalProblem) -> Method:
@@ -62,19 +113,33 @@ def suitable_method(problem: VariationalProblem) -> Method:
     makes it necessary to lift them. With one or two the lift needs about as many iterations, and
     cheaper ones.
     """
-    deep = len(problem.network.layers) > 2
-    return LBFGS() if deep and problem.smooth else PDHG()
+    return _chosen_method(problem, None)[0]
+
+
+def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[Method, str]:
+    """The method, and why."""
+    if isinstance(method, Method):
+        return method, "given"
+    if method is not None:
+        raise TypeError(
+            f"method must be cl.PDHG(), cl.LBFGS(), cl.NMAPG() or cl.Subgradient(step), "
+            f"got {method!r}"
+        )
+    if not problem.smooth:
+        return PDHG(), "the problem has kinks, which the lift takes by projections"
+    if len(problem.network.layers) > 2:
+        return LBFGS(), "three layers or more, all smooth: lifted layers would agree slowly"
+    return PDHG(), "smooth, but with one or two layers the lift is as fast, and cheaper"
 
 
 def _iterate(
-    problem: VariationalProblem,
+    ledger: Ledger,
     solver: Solver[State],
     state: State,
     stop: StopWhen,
     callback: Callback | None,
 ) -> Solution:
     clock = Stopwatch()
-    ledger = Ledger(problem, state, stop.gap)
     iteration = 0
     try:
         wanted = ledger.check(iteration, clock, state, stop, callback)
@@ -105,7 +170,7 @@ def _iterate(
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
-    """How many iterations to do before anybody looks: no more than there is time for."""
+    """How many iterations to do before the next check: no more than there is time for."""
     count = min(solver.block, stop.until_check(iteration))
     if stop.seconds is None or count == 1:
         return count

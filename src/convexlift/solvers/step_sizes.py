@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
 
 SAFETY = 0.999
@@ -30,9 +31,12 @@ class Coupling:
     Attributes:
         recent: whether steps are balanced for the recent way from the first on, rather than for
             the whole way at first (measured).
+        scalar: whether a step is one number for each block and image.
     """
 
     recent = False
+    scalar = True
+    choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
         squared = saddle.K.squared_norms()

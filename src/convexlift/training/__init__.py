@@ -4,22 +4,28 @@ Every random choice is a pure function of a seed and of the place where it is ma
 and a run on several devices draw what one uninterrupted process draws.
 """
 
-from convexlift.training.adversarial import Adversarial as Adversarial
-from convexlift.training.bilevel import Bilevel as Bilevel
 from convexlift.training.data import Batch as Batch
 from convexlift.training.data import BatchSampler as BatchSampler
 from convexlift.training.data import ImageSet as ImageSet
+from convexlift.training.data import mix as mix
 from convexlift.training.hypergradients import Hypergradient as Hypergradient
 from convexlift.training.hypergradients import Implicit as Implicit
 from convexlift.training.hypergradients import JacobianFree as JacobianFree
 from convexlift.training.hypergradients import Unrolled as Unrolled
 from convexlift.training.hypergradients import ValueFunction as ValueFunction
+from convexlift.training.initialization import absorb_weight_ as absorb_weight_
 from convexlift.training.initialization import start_from_filters_ as start_from_filters_
 from convexlift.training.loop import Trained as Trained
 from convexlift.training.loop import TrainingOptions as TrainingOptions
 from convexlift.training.loop import train as train
+from convexlift.training.objectives import Adversarial as Adversarial
+from convexlift.training.objectives import Bilevel as Bilevel
+from convexlift.training.presets import PRESETS as PRESETS
 from convexlift.training.recipes import AdversarialRecipe as AdversarialRecipe
+from convexlift.training.recipes import AnyRecipe as AnyRecipe
 from convexlift.training.recipes import BilevelRecipe as BilevelRecipe
 from convexlift.training.recipes import NetworkSettings as NetworkSettings
+from convexlift.training.recipes import RecipeResult as RecipeResult
 from convexlift.training.recipes import follow as follow
+from convexlift.training.run_files import plain_settings as plain_settings
 from convexlift.training.validation import Validation as Validation

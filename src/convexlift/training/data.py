@@ -20,7 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.planes import SUFFIXES, Plane, as_plane, read_plane, to_float, white
+from convexlift.files.pictures import (
+    PictureFormat,
+    Plane,
+    as_plane,
+    read_plane,
+    to_float,
+    white,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +163,7 @@ class ImageSet:
         for i, name in enumerate(self.names):
             if self.size(i) != tuple(size):
                 raise ValueError(
-                    f"{name} is {_text(self.size(i))}, not {_text(size)}; "
+                    f"{name} is {size_text(self.size(i))}, not {size_text(size)}; "
                     "use images of one size, or take crops of them"
                 )
 
@@ -166,7 +173,7 @@ class ImageSet:
             height, width = self.size(i)
             if height < size[0] or width < size[1]:
                 raise ValueError(
-                    f"{name} is {_text(self.size(i))}, smaller than {_text(size)}; "
+                    f"{name} is {size_text(self.size(i))}, smaller than {size_text(size)}; "
                     "leave it out, or take smaller crops"
                 )
 
@@ -184,7 +191,7 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Clean images, and where in the run they are: all that their noise may depend on."""
+    """Clean images, and their place in the run, on which their noise may depend."""
 
     clean: Tensor  # (B, 1, H, W), float32
     indices: Tensor  # (B,), which image of the set
@@ -240,7 +247,7 @@ class BatchSampler:
             self.images.require_size(size)
             if self.rotations and size[0] != size[1]:
                 raise ValueError(
-                    f"images of {_text(size)} cannot be rotated into a batch; "
+                    f"images of {size_text(size)} cannot be rotated into a batch; "
                     "take square crops, or write rotations=False"
                 )
             return
@@ -327,7 +334,8 @@ def _permutation(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
-    looked_for = ", ".join(SUFFIXES)
+    suffixes = PictureFormat.known_suffixes()
+    looked_for = ", ".join(suffixes)
     if limit is not None and limit < 1:
         raise ValueError(f"limit is at least 1, or None for all pictures; got {limit}")
     if not folder.exists():
@@ -337,12 +345,13 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     paths = sorted(
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file()
     )
     if not paths:
         raise ValueError(f"{folder} has no pictures; their names end in one of {looked_for}")
     return paths[:limit]
 
 
-def _text(size: tuple[int, int]) -> str:
+def size_text(size: tuple[int, int]) -> str:
+    """Such as "64 x 48"."""
     return f"{size[0]} x {size[1]}"

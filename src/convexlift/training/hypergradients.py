@@ -4,8 +4,8 @@
     l(x) = 1/2 ||x - truth||^2                                        (the upper level)
 
 Every strategy returns a *surrogate*: one number for each image whose gradient in theta is, or
-approximates, that of l(x(theta)). A training loop then calls ``backward`` on it, whichever the
-strategy. What each one may be trusted with is measured in the tests against finite differences:
+approximates, the gradient of l(x(theta)); the training loop calls ``backward`` on it. The tests
+compare each strategy with finite differences, which shows where it can be trusted:
 
     ValueFunction   smooth and non-smooth networks, every pixel-wise data term
     Implicit        smooth networks; the best choice for them, and wrong for others
@@ -19,53 +19,48 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from convexlift.functionals.anchored import Anchored
-from convexlift.functionals.fidelity import L1, SquaredL2
-from convexlift.functionals.weighted import WeightedL2
+from convexlift.functionals.data_terms import SquaredL2
+from convexlift.functionals.fidelity import Anchored, Fidelity
+from convexlift.networks import derivatives
+from convexlift.networks.derivatives import Apply
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
-from convexlift.operators.linear import Identity
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Solution
-from convexlift.solvers.solve import solve
+from convexlift.solvers.solve import solve_roughly
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tensors import Blocks, expand_per_image, full_precision, sum_per_image
-from convexlift.training.derivatives import gradient, hessian
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
-
-def energy(problem: VariationalProblem, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """J(x, theta) for each image, differentiable in x, in theta and in the weight."""
-    gamma = problem.weight if weight is None else weight
-    data_term = problem.fidelity.value(problem.operator(x))
-    regularizer: Tensor = problem.regularizer(x)
-    return data_term + gamma * regularizer
+Weight = Tensor | None
+"""The regularization weight as a tensor, if it is to be learned too; None for the problem's."""
 
 
 def lagrangian(
-    problem: VariationalProblem, x: Tensor, duals: Blocks, weight: Tensor | None = None
+    problem: VariationalProblem, x: Tensor, duals: Blocks, weight: Weight = None
 ) -> Tensor:
     """J(x, theta) for each image, with the gradient in theta of  min_x J(., theta).
 
-    With z_i the layers at x, held fixed as x and the dual variables p_i are, it is that of
+    It is the gradient of
 
-        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>.
+        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>,
 
-    For smooth networks, p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i
-    the solution decides which of the slopes counts, and autograd cannot know it.
+    in which x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
+    p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution decides
+    which of the slopes counts, and autograd cannot know it.
 
     Args:
         problem: whose ``regularizer`` holds theta.
         x: its solution.
-        duals: of it, ``solution.duals``.
-        weight: the problem's weight as a tensor, if it is to be learned too.
+        duals: ``solution.duals``.
+        weight: in place of the problem's.
     """
     gamma = problem.weight if weight is None else weight
     network = problem.regularizer.bind(problem.image_shape, detach=False)
@@ -79,6 +74,27 @@ def lagrangian(
     return objective + (total - total.detach())
 
 
+def gradient(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Tensor:
+    """grad_x J(x, theta) = A* f'(A x) + weight grad R(x), differentiable in all three."""
+    network = problem.regularizer.bind(problem.image_shape, detach=False)
+    a = problem.operator
+    slope = _slope(problem.fidelity, _linear(x, a, a.adjoint))
+    return _linear(slope, a.adjoint, a) + _times(problem, weight, derivatives.gradient(network, x))
+
+
+def hessian(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Apply:
+    """v -> H v, with the Hessian H of J in x."""
+    a, regularizer = problem.operator, derivatives.hessian(problem.network, x.detach())
+    w = a(x.detach()).detach().requires_grad_()
+    (second,) = torch.autograd.grad(_slope(problem.fidelity, w).sum(), w, materialize_grads=True)
+
+    @torch.no_grad()
+    def apply(v: Tensor) -> Tensor:
+        return a.adjoint(second * a(v)) + _times(problem, weight, regularizer(v))
+
+    return apply
+
+
 def upper_loss(x: Tensor, truth: Tensor) -> Tensor:
     """l(x) = 1/2 ||x - truth||^2 for each image."""
     _require_same_shape(x, truth)
@@ -90,19 +106,15 @@ class Hypergradient(ABC):
 
     @abstractmethod
     def surrogate(
-        self,
-        problem: VariationalProblem,
-        solution: Solution,
-        truth: Tensor,
-        weight: Tensor | None = None,
+        self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """One number for each image whose gradient in theta stands for that of l(x(theta)).
+        """One number for each image, whose gradient in theta approximates that of l(x(theta)).
 
         Args:
             problem: the lower level, whose ``regularizer`` holds theta.
             solution: of it.
             truth: the ground truth.
-            weight: the problem's weight as a tensor, if it is to be learned too.
+            weight: in place of the problem's.
         """
 
 
@@ -120,13 +132,9 @@ class JacobianFree(Hypergradient):
         _require_positive(self, step=self.step)
 
     def surrogate(
-        self,
-        problem: VariationalProblem,
-        solution: Solution,
-        truth: Tensor,
-        weight: Tensor | None = None,
+        self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """See the class."""
+        """l after one gradient step."""
         return upper_loss(_descend(problem, solution.x.detach(), self.step, weight), truth)
 
 
@@ -137,7 +145,7 @@ class Unrolled(Hypergradient):
     A truncated Neumann series of the inverse Hessian: exact in the limit for smooth J.
 
     Args:
-        steps: how many; memory grows with them.
+        steps: their number; memory grows with it.
         step: their length; by default 1/L, with L from power iteration on the Hessian.
     """
 
@@ -151,13 +159,9 @@ class Unrolled(Hypergradient):
             _require_positive(self, step=self.step)
 
     def surrogate(
-        self,
-        problem: VariationalProblem,
-        solution: Solution,
-        truth: Tensor,
-        weight: Tensor | None = None,
+        self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """See the class."""
+        """l after all gradient steps."""
         x = solution.x.detach()
         step = 1 / _largest_curvature(problem, x) if self.step is None else self.step
         for _ in range(self.steps):
@@ -169,14 +173,14 @@ class Unrolled(Hypergradient):
 class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
-    H is the Hessian of J in x, restricted to the pixels that can move: not those on the box,
-    nor those where an L1 data term holds x at its kink x = y.
+    H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of
+    the box, and those that an L1 data term holds at its kink x = y, cannot.
 
     Args:
         damping: added to H, which is singular where no data and no curvature hold a pixel.
         linear_solver: ``cg``, or ``minres`` for (nearly) singular H.
-        iterations: of it, at most.
-        tolerance: of its relative residual.
+        iterations: of the linear solver, at most.
+        tolerance: on its relative residual.
     """
 
     damping: float = 1e-3
@@ -194,13 +198,9 @@ class Implicit(Hypergradient):
         _require_positive(self, tolerance=self.tolerance)
 
     def surrogate(
-        self,
-        problem: VariationalProblem,
-        solution: Solution,
-        truth: Tensor,
-        weight: Tensor | None = None,
+        self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """See the class."""
+        """-<q, grad_x J>, with q from a linear solver."""
         _require_same_shape(solution.x, truth)
         x = solution.x.detach()
         free = movable(problem, x)
@@ -227,14 +227,14 @@ class ValueFunction(Hypergradient):
     """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
 
     The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
-    and theta commute: two solves and no second derivative, right also where J has kinks. There
+    and theta commute: two solves and no second derivative, correct also where J has kinks. There
     J has no gradient in theta, but its saddle-point form has, at the dual variables of the two
-    solves (see ``lagrangian``). The second problem is of the same kind, so the same certified
-    solver does it, starting from x. A difference of two nearby values needs accurate ones: a
-    solution that is coarser than ``gap`` is first refined.
+    solves (see ``lagrangian``). The second problem is of the same kind and is solved in the same
+    way, starting from x. The difference of two nearby values needs accurate values: a solution
+    that is coarser than ``gap`` is refined first.
 
     Args:
-        b: small, for an error of O(b), but large against the square root of the gap: 1e-2 suits
+        b: small, for an error of O(b), but large compared with the root of the gap: 1e-2 suits
             single precision; an L1 data term with a network of kinks needs 1e-3, a gap of 1e-7
             and double precision.
         gap: of both solves.
@@ -253,18 +253,14 @@ class ValueFunction(Hypergradient):
             raise ValueError(f"ValueFunction needs max_iterations >= 1, got {self.max_iterations}")
 
     def surrogate(
-        self,
-        problem: VariationalProblem,
-        solution: Solution,
-        truth: Tensor,
-        weight: Tensor | None = None,
+        self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """See the class."""
+        """The difference quotient in b of the value function."""
         stop = StopWhen(gap=self.gap, max_iterations=self.max_iterations)
         second = pull_towards(problem, truth, self.b)
         if not bool((solution.gap <= self.gap).all()):
-            solution = solve(problem, method=self.method, stop=stop, start=solution.state)
-        pulled = solve(second, method=self.method, stop=stop, start=solution.state)
+            solution = solve_roughly(problem, method=self.method, stop=stop, start=solution.state)
+        pulled = solve_roughly(second, method=self.method, stop=stop, start=solution.state)
         with full_precision():  # a difference of nearby values
             return (
                 lagrangian(problem, pulled.x, pulled.duals, weight)
@@ -274,12 +270,8 @@ class ValueFunction(Hypergradient):
 
 def suitable_hypergradient(network: InputConvexNetwork) -> Hypergradient:
     """``Implicit()`` for smooth networks, ``ValueFunction()`` for those with kinks."""
-    smooth = all(layer.activation.smooth for layer in _layers(network))
-    return Implicit() if smooth else ValueFunction()
-
-
-def _layers(network: InputConvexNetwork) -> list[ConvexLayer]:
-    return [layer for layer in network.layers if isinstance(layer, ConvexLayer)]
+    layers = [layer for layer in network.layers if isinstance(layer, ConvexLayer)]
+    return Implicit() if all(layer.activation.smooth for layer in layers) else ValueFunction()
 
 
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
@@ -291,12 +283,13 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
     y = problem.fidelity.y
     if diagonal is not None:
         _require_same_shape(y, truth)
-    if type(problem.fidelity) in (SquaredL2, WeightedL2) and diagonal is not None:
-        m, omega = diagonal.to(y).expand_as(y), problem.fidelity.weights
+    omega = problem.fidelity.curvature
+    if omega is not None and diagonal is not None:
+        m = diagonal.to(y).expand_as(y)
         d = torch.sqrt(omega * m**2 + b)
         data = SquaredL2((omega * m * y + b * truth) / d)
         return replace(problem, fidelity=data, operator=Diagonal(d))
-    if isinstance(problem.operator, Identity):
+    if diagonal is not None and bool((diagonal == 1).all()):
         return replace(problem, fidelity=Anchored(problem.fidelity, truth, b))
     raise ValueError(
         f"ValueFunction needs a squared L2 data term behind a diagonal operator, or the identity "
@@ -310,14 +303,14 @@ def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
     box = problem.bounds
     margin = 10 * torch.finfo(x.dtype).eps
     free = (x > box.lower + margin) & (x < box.upper - margin)
-    if isinstance(problem.fidelity, L1) and problem.operator.diagonal is not None:
-        at_kink = (problem.operator(x) - problem.fidelity.y).abs() <= margin
+    if not problem.fidelity.smooth and problem.operator.diagonal is not None:
+        at_kink = problem.fidelity.at_kink(problem.operator(x), margin)
         free = free & ~(at_kink & (problem.operator.diagonal != 0))
     return free.to(x.dtype)
 
 
 def _descend(
-    problem: VariationalProblem, x: Tensor, step: float | Tensor, weight: Tensor | None
+    problem: VariationalProblem, x: Tensor, step: float | Tensor, weight: Weight
 ) -> Tensor:
     """P_box(x - step grad_x J(x, theta)), differentiable in theta (and x, if it is)."""
     return problem.bounds.project(x - step * gradient(problem, x, weight))
@@ -353,3 +346,37 @@ def _require_positive(owner: Hypergradient, **values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
+
+
+class _Linear(torch.autograd.Function):
+    """A x, whose derivative is the operator's A*, and whose second derivative is A again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, apply: Apply, adjoint: Apply) -> Tensor:
+        ctx.pair = apply, adjoint
+        return apply(x)
+
+    @staticmethod
+    def backward(ctx: Any, y: Tensor) -> tuple[Tensor, None, None]:
+        apply, adjoint = ctx.pair
+        return _linear(y, adjoint, apply), None, None
+
+
+def _linear(x: Tensor, apply: Apply, adjoint: Apply) -> Tensor:
+    image: Tensor = _Linear.apply(x, apply, adjoint)  # type: ignore[no-untyped-call]
+    return image
+
+
+def _slope(fidelity: Fidelity, w: Tensor) -> Tensor:
+    """f'(w), differentiable in w if w requires gradients.
+
+    By autograd, pixel by pixel: the derivative of ``fidelity.gradient`` may divide by zero.
+    """
+    at = w if w.requires_grad else w.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(fidelity.value(at).sum(), at, create_graph=w.requires_grad)
+    return slope
+
+
+def _times(problem: VariationalProblem, weight: Weight, c: Tensor) -> Tensor:
+    """weight c, for the problem's weight unless another is given."""
+    return (problem.weight if weight is None else expand_per_image(weight, c).to(c)) * c

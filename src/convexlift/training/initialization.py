@@ -1,4 +1,4 @@
-"""Where training starts: a network that is a total variation of many filters.
+"""Starting weights: a network that is a total variation of many filters.
 
     z_1 = h(+-k_c * x),   z_2 = h(w_j + sum over one block of the channels of z_1)
 
@@ -14,11 +14,10 @@ import math
 import torch
 from torch import Tensor
 
-from convexlift.networks.activations import Abs
+from convexlift.networks.activations import Activation, Ramp
 from convexlift.networks.architectures import ridge
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
-from convexlift.networks.smooth_activations import Huber
 
 _VARIETY = 0.02  # how much of the first random weights remains, so that units differ
 
@@ -92,7 +91,7 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
 
 
 def _pass_on_(linear_map: LinearMap, channels: int) -> float:
-    """Make a map sum what it is given, unit by unit; returns what it does to a sum over pixels."""
+    """Make a map sum its inputs, unit by unit; returns the factor on a sum over pixels."""
     if isinstance(linear_map, Convolution):
         _sum_groups_(linear_map, None, _VARIETY)
         return 1 + _VARIETY
@@ -157,7 +156,7 @@ def deepened(
         or not isinstance(first.skip, Convolution)
         or first.skip.stride != 1
         or first.bias is not None
-        or not isinstance(first.activation, Abs | Huber)
+        or (smoothing := _huber_width(first.activation)) is None
     ):
         raise ValueError("deepened needs a network made by networks.ridge, of one layer")
     if not bool(network.output.any()):
@@ -169,7 +168,7 @@ def deepened(
             in_channels=weight.shape[1],
             channels=weight.shape[0],
             kernel=weight.shape[-1],
-            smoothing=0.0 if isinstance(first.activation, Abs) else first.activation.delta,
+            smoothing=smoothing,
             padding=first.skip.padding,
             depth=depth,
             inner_channels=inner_channels,
@@ -189,6 +188,14 @@ def deepened(
         layer.bias.fill_(-threshold)
     deeper.output.fill_(float(mean) / scale / (1 + variety) ** (depth - 1))
     return deeper
+
+
+def _huber_width(h: Activation) -> float | None:
+    """The delta of a Huber function, 0 for |a|; None for any other activation."""
+    if h.ramp is None:
+        return None
+    delta = h.ramp.width / 2
+    return delta if h.ramp == Ramp(-1.0, 1.0, -delta, 2 * delta, -delta / 2) else None
 
 
 def _sum_groups_(mix: Convolution, factors: Tensor | None, variety: float) -> None:
@@ -214,5 +221,5 @@ def subtract_means_(network: InputConvexNetwork) -> None:
 
 @torch.no_grad()
 def absorb_weight_(network: InputConvexNetwork, weight: float) -> None:
-    """R becomes weight R, so that bilevel learning goes on where a search for the weight ended."""
+    """R becomes weight R: bilevel learning then starts from the weight that a search has found."""
     network.output.mul_(weight)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from convexlift.networks.derivatives import Apply
 from convexlift.tensors import expand_per_image
-
-Apply = Callable[[Tensor], Tensor]
-"""v -> H v."""
 
 
 def conjugate_gradients(

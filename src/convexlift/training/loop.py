@@ -2,7 +2,7 @@
 
 A step is a pure function of the weights, the optimiser's state and the step's number: batch,
 noise and masks are drawn from (seed, step, position). Hence a run that is killed and resumed, or
-split over several processes, takes the same steps as an unbroken one.
+split over several processes, takes the same steps as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.training import distributed
-from convexlift.training.checkpoint import (
+from convexlift.training import processes
+from convexlift.training.data import Batch, BatchSampler
+from convexlift.training.initialization import subtract_means_
+from convexlift.training.objectives import Loss, Objective
+from convexlift.training.run_files import (
     Checkpoint,
+    Row,
+    RunLog,
     check_identity,
+    identity,
     load_checkpoint,
     restore_optimiser,
     restoring,
     save_checkpoint,
 )
-from convexlift.training.data import Batch, BatchSampler
-from convexlift.training.initialization import subtract_means_
-from convexlift.training.logs import RunLog
-from convexlift.training.objectives import Loss, Objective
-from convexlift.training.settings import by_place, plain_settings
-from convexlift.training.signals import stop_signals
 from convexlift.training.validation import Score, Validation
 
 CHECKPOINT = "checkpoint.pt"
 VALIDATED = ("psnr", "ssim", "weight")
-"""What a validation adds to the row of its step."""
+"""Columns that a validation adds to the row of its step."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,14 @@ class TrainingOptions:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "validate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"steps": 1, "validate_every": 1, "checkpoint_every": 1, "warm_up": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas lie between 0 and 1, got {self.betas}")
-        if self.warm_up < 0:
-            raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
         if self.schedule not in ("constant", "cosine"):
@@ -103,12 +102,12 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
-    """What a callback sees after each step; ``score`` only after a validation."""
+class StepReport:
+    """The state after a step, for callbacks; ``score`` only after a validation."""
 
     step: int
     steps: int
-    row: dict[str, float]
+    row: Row
     score: Score | None
 
 
@@ -121,20 +120,20 @@ class Trained:
         score: of that validation, or None.
         step: at which it was.
         rows: the log.
-        interrupted: whether it ended before its last step by Ctrl-C or SIGTERM; the checkpoint
-            holds the state to go on from.
-        seconds: of training, those before the checkpoint it was resumed from included.
+        interrupted: whether Ctrl-C or SIGTERM ended it before its last step; it can be resumed
+            from the checkpoint.
+        seconds: of training, including those before it was resumed.
     """
 
     network: InputConvexNetwork
     score: dict[str, float] | None
     step: int
-    rows: list[dict[str, float]]
+    rows: list[Row]
     interrupted: bool
     seconds: float
 
 
-Callback = Callable[[Report], object]
+StepCallback = Callable[[StepReport], object]
 
 
 def train(
@@ -146,7 +145,7 @@ def train(
     validation: Validation | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    callback: Callback | None = None,
+    callback: StepCallback | None = None,
 ) -> Trained:
     """Minimise the objective over the weights of the network, in place.
 
@@ -157,39 +156,40 @@ def train(
         network: trained where it is (device and precision).
         objective: the loss.
         batches: of clean images.
-        options: see there.
-        validation: measures PSNR and SSIM from time to time; the best weights are kept.
+        options: of the optimiser and the schedule.
+        validation: measures PSNR and SSIM now and then; the best weights are kept.
         folder: for log and checkpoint; None writes nothing.
         resume: go on from the checkpoint in the folder, if there is one.
-        callback: called after each step with a ``Report``.
+        callback: called after each step with a ``StepReport``.
     """
-    run = _Run(network, objective, batches, options, validation, folder)
+    run = _TrainingRun(network, objective, batches, options, validation, folder, callback)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
-    with stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as log:
+    with processes.stop_signals() as signals, RunLog(run.files, run.columns, run.rows) as run.log:
         if run.step == 0 and validation is not None and options.validate_start:
-            run.validate(log, {"step": 0.0}, callback)
+            run.validate({"step": 0.0})
         while run.step < options.steps and not run.patience_is_over():
             row = run.advance()
             due = run.step % options.validate_every == 0 or run.step == options.steps
             if validation is not None and due:
-                run.validate(log, row, callback)
+                run.validate(row)
             else:
-                log.add(row)
-                run.tell(row, None, callback)
+                run.record(row)
             signals.check()
-            stopping = distributed.any_process(signals.wanted, run.device)
+            stopping = processes.any_process(signals.wanted, run.device)
             ending = stopping or run.step == options.steps or run.patience_is_over()
             if ending or run.step % options.checkpoint_every == 0:
-                run.save(log)
+                run.save()
             if stopping:
                 break
     done = run.step >= options.steps or run.patience_is_over()
-    return run.result(log, interrupted=not done)
+    return run.result(interrupted=not done)
 
 
-class _Run:
+class _TrainingRun:
     """The state of a training between two steps."""
+
+    log: RunLog
 
     def __init__(
         self,
@@ -199,39 +199,47 @@ class _Run:
         options: TrainingOptions,
         validation: Validation | None,
         folder: Path | None,
+        callback: StepCallback | None,
     ) -> None:
         if options.mixed_precision and not objective.mixed_precision_allowed:
             raise ValueError(
-                f"{type(objective).__name__} needs full precision, since its reconstructions are "
-                "certified; write mixed_precision=False"
+                f"{type(objective).__name__} needs full precision for its reconstructions; "
+                "write mixed_precision=False"
             )
         self.network, self.objective, self.batches = network, objective, batches
-        self.options, self.validation, self.folder = options, validation, folder
+        self.options, self.validation, self.callback = options, validation, callback
         self.device = next(network.parameters()).device
         objective.to(self.device)
-        self.place = distributed.place()
-        # A bad batch, or images that do not fit the network, fail before any work.
-        first = batches.batch(0, self.place.rank, self.place.world)
+        self.process = processes.this_process()
+        # Images that do not fit the network or one another raise before any work.
+        first = batches.batch(0, self.process.rank, self.process.world)
         network.bind(tuple(first.clean.shape[1:]))
-        self.files = folder if self.place.first else None
+        self.files = folder if self.process.first else None
         self.module = _LossModule(network, objective, options.mixed_precision)
         self.parallel: nn.Module = self.module
-        if self.place.world > 1:
+        if self.process.world > 1:
             self.parallel = DistributedDataParallel(self.module)
         self.optimiser = _adam(self.module, options)
         self.step, self.started = 0, time.perf_counter()
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[Row] = []
         self.best: dict[str, Any] | None = None
         self.weight: float | None = None  # of the last validation
         self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
-        self.identity = _identity(network, objective, batches, options, validation)
+        shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
+        self.identity = identity(
+            options=options,
+            objective=objective.settings(),
+            batches=batches,
+            validation=validation,
+            network={**shapes, "image_size": network.image_size},
+        )
 
-    def advance(self) -> dict[str, float]:
+    def advance(self) -> Row:
         """One step of the optimiser; returns the row for the log."""
         rate = self.options.rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base_lr"] * rate
-        batch = self.batches.batch(self.step, self.place.rank, self.place.world)
+        batch = self.batches.batch(self.step, self.process.rank, self.process.world)
         batch = replace(batch, clean=batch.clean.to(next(self.network.parameters())))
         self.optimiser.zero_grad(set_to_none=True)
         surrogate = self.parallel(batch)
@@ -239,7 +247,7 @@ class _Run:
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         numbers = {"loss": self.module.last.value, **self.module.last.metrics}
-        length, *values = distributed.means([norm, *numbers.values()])
+        length, *values = processes.means([norm, *numbers.values()])
         if not math.isfinite(length):
             raise FloatingPointError(
                 f"the gradient is {length} at step {self.step + 1}; "
@@ -258,15 +266,14 @@ class _Run:
             **dict(zip(numbers, values, strict=True)),
         }
 
-    def validate(self, log: RunLog, row: dict[str, float], callback: Callback | None) -> None:
+    def validate(self, row: Row) -> None:
         """Reconstruct the held-out images, and keep the weights if they are the best so far."""
         assert self.validation is not None
         score = self.validation(self.network, self.weight)
         self.weight = score.weight
         decibel, similarity = float(score.psnr.mean()), float(score.ssim.mean())
         row = {**row, "psnr": decibel, "ssim": similarity, "weight": score.weight}
-        log.add(row)
-        self.tell(row, score, callback)
+        self.record(row, score)
         if self.best is None or decibel > self.best["psnr"]:
             self.best = {
                 **{name: row[name] for name in VALIDATED},
@@ -279,29 +286,30 @@ class _Run:
             self.best["misses"] += 1
 
     def patience_is_over(self) -> bool:
-        """Whether too many validations brought nothing better."""
+        """Whether too many validations brought no improvement."""
         patience = self.options.patience
         return patience is not None and self.best is not None and self.best["misses"] >= patience
 
-    def tell(self, row: dict[str, float], score: Score | None, callback: Callback | None) -> None:
-        """Report to the callback, if there is one."""
-        if callback is not None:
-            callback(Report(self.step, self.options.steps, row, score))
+    def record(self, row: Row, score: Score | None = None) -> None:
+        """Add a row to the log, and call the callback."""
+        self.log.add(row)
+        if self.callback is not None:
+            self.callback(StepReport(self.step, self.options.steps, row, score))
 
-    def save(self, log: RunLog) -> None:
-        """Write the checkpoint, in the process that writes."""
+    def save(self) -> None:
+        """Write the checkpoint, in the first process."""
         if self.files is not None:
             checkpoint = Checkpoint(
-                self.step,
-                self.network.state_dict(),
-                self.objective.state_dict(),
-                self.optimiser.state_dict(),
-                self.best,
-                log.rows,
-                self.identity,
-                self.weight,
-                torch.get_rng_state(),
-                self.seconds(),
+                step=self.step,
+                network=self.network.state_dict(),
+                objective=self.objective.state_dict(),
+                optimiser=self.optimiser.state_dict(),
+                best=self.best,
+                rows=self.log.rows,
+                identity=self.identity,
+                weight=self.weight,
+                generator=torch.get_rng_state(),
+                seconds=self.seconds(),
             )
             save_checkpoint(self.files / CHECKPOINT, checkpoint)
 
@@ -319,23 +327,23 @@ class _Run:
         self.started = time.perf_counter() - checkpoint.seconds
 
     def seconds(self) -> float:
-        """Since the start, without the time between a stop and going on."""
+        """Time spent training, without the time between an interruption and its resumption."""
         return time.perf_counter() - self.started
 
-    def result(self, log: RunLog, *, interrupted: bool) -> Trained:
+    def result(self, *, interrupted: bool) -> Trained:
         """The best weights, in the network."""
-        if self.best is None:
-            return Trained(self.network, None, self.step, log.rows, interrupted, self.seconds())
-        self.network.load_state_dict(self.best["network"])
-        self.objective.load_state_dict(self.best["objective"], strict=False)
-        score = {name: self.best[name] for name in VALIDATED}
-        return Trained(
-            self.network, score, self.best["step"], log.rows, interrupted, self.seconds()
-        )
+        score, step = None, self.step
+        if self.best is not None:
+            self.network.load_state_dict(self.best["network"])
+            self.objective.load_state_dict(self.best["objective"], strict=False)
+            score, step = {name: self.best[name] for name in VALIDATED}, self.best["step"]
+        return Trained(self.network, score, step, self.log.rows, interrupted, self.seconds())
 
 
 class _LossModule(nn.Module):
-    """Network and objective as one module, which is what DistributedDataParallel wraps."""
+    """Network and objective as one module, for DistributedDataParallel."""
+
+    last: Loss
 
     def __init__(
         self, network: InputConvexNetwork, objective: Objective, mixed_precision: bool
@@ -343,7 +351,6 @@ class _LossModule(nn.Module):
         super().__init__()
         self.network, self.objective = network, objective
         self.mixed_precision = mixed_precision
-        self.last: Loss
 
     def forward(self, batch: Batch) -> Tensor:
         """The surrogate; the rest of the loss is kept in ``last``."""
@@ -356,7 +363,7 @@ class _LossModule(nn.Module):
 
 
 def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
-    """One group, which is a few kernels however many tensors; or one each, with its own rate."""
+    """Adam with one group of parameters, which is fastest, or one for each rate."""
     parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
     members = [[p] for p in parameters] if options.relative else [parameters]
     groups = []
@@ -374,26 +381,3 @@ def _size(parameter: Tensor) -> float:
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
-
-
-def _identity(
-    network: InputConvexNetwork,
-    objective: Objective,
-    batches: BatchSampler,
-    options: TrainingOptions,
-    validation: Validation | None,
-) -> dict[str, str]:
-    """What must be the same when a run goes on, by name."""
-    shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
-    parts = {
-        "options": options,
-        "objective": objective.settings(),
-        "batches": batches,
-        "validation": validation,
-        "network": {**shapes, "image_size": network.image_size},
-    }
-    return {
-        at: text
-        for name, part in parts.items()
-        for at, text in by_place(plain_settings(part), name).items()
-    }

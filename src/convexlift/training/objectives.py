@@ -1,24 +1,56 @@
-"""What a training minimises: one interface for adversarial and bilevel learning."""
+"""Losses that training minimises: adversarial regularization and bilevel learning.
+
+**Adversarial regularization** trains a critic that tells clean images from damaged ones,
+
+    mean R(clean) - mean R(damaged) + penalty E[(||grad R|| - 1)_+^2]        (eq. AR_loss)
+
+with the gradient on lines between clean and damaged images. The damaged images are pictures of the
+data, A^+ y (Lunz et al. 2018; Mukherjee et al. 2020 with convex networks).
+
+**Bilevel learning** finds weights whose reconstructions are near the ground truth,
+
+    min_theta  mean_i 1/2 ||x_i(theta) - truth_i||^2,   x_i(theta) = argmin_x J_i(x, theta)
+
+or, so that tasks of different difficulty count alike, minimises the mean of the negative PSNR,
+10 log10 of the mean squared errors. The paper prints y_i for the ground truth. The network absorbs
+the regularization weight of the first task; further tasks learn theirs relative to it.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from convexlift.networks.derivatives import gradient
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.training.data import Batch
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Method
+from convexlift.solvers.solve import solve_roughly
+from convexlift.solvers.stopping import StopWhen
+from convexlift.tasks import Task
+from convexlift.tensors import expand_per_image
+from convexlift.training.data import Batch, ImageSet
+from convexlift.training.hypergradients import Hypergradient, suitable_hypergradient
+from convexlift.training.processes import gather
+
+NO_ERROR = 1e-8
+"""The smallest mean squared error, 80 dB: the logarithm of zero is minus infinity."""
+LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
+"""Accurate enough for a gradient, and cheap from a warm start."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A number to differentiate, and numbers to look at.
+    """A number to differentiate, and numbers to show.
 
-    ``value`` is what is minimised, as people want to see it; ``surrogate`` is what ``backward``
-    is called on. They are the same for a loss that is differentiated as it stands.
+    ``value`` is the loss, for people; ``backward`` is called on ``surrogate``, whose gradient is
+    that of the loss. They are the same unless reconstructions are differentiated.
     """
 
     surrogate: Tensor
@@ -27,19 +59,232 @@ class Loss:
 
 
 class Objective(nn.Module, ABC):
-    """A loss of a network on a batch of clean images.
+    """The loss of a network on a batch of clean images.
 
     Parameters and buffers of an objective (such as learned weights or warm starts) are trained
     and checkpointed with the network.
+
+    Attributes:
+        mixed_precision_allowed: whether it may be computed in bfloat16.
+        metric_names: of ``Loss.metrics``.
+        setting_names: the attributes that a resumed run must have in common with the first one.
     """
 
     mixed_precision_allowed: bool = False
     metric_names: tuple[str, ...] = ()
+    setting_names: tuple[str, ...] = ()
 
     @abstractmethod
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
         """The loss; ``batch.clean`` is on the network's device."""
 
     def settings(self) -> dict[str, Any]:
-        """What it was made of, by name: a run goes on only with what it was started with."""
-        return {"kind": type(self).__name__}
+        """Its class and arguments by name: a run can be resumed only with the same."""
+        kind = {"kind": type(self).__name__}
+        return kind | {name: getattr(self, name) for name in self.setting_names}
+
+
+class Adversarial(Objective):
+    """The loss of adversarial regularization.
+
+    Args:
+        task: makes damaged images of clean ones; None if they are given.
+        penalty: lambda_GP.
+        paired: whether a line joins a clean image and its own damaged version, or the next
+            image's.
+        damaged: images in place of a task's, one for each training image and of its size, for
+            batches of whole images that are not mirrored.
+    """
+
+    mixed_precision_allowed = True
+    metric_names = ("distance", "steepness")
+    setting_names = ("task", "penalty", "paired", "damaged")
+
+    def __init__(
+        self, task: Task | None, penalty: float = 5.0, *, paired: bool = True,
+        damaged: ImageSet | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if (task is None) == (damaged is None):
+            raise ValueError("Adversarial needs a task that damages images, or damaged images")
+        if not 0 <= penalty < math.inf:
+            raise ValueError(f"Adversarial needs penalty >= 0, got {penalty}")
+        self.task, self.penalty, self.paired, self.damaged = task, penalty, paired, damaged
+
+    def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
+        """Eq. AR_loss, with the distance and the mean slope as metrics."""
+        clean = batch.clean
+        damaged = self._damage(batch)
+        partner = damaged if self.paired else _previous(damaged, batch)
+        places = [
+            torch.rand((), generator=generator, device=clean.device)
+            for generator in batch.generators(clean.device, stream=1)
+        ]
+        s = expand_per_image(torch.stack(places), clean)
+        between = s * clean + (1 - s) * partner
+
+        slope = gradient(network.bind(tuple(clean.shape[1:]), detach=False), between)
+        steepness = slope.flatten(1).norm(dim=1)
+        excess = (steepness - 1).clamp_min(0).square().mean()
+        on_damaged, on_clean = network(torch.cat([damaged, clean])).chunk(2)
+        distance = (on_damaged - on_clean).mean()
+        loss = self.penalty * excess - distance
+        metrics = {"distance": distance.detach(), "steepness": steepness.detach().mean()}
+        return Loss(loss, loss.detach(), metrics)
+
+    def _damage(self, batch: Batch) -> Tensor:
+        clean = batch.clean
+        if self.task is not None:
+            return self.task.measure(clean, batch.generators(clean.device)).picture
+        assert self.damaged is not None
+        if (last := int(batch.indices.max())) >= len(self.damaged):
+            raise ValueError(
+                f"image {last} of the training set has no damaged version: there are "
+                f"{len(self.damaged)}; give one for each, in the same order"
+            )
+        pictures = torch.stack([self.damaged[i] for i in batch.indices.tolist()]).to(clean)
+        if pictures.shape != clean.shape:
+            raise ValueError(
+                f"damaged images of {tuple(pictures.shape[1:])} do not match clean ones of "
+                f"{tuple(clean.shape[1:])}"
+            )
+        return pictures
+
+
+def _previous(damaged: Tensor, batch: Batch) -> Tensor:
+    """The damaged image one place before each, in the batch of all processes together."""
+    everyone, places = gather(damaged), gather(batch.positions.to(damaged.device))
+    in_order = everyone[places.argsort()]
+    return in_order[(batch.positions.to(damaged.device) - 1) % len(in_order)]
+
+
+class Bilevel(Objective):
+    """The loss of bilevel learning; a step takes one of the tasks, in turn.
+
+    Args:
+        tasks: one or more, with the weights R starts with in each.
+        hypergradient: how to differentiate the reconstructions; by default
+            ``suitable_hypergradient(network)``.
+        method: of the lower level; by default the one that suits the problem.
+        stop: of the lower level: the gap at which a reconstruction is good enough.
+        warm_starts: how many training images there are, to start each from its last
+            reconstruction; 0 for none. Only for batches whose samples do not change
+            (``BatchSampler(..., fixed=True)``).
+        decibels: minimise the mean negative PSNR instead of the mean squared error.
+    """
+
+    metric_names = ("train_psnr", "gap", "iterations")
+    setting_names = ("tasks", "hypergradient", "method", "stop", "warm_starts", "decibels")
+
+    def __init__(
+        self,
+        tasks: Sequence[tuple[Task, float]],
+        *,
+        hypergradient: Hypergradient | None = None,
+        method: Method | None = None,
+        stop: StopWhen = LOWER_LEVEL,
+        warm_starts: int = 0,
+        decibels: bool = False,
+    ) -> None:
+        super().__init__()
+        if not tasks:
+            raise ValueError("Bilevel needs at least one task with its weight")
+        for task, weight in tasks:
+            if not 0 < weight < math.inf:
+                raise ValueError(f"{task.name} needs a weight > 0, got {weight}")
+        if warm_starts < 0:
+            raise ValueError(f"warm_starts counts training images, got {warm_starts}")
+        self.tasks = tuple(task for task, _ in tasks)
+        self.hypergradient, self.method, self.stop = hypergradient, method, stop
+        self.decibels, self.warm_starts = decibels, warm_starts
+        logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
+        # The first task's weight stays: scaling R is as good.
+        self.register_buffer("first_log_weight", logarithms[:1])
+        self.other_log_weights = nn.Parameter(logarithms[1:])
+        self._first_weights = tuple(weight for _, weight in tasks)
+        self._images: dict[int, Tensor] = {}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each task, as learned so far; the second of a name is "name 2"."""
+        found: dict[str, float] = {}
+        values = self._log_weights().detach().exp().tolist()
+        for i, (task, value) in enumerate(zip(self.tasks, values, strict=True)):
+            number = [other.name for other in self.tasks[: i + 1]].count(task.name)
+            found[task.name if number == 1 else f"{task.name} {number}"] = value
+        return found
+
+    def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
+        """Solve the lower level, then differentiate through it."""
+        self._check_warm_starts(batch)
+        turn = batch.step % len(self.tasks)
+        task = self.tasks[turn]
+        measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
+        weight = self._log_weights()[turn].exp()
+        problem = measurement.problem(network, float(weight.detach()))
+        start = self._start(turn, batch, problem)
+        solution = solve_roughly(problem, method=self.method, stop=self.stop, start=start)
+        self._remember(turn, batch, solution.x)
+        strategy = self.hypergradient or suitable_hypergradient(network)
+        surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
+        error = (solution.x - batch.clean).square().flatten(1).mean(1).clamp_min(NO_ERROR)
+        half_squares = surrogate / batch.clean[0].numel()
+        metrics = {
+            "train_psnr": -10 * error.log10().mean(),
+            "gap": solution.gap.mean(),
+            "iterations": solution.iterations.to(torch.float64).mean(),
+        }
+        if self.decibels:
+            chain = 20 / math.log(10) / error
+            return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
+        return Loss(half_squares.mean(), error.mean() / 2, metrics)
+
+    def settings(self) -> dict[str, Any]:
+        """As every objective's, and the weights that tasks started with."""
+        return super().settings() | {"weights": self._first_weights}
+
+    def _log_weights(self) -> Tensor:
+        first = self.first_log_weight
+        assert isinstance(first, Tensor)
+        return torch.cat([first, self.other_log_weights])
+
+    def _check_warm_starts(self, batch: Batch) -> None:
+        if not self.warm_starts:
+            return
+        if not batch.fixed:
+            raise ValueError(
+                "warm starts need samples that do not change: write BatchSampler(..., fixed=True), "
+                "or Bilevel(..., warm_starts=0)"
+            )
+        if (last := int(batch.indices.max())) >= self.warm_starts:
+            raise ValueError(
+                f"image {last} of the training set has no place among {self.warm_starts} warm "
+                "starts; write warm_starts=len(images)"
+            )
+
+    def _start(self, turn: int, batch: Batch, problem: VariationalProblem) -> Tensor | None:
+        """The last reconstructions, or the usual start for images that have none yet."""
+        images = self._images.get(turn)
+        if images is None:
+            return None
+        last = images[batch.indices.to(images.device)].to(batch.clean)
+        known = torch.isfinite(last).flatten(1).all(1)
+        return torch.where(expand_per_image(known, last), last, problem.initial_image())
+
+    def _remember(self, turn: int, batch: Batch, x: Tensor) -> None:
+        if not self.warm_starts:
+            return
+        indices, latest = gather(batch.indices.to(x.device)), gather(x)
+        if turn not in self._images:
+            shape = (self.warm_starts, *x.shape[1:])
+            self._images[turn] = torch.full(shape, math.nan, dtype=torch.float16, device=x.device)
+        self._images[turn][indices] = latest.to(torch.float16)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """The warm starts, for checkpoints: without them a resumed run would differ."""
+        return {str(turn): images.cpu() for turn, images in self._images.items()}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the warm starts of a checkpoint."""
+        device = self.other_log_weights.device
+        self._images = {int(turn): images.to(device) for turn, images in state.items()}

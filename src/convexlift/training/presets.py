@@ -1,4 +1,4 @@
-"""The paper's trainings and those of the shipped regularizers, as records.
+"""Recipes of the paper's trainings and of the shipped regularizers.
 
 An epoch of the paper's 1000 faces in batches of 8 is 125 steps. Sections are the paper's.
 """
@@ -12,7 +12,7 @@ from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.training.hypergradients import Implicit, JacobianFree
 from convexlift.training.loop import TrainingOptions
-from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe, NetworkSettings
+from convexlift.training.recipes import AdversarialRecipe, AnyRecipe, BilevelRecipe, NetworkSettings
 
 PAPER_SALT_AND_PEPPER = AdversarialRecipe(  # section 5.1
     network=NetworkSettings("baseline"),
@@ -68,8 +68,8 @@ PAPER_BILEVEL = BilevelRecipe(  # section 5.3.1: 160 images, 30 epochs, Jacobian
     options=TrainingOptions(steps=1200, learning_rate=1e-3, betas=(0.9, 0.99)),
 )
 
-# What made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and a
-# critic that sees missing pixels filled in. The weight is searched for on held-out faces.
+# Two changes made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and
+# missing pixels filled in for the critic. The weight is searched for on held-out faces.
 FACES_DENOISING = AdversarialRecipe(
     network=NetworkSettings("baseline", padding="reflect"),
     task=SaltAndPepper(fraction=0.25),
@@ -145,8 +145,8 @@ PHOTO_ANY_SIZE_FIRST = BilevelRecipe(
     ),
 )
 
-# Starts from the first. The mean PSNR of both tasks instead of the mean squared error, to which
-# inpainting contributes little; reconstructions that are closer to the minimisers.
+# Starts from the first. Minimises the mean negative PSNR of both tasks instead of the mean squared
+# error, to which inpainting contributes little, with more accurate reconstructions.
 PHOTO_ANY_SIZE_SECOND = replace(
     PHOTO_ANY_SIZE_FIRST,
     tasks=(
@@ -161,8 +161,8 @@ PHOTO_ANY_SIZE_SECOND = replace(
     ),
 )
 
-# Starts from the second, with the weights learned there: nothing is left to absorb. Larger crops,
-# of which fewer pixels are near a boundary, and larger batches, whose gradients are less noisy.
+# Starts from the second, with the weights learned there, so that none is absorbed. Larger crops
+# have fewer pixels near a boundary, and larger batches have less noisy gradients.
 PHOTO_ANY_SIZE = replace(
     PHOTO_ANY_SIZE_SECOND,
     tasks=(
@@ -202,8 +202,8 @@ CT_ABDOMEN_CHEST = BilevelRecipe(
     options=replace(PHOTO_ANY_SIZE_FIRST.options, steps=200, learning_rate=2e-2, validate_every=66),
 )
 
-# Starts from ct-abdomen-chest, deepened. All of it is smooth, and L-BFGS, which works on the
-# network itself, is faster there than anything that lifts three layers.
+# Starts from ct-abdomen-chest, deepened. The problem is smooth, and L-BFGS, which works on the
+# network itself, is faster than PDHG on three lifted layers.
 CT_ABDOMEN_CHEST_DEEP = replace(
     CT_ABDOMEN_CHEST,
     network=replace(CT_ABDOMEN_CHEST.network, depth=3),
@@ -214,20 +214,9 @@ CT_ABDOMEN_CHEST_DEEP = replace(
     options=replace(CT_ABDOMEN_CHEST.options, steps=150, validate_every=50),
 )
 
-PRESETS: dict[str, AdversarialRecipe | BilevelRecipe] = {
-    "paper-salt-and-pepper": PAPER_SALT_AND_PEPPER,
-    "paper-inpainting": PAPER_INPAINTING,
-    "paper-ct": PAPER_CT,
-    "paper-ct-deep": PAPER_CT_DEEP,
-    "paper-bilevel": PAPER_BILEVEL,
-    "faces-denoising": FACES_DENOISING,
-    "faces-inpainting-adversarial": FACES_INPAINTING_ADVERSARIAL,
-    "faces-inpainting-bilevel": FACES_INPAINTING_BILEVEL,
-    "photo-any-size-first": PHOTO_ANY_SIZE_FIRST,
-    "photo-any-size-second": PHOTO_ANY_SIZE_SECOND,
-    "photo-any-size": PHOTO_ANY_SIZE,
-    "ct-abdomen-chest-first": CT_ABDOMEN_CHEST_FIRST,
-    "ct-abdomen-chest": CT_ABDOMEN_CHEST,
-    "ct-abdomen-chest-deep": CT_ABDOMEN_CHEST_DEEP,
+PRESETS: dict[str, AnyRecipe] = {
+    name.lower().replace("_", "-"): value
+    for name, value in list(globals().items())
+    if isinstance(value, AnyRecipe)
 }
-"""By name, as the command line knows them."""
+"""By the names that the command line has for them: ``paper-ct`` is PAPER_CT."""

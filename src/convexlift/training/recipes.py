@@ -1,4 +1,4 @@
-"""Recipes: everything that makes a training, as typed records, and the function that follows one.
+"""Recipes: a training as a typed record, ``follow``, which carries it out, and its model card.
 
 The recipes of the paper and our own are literals in ``presets``; the command line changes single
 fields of them.
@@ -6,6 +6,9 @@ fields of them.
 
 from __future__ import annotations
 
+import math
+import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,22 +16,23 @@ from typing import Literal
 
 import torch
 
+from convexlift.models.cards import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.convolution import Boundary
+from convexlift.operators.padding import Boundary
 from convexlift.solvers.method import Method
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
-from convexlift.training.adversarial import Adversarial
-from convexlift.training.bilevel import LOWER_LEVEL, Bilevel
-from convexlift.training.data import BatchSampler, ImageSet
+from convexlift.training.data import BatchSampler, ImageSet, size_text
 from convexlift.training.hypergradients import Hypergradient
 from convexlift.training.initialization import start_from_filters_, subtract_means_
-from convexlift.training.loop import Callback, Trained, TrainingOptions, train
-from convexlift.training.objectives import Objective
+from convexlift.training.loop import StepCallback, Trained, TrainingOptions, train
+from convexlift.training.objectives import LOWER_LEVEL, Adversarial, Bilevel, Objective
+from convexlift.training.run_files import plain_settings
 from convexlift.training.validation import Validation
 
 VALIDATION = StopWhen(gap=1e-3, max_iterations=300)
+UNKNOWN_LICENSE = "unknown; it is for you to decide, as far as the training images allow"
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What adversarial and bilevel trainings have in common.
+    """Settings that adversarial and bilevel trainings have in common.
 
     Attributes:
         network: and its start.
@@ -93,9 +97,9 @@ class Recipe:
         crop: side of random crops; None for whole images.
         flips: mirror images by chance.
         images: use so many of the training images only; None for all.
-        held_out: images for validation, taken from the training images; none are where nothing
-            is validated.
-        validation_task: what validation reconstructs; by default the task trained for.
+        held_out: images for validation, taken from the training images, if there is a task to
+            validate.
+        validation_task: reconstructed in validation; by default the task trained for.
         validation_crop: the middle of the validation images, where these are larger; a network
             for one image size gets that size.
         validation_stop: of the solver in validation.
@@ -140,7 +144,7 @@ class BilevelRecipe(Recipe):
 
     Attributes:
         tasks: with the weight R has in each at the start.
-        hypergradient: how to differentiate; None for what suits the network.
+        hypergradient: how to differentiate; None for the one that suits the network.
         method: of the lower level.
         stop: of the lower level.
         fixed: whether an image gives the same sample every time; reconstructions then start
@@ -157,9 +161,12 @@ class BilevelRecipe(Recipe):
     decibels: bool = False
 
 
+AnyRecipe = AdversarialRecipe | BilevelRecipe
+
+
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a recipe made: the network, and the weight of each task for it."""
+class RecipeResult:
+    """A trained network, and the weight of each task for it."""
 
     trained: Trained
     weights: dict[str, float]
@@ -167,7 +174,7 @@ class Outcome:
 
 
 def follow(
-    recipe: AdversarialRecipe | BilevelRecipe,
+    recipe: AnyRecipe,
     images: ImageSet,
     *,
     network: InputConvexNetwork | None = None,
@@ -176,22 +183,21 @@ def follow(
     device: torch.device | str = "cpu",
     folder: Path | None = None,
     resume: bool = False,
-    callback: Callback | None = None,
-) -> Outcome:
+    callback: StepCallback | None = None,
+) -> RecipeResult:
     """Train by a recipe on images, part of which are held out for validation.
 
     Args:
-        recipe: what to do.
+        recipe: of the training.
         images: clean ones.
         network: to start from, in place of the recipe's.
         damaged: images for the adversarial critic, in place of a task's; one for each clean
             image, in the same order.
-        validation_images: to validate on these, instead of on a part of the images: those of
-            another patient, say.
-        device: where.
+        validation_images: to validate on in place of held-out ones: of another patient, say.
+        device: for training.
         folder: for log and checkpoint.
-        resume: go on from the checkpoint there.
-        callback: told after each step.
+        resume: from the checkpoint there.
+        callback: called after each step.
     """
     if damaged is not None:
         _require_matching(damaged, images, recipe)
@@ -214,50 +220,97 @@ def follow(
     )
     objective: Objective
     if isinstance(recipe, AdversarialRecipe):
-        weight, search = recipe.weight, recipe.search
+        weight, search, method = recipe.weight, recipe.search, None
         objective = Adversarial(recipe.task, recipe.penalty, paired=recipe.paired, damaged=damaged)
     else:
         if damaged is not None:
             raise ValueError("damaged images are for adversarial recipes; a bilevel one has tasks")
-        (_, weight), search = recipe.tasks[0], False
+        weight, search, method = recipe.tasks[0][1], False, recipe.method
         objective = Bilevel(
-            recipe.tasks,
-            hypergradient=recipe.hypergradient,
-            method=recipe.method,
-            stop=recipe.stop,
-            warm_starts=len(training) if fixed else 0,
-            decibels=recipe.decibels,
-        )
+            recipe.tasks, hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
+            warm_starts=len(training) if fixed else 0, decibels=recipe.decibels,
+        )  # fmt: skip
     validation = None
     if checked is not None and held_out is not None:
-        crop = _validation_crop(recipe, network, held_out)
         validation = Validation(
-            checked, held_out, weight=weight, search=search, crop=crop,
-            method=recipe.method if isinstance(recipe, BilevelRecipe) else None,
-            stop=recipe.validation_stop, seed=recipe.seed,
+            checked, held_out, weight=weight, search=search, method=method,
+            crop=_validation_crop(recipe, network, held_out), stop=recipe.validation_stop,
+            seed=recipe.seed,
         )  # fmt: skip
     trained = train(
-        network,
-        objective,
-        batches,
-        recipe.options,
-        validation=validation,
-        folder=folder,
-        resume=resume,
-        callback=callback,
-    )
+        network, objective, batches, recipe.options, validation=validation, folder=folder,
+        resume=resume, callback=callback,
+    )  # fmt: skip
     if isinstance(objective, Bilevel):
         weights = objective.weights
     else:
         found = weight if trained.score is None else trained.score["weight"]
         weights = {} if checked is None else {checked.name: found}
-    return Outcome(trained, weights, validation)
+    return RecipeResult(trained, weights, validation)
 
 
-def validated_task(recipe: AdversarialRecipe | BilevelRecipe) -> Task | None:
-    """What held-out images are reconstructed from; None where none are held out."""
+def validated_task(recipe: AnyRecipe) -> Task | None:
+    """The task reconstructed from held-out images; None where none are held out."""
     first = recipe.task if isinstance(recipe, AdversarialRecipe) else recipe.tasks[0][0]
     return recipe.validation_task or first
+
+
+def training_card(
+    recipe: AnyRecipe,
+    result: RecipeResult,
+    images: ImageSet,
+    *,
+    name: str,
+    source: Sequence[str] = (),
+    command: str = "",
+    version: str = "",
+    processes: int = 1,
+) -> ModelCard:
+    """The card of a trained network.
+
+    Args:
+        recipe: of the training.
+        result: of the training.
+        images: that ``follow`` was given.
+        name: of the model.
+        source: where the images come from.
+        command: that started the training.
+        version: of the code.
+        processes: that took part.
+    """
+    trained = result.trained
+    kind = "adversarial" if isinstance(recipe, AdversarialRecipe) else "bilevel"
+    task = next(iter(result.weights), "given damaged images")
+    results = {}
+    if trained.score is not None:
+        scores = {key: trained.score[key] for key in ("psnr", "ssim")}
+        results["validation"] = {k: v for k, v in scores.items() if math.isfinite(v)}
+    device = next(trained.network.parameters()).device
+    where = f" from {', '.join(source)}" if source else ""
+    return ModelCard(
+        name=name,
+        summary=f"A regularizer from {kind} training on {len(images)} images.",
+        task=task,
+        weight=result.weights.get(task, 1.0),
+        weights=result.weights,
+        weight_choice=_weight_choice(recipe, result),
+        data=f"{len(images)} images{where}; SHA-256 {images.fingerprint()}",
+        license=UNKNOWN_LICENSE,
+        recipe=plain_settings(recipe),
+        command=command,
+        commit=version,
+        seed=recipe.seed,
+        training_time=trained.seconds,
+        machine=machine(device, processes),
+        results=results,
+    )
+
+
+def machine(device: torch.device, processes: int = 1) -> str:
+    """The system, the processor or GPU, and PyTorch's version, in words."""
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    several = f", {processes} processes" if processes > 1 else ""
+    return f"{processor}{several}; {platform.platform()}; PyTorch {torch.__version__}"
 
 
 def _split(
@@ -289,10 +342,26 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
     for i, name in enumerate(damaged.names):
         if damaged.size(i) != images.size(i):
             raise ValueError(
-                f"the damaged image {name} is {_text(damaged.size(i))}, but {images.names[i]}, "
-                f"the clean one, is {_text(images.size(i))}"
+                f"the damaged image {name} is {size_text(damaged.size(i))}, but {images.names[i]}, "
+                f"the clean one, is {size_text(images.size(i))}"
             )
 
 
-def _text(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
+def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
+    if isinstance(recipe, BilevelRecipe):
+        return "learned with the network, up to that of the first task, which is fixed"
+    if result.validation is None:
+        return "not chosen: there was no task to validate; search one for your data"
+    if not recipe.search:
+        return "that of the recipe"
+    return f"the best for PSNR on {len(result.validation.images)} held-out images"
+
+
+def _processor() -> str:
+    """The name of the CPU, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

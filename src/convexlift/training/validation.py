@@ -1,4 +1,4 @@
-"""How good a regularizer is: PSNR and SSIM of reconstructions of images it was not trained on."""
+"""Validation: PSNR and SSIM of reconstructions of images that were not trained on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from convexlift.images import psnr
+from convexlift.images import psnr, ssim
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.solvers.method import Method
 from convexlift.solvers.solve import solve
@@ -20,7 +20,7 @@ from convexlift.training.data import ImageSet, mix
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Of one validation: PSNR and SSIM for each image, and the weight they were reached with."""
+    """The result of a validation: PSNR and SSIM for each image, and the weight that gave them."""
 
     psnr: Tensor
     ssim: Tensor
@@ -66,7 +66,7 @@ class Validation:
             self.images.require_size(self.images.size(0))
 
     def __call__(self, network: InputConvexNetwork, weight: float | None = None) -> Score:
-        """Validate a network, from ``weight`` on if it is searched for."""
+        """Validate a network; a search for the weight starts from ``weight``."""
         parameter = next(network.parameters())
         clean = self._clean().to(parameter)
         generators = [
@@ -108,7 +108,7 @@ class Validation:
 
 
 def climb(score: Callable[[int], float], limit: int = 20) -> int:
-    """An integer whose neighbours do not score higher, from 0 on: strides of four, then of one."""
+    """A local maximum over the integers, from 0 on: in strides of four, then of one."""
     here = 0
     for stride in (4, 1):
         for _ in range(limit):
@@ -117,22 +117,6 @@ def climb(score: Callable[[int], float], limit: int = 20) -> int:
                 break
             here = best
     return here
-
-
-def ssim(x: Tensor, truth: Tensor) -> Tensor:
-    """The structural similarity for each image; NaN for images smaller than its window (11)."""
-    if min(x.shape[-2:]) < 11:
-        return torch.full((x.shape[0],), math.nan, dtype=torch.float64, device=x.device)
-    try:
-        from torchmetrics.functional.image import structural_similarity_index_measure
-    except ImportError:
-        raise ImportError('SSIM needs torchmetrics: pip install "convexlift[train]"') from None
-    # Its variances are differences of means that the TF32 of a GPU rounds to three digits.
-    values = structural_similarity_index_measure(
-        x.double(), truth.double(), data_range=1.0, reduction="none"
-    )
-    assert isinstance(values, Tensor)
-    return values.reshape(-1)
 
 
 def _middle(picture: Tensor, size: int) -> Tensor:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.models.sheets import Sheet
-from convexlift.models.store import shipped_sheets
+from convexlift.models.files import Sheet, shipped_sheets
 from convexlift.reconstruction import InputError, PreparedImage, reconstructor
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver

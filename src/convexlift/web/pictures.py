@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from convexlift.files.planes import pillow
-from convexlift.files.png16 import with_deep_colours
+from convexlift.files.formats import pillow
+from convexlift.files.png_jpeg import with_deep_colours
 
 Pixels = NDArray[np.uint8]
 

@@ -17,7 +17,7 @@ import torch
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
-from convexlift.solvers.named_methods import METHODS, Contender, describe
+from convexlift.solvers.named_methods import METHODS, NamedMethod, describe_steps
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Progress
 from convexlift.solvers.solve import solve
@@ -111,14 +111,14 @@ class Race(Computation[str, None]):
                 self.state = f"{lap.name}: choosing step sizes"
                 self._run_lap(problem, METHODS[lap.name], lap)
 
-    def _run_lap(self, problem: VariationalProblem, contender: Contender, lap: Lap) -> None:
+    def _run_lap(self, problem: VariationalProblem, contender: NamedMethod, lap: Lap) -> None:
         own = problem if contender.bounded else replace(problem, box=None)
         try:
             method = self._tuned(problem, own, candidates(contender, problem))
         except ValueError as error:  # the method does not apply to such problems
             lap.note = str(error)
             return
-        lap.steps = describe(method)
+        lap.steps = describe_steps(method)
 
         def check(progress: Progress) -> bool:
             objective, bound = progress.objective, progress.lower_bound
@@ -159,7 +159,7 @@ class Race(Computation[str, None]):
         return grid[min(scores)[1]]
 
 
-def candidates(contender: Contender, problem: VariationalProblem) -> Sequence[Method]:
+def candidates(contender: NamedMethod, problem: VariationalProblem) -> Sequence[Method]:
     """Step sizes to choose from: as in the benchmarks; for scanners, around the paper's."""
     if problem.operator.diagonal is not None or contender.name not in ("paper", *CT_STEPS):
         return contender.grid(problem, True)

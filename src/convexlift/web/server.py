@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from convexlift.files.planes import pillow
+from convexlift.files.formats import pillow
 from convexlift.web.limits import Limits
 
 try:

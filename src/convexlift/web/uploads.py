@@ -24,11 +24,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
+from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture
-from convexlift.files.planes import pillow
-from convexlift.scans.attenuation import LOWEST, RANGE, hounsfield_to_unit
-from convexlift.scans.errors import ScanFileError
 from convexlift.scans.files import read_volume
+from convexlift.scans.formats import ScanFileError
+from convexlift.scans.hounsfield import LOWEST, RANGE, hounsfield_to_unit
 from convexlift.web.job import BOX
 from convexlift.web.limits import MEGABYTE, Limits, PageError
 from convexlift.web.pictures import InputPicture

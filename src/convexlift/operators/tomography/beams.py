@@ -1,123 +1,31 @@
-"""Scanners as operators: parallel beams, and fans on flat or curved detectors."""
+"""Scanners: parallel beams, and fans on flat or curved detectors."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.arguments import checked_angles, checked_bins, checked_grid
-from convexlift.operators.tomography.projector import Projector, projector
+from convexlift.operators.linear import Scaled
+from convexlift.operators.tomography.filtered_backprojection import angle_shares, lags, ramp
+from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
-from convexlift.tensors import Shape
 
+T = TypeVar("T")
 Detector = Literal["flat", "curved"]
 DETECTORS: tuple[Detector, ...] = ("flat", "curved")
 """Bins at equal distances on a line, or at equal angles as seen from the source."""
+PAPER_BACKGROUND = 50.0
+"""The counts r that are added to A x, in ``KullbackLeibler(y, background=r)``."""
+PAPER_UNIT = 0.1
+"""Integrals are divided by this, which makes the counts larger."""
 
 
-class RayTransform(LinearOperator):
-    """(A x)_{a, b} = integral of x along ray b of angle a, by Joseph's method.
-
-    Images (B, 1, H, W) become sinograms (B, 1, angles, bins). The adjoint is the exact transpose;
-    both can be differentiated as often as you like. On a GPU without Triton, sums of adjoints come
-    in any order, so their last digits may vary from call to call.
-
-    Attributes:
-        grid: the pixels, in units of length.
-        angles: in radians, in the operator's precision and on its device.
-        exact_angles: the same in double precision.
-        bins: the places of the bins on the detector.
-        bin_width: their distance.
-    """
-
-    nonnegative = True
-    bin_width: float
-
-    def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
-        self.grid = grid
-        self.input_shape = (1, grid.height, grid.width)
-        # Geometry stays in double precision; the tensor follows `to` and says where images are.
-        self.exact_angles = angles
-        self.bins = bins
-        self.angles = torch.from_numpy(angles).to(torch.get_default_dtype())
-        self._shared = _Shared()
-
-    @abstractmethod
-    def lines(self) -> Lines:
-        """The rays."""
-
-    def _projector(self, dtype: torch.dtype) -> Projector:
-        key = self.angles.device, dtype
-        known = self._shared.projectors
-        if key not in known:
-            known[key] = projector(self.lines(), self.grid, self.angles.device, dtype)
-        return known[key]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A x."""
-        return self._apply(x, False)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """A* y."""
-        shape = self.output_shape((1, self.grid.height, self.grid.width))
-        if tuple(y.shape[1:]) != shape:
-            raise ValueError(
-                f"{type(self).__name__}.adjoint expects sinograms of shape (batch, "
-                f"{', '.join(map(str, shape))}), got {tuple(y.shape)}"
-            )
-        return self._apply(y, True)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """(1, angles, bins)."""
-        if tuple(input_shape) != self.input_shape:
-            raise ValueError(
-                f"{type(self).__name__} takes images of {self.input_shape}, got {input_shape}"
-            )
-        return (1, len(self.exact_angles), len(self.bins))
-
-    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """Times the longest way of a ray, or the largest sum of lengths through a pixel."""
-        if not adjoint:
-            steps = max(self.grid.height, self.grid.width) + 2
-            longest = steps * math.hypot(self.grid.pixel_height, self.grid.pixel_width)
-            return longest * bound
-        if self._shared.densest is None:
-            ones = torch.ones(1, *self.output_shape(input_shape), dtype=torch.float64)
-            self._shared.densest = 1.01 * float(self.adjoint(ones.to(self.angles.device)).max())
-        return self._shared.densest * bound
-
-    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """Four for each of the crossings of a ray; for each of the rays that may meet a pixel."""
-        angles, bins = len(self.exact_angles), len(self.bins)
-        return 4 * (angles * bins if adjoint else max(self.grid.height, self.grid.width) + 2)
-
-    def __repr__(self) -> str:
-        size = f"{self.grid.height} x {self.grid.width} pixels"
-        return (
-            f"{type(self).__name__}({size}, {len(self.exact_angles)} angles, {len(self.bins)} bins)"
-        )
-
-    def _apply(self, data: Tensor, transposed: bool) -> Tensor:
-        if not data.is_floating_point():
-            raise ValueError(f"{type(self).__name__} takes real numbers, got {data.dtype}")
-        if data.device != self.angles.device:
-            raise ValueError(
-                f"{type(self).__name__} is on {self.angles.device} and its argument on "
-                f"{data.device}; write operator.to(device={str(data.device)!r})"
-            )
-        result: Tensor = _Product.apply(data[:, 0], self._projector(data.dtype), transposed)  # type: ignore[no-untyped-call]
-        return result[:, None]
-
-
-class ParallelBeam(RayTransform):
+class ParallelBeam(RayTransform, name="ParallelBeam"):
     """(A x)(t, s) = integral of x over the line {(p, q): p cos t + q sin t = s}.
 
     p points to the right and q up; the first row of an image is the upper one. At t = 0, rays run
@@ -133,6 +41,9 @@ class ParallelBeam(RayTransform):
         detector_offset: s in the middle of the detector.
     """
 
+    turn = math.pi
+    invertible = True
+
     def __init__(
         self,
         image_size: int | tuple[int, int],
@@ -144,10 +55,10 @@ class ParallelBeam(RayTransform):
         detector_offset: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        grid = checked_grid(name, image_size, extent)
+        grid = _checked_grid(name, image_size, extent)
         width = 2 * grid.radius / max(bins, 1) if bin_width is None else bin_width
-        places = checked_bins(name, bins, width, detector_offset)
-        super().__init__(grid, checked_angles(name, angles, math.pi), places)
+        places = _checked_bins(name, bins, width, detector_offset)
+        super().__init__(grid, _checked_angles(name, angles, math.pi), places)
         self.bin_width = width
 
     def lines(self) -> Lines:
@@ -156,8 +67,14 @@ class ParallelBeam(RayTransform):
         one = np.ones_like(self.bins)
         return Lines(self.bins * cos, self.bins * sin, sin * one, -cos * one)
 
+    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
+        return np.ones_like(self.bins), ramp(len(self.bins), self.bin_width), self.bin_width
 
-class FanBeam(RayTransform):
+    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        return x * math.cos(t) + y * math.sin(t), 1.0
+
+
+class FanBeam(RayTransform, name="FanBeam"):
     """(A x)(t, s) = integral of x over the line from the source at angle t to bin s.
 
     The source is at r (sin t, -cos t), the middle of the detector opposite, at -d (sin t, -cos t);
@@ -177,6 +94,8 @@ class FanBeam(RayTransform):
         detector_offset: s in the middle of the detector.
     """
 
+    turn = 2 * math.pi
+
     def __init__(
         self,
         image_size: int | tuple[int, int],
@@ -191,7 +110,7 @@ class FanBeam(RayTransform):
         detector_offset: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        grid = checked_grid(name, image_size, extent)
+        grid = _checked_grid(name, image_size, extent)
         if detector not in DETECTORS:
             raise ValueError(f"detector must be one of {DETECTORS}, got {detector!r}")
         if not (math.isfinite(source_distance) and source_distance > grid.radius):
@@ -208,14 +127,14 @@ class FanBeam(RayTransform):
             angle = math.asin(grid.radius / source_distance)
             reach = math.tan(angle) if detector == "flat" else angle
             bin_width = 2 * (source_distance + detector_distance) * reach / max(bins, 1)
-        places = checked_bins(name, bins, bin_width, detector_offset)
+        places = _checked_bins(name, bins, bin_width, detector_offset)
         self.bin_width = bin_width
         if (steepest := float(np.abs(self.fan_angles(places)).max())) >= math.pi / 2:
             raise ValueError(
                 f"{name} has rays that leave the source {math.degrees(steepest):.0f} degrees off "
                 "its axis; make bin_width or detector_offset smaller"
             )
-        super().__init__(grid, checked_angles(name, angles, 2 * math.pi), places)
+        super().__init__(grid, _checked_angles(name, angles, 2 * math.pi), places)
 
     def fan_angles(self, places: Floats) -> Floats:
         """The angle at the source between the axis and the ray to each place on the detector."""
@@ -234,31 +153,115 @@ class FanBeam(RayTransform):
             np.cos(fan),
         )
 
+    @property
+    def invertible(self) -> bool:  # type: ignore[override]
+        """If the angles go all around."""
+        return bool(self._covered >= 0.99 * self.turn)
 
-@dataclass(eq=False)
-class _Shared:
-    """What copies of an operator in other precisions and on other devices have in common."""
+    @property
+    def _covered(self) -> float:
+        return float(angle_shares(self.exact_angles, self.turn).sum())
 
-    projectors: dict[tuple[torch.device, torch.dtype], Projector] = field(default_factory=dict)
-    densest: float | None = None
+    def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
+        """The same integral in the fan's coordinates."""
+        if not self.invertible:
+            raise ValueError(
+                f"fbp of a fan needs angles all around, not {math.degrees(self._covered):.0f} "
+                "degrees of them; a short scan would need weights that are not here yet"
+            )
+        return super().approximate_inverse(y, window)
+
+    def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
+        """The detector as if it were in the centre of the image (flat), or angles (curved)."""
+        r, cosines = self.source_distance, np.cos(self.fan_angles(self.bins))
+        distance = r + self.detector_distance
+        if self.detector == "flat":
+            spacing = self.bin_width * (r / distance)
+            return cosines, ramp(len(self.bins), spacing), spacing
+        spacing = self.bin_width * (1 / distance)
+        kernel = ramp(len(self.bins), spacing)
+        lag = lags(len(kernel)) * spacing
+        bent = np.where(lag == 0, 1.0, lag / np.where(lag == 0, 1.0, np.sin(lag))) ** 2
+        return r * cosines, kernel * bent, spacing
+
+    def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        r, distance = self.source_distance, self.source_distance + self.detector_distance
+        along = x * math.cos(t) + y * math.sin(t)
+        depth = r - x * math.sin(t) + y * math.cos(t)  # from the source, on its axis
+        if self.detector == "flat":
+            return distance * (along / depth), (r / depth) ** 2
+        return distance * torch.atan(along / depth), 1 / (along**2 + depth**2)
+
+    def arguments(self) -> dict[str, Any]:
+        """The geometry, with the source and the detector."""
+        return super().arguments() | {
+            "source_distance": self.source_distance,
+            "detector_distance": self.detector_distance,
+            "detector": self.detector,
+        }
 
 
-class _Product(torch.autograd.Function):
-    """A x or A* y. Each is the derivative of the other, so both may be differentiated again."""
+def paper_scanner() -> Scaled:
+    """A = (ray transform) / 0.1 of the paper's experiments in tomography.
 
-    @staticmethod
-    def forward(data: Tensor, projector: Projector, transposed: bool) -> Tensor:
-        return projector.backproject(data) if transposed else projector.project(data)
+    512 x 512 pixels over the square from -128 to 128, 200 parallel beams from 0 to before pi, 400
+    bins over the diagonal. Data are Poisson numbers of A x + ``PAPER_BACKGROUND``.
+    """
+    return ParallelBeam(512, 200, 400, 256.0) * (1 / PAPER_UNIT)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.projector, ctx.transposed = inputs
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        product = _Product.apply(gradients[0], ctx.projector, not ctx.transposed)  # type: ignore[no-untyped-call]
-        return product, None, None
+def _checked_grid(
+    name: str, image_size: int | tuple[int, int], extent: float | tuple[float, float] | None
+) -> Grid:
+    """Pixels of ``image_size`` = (height, width) over a rectangle of ``extent``."""
+    sizes = _pair(image_size)
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(
+            f"{name} needs image_size=N or (height, width) of whole numbers from 1, "
+            f"got {image_size!r}"
+        )
+    height, width = sizes
+    extents = (float(height), float(width)) if extent is None else _pair(extent)
+    if not all(math.isfinite(e) and e > 0 for e in extents):
+        raise ValueError(
+            f"{name} needs extent > 0, the height and width of the image in units of length, "
+            f"got {extent!r}"
+        )
+    return Grid(height, width, float(extents[0]) / height, float(extents[1]) / width)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _Product.apply(tangents[0], ctx.projector, ctx.transposed)  # type: ignore[no-untyped-call]
+
+def _checked_angles(name: str, angles: int | Tensor | Sequence[float], turn: float) -> Floats:
+    """Angles in radians; a number of them is spread evenly over [0, turn)."""
+    if isinstance(angles, int) and not isinstance(angles, bool):
+        if angles < 1:
+            raise ValueError(f"{name} needs at least one angle, got angles={angles}")
+        return np.arange(angles, dtype=np.float64) * (turn / angles)
+    values = torch.as_tensor(angles, dtype=torch.float64).detach().cpu()
+    if values.ndim != 1 or values.numel() == 0:
+        raise ValueError(
+            f"{name} needs angles=N or a list of angles in radians, got the shape "
+            f"{tuple(values.shape)}"
+        )
+    if not (finite := torch.isfinite(values)).all():
+        place = int((~finite).nonzero()[0])
+        raise ValueError(f"{name} got angles[{place}] = {float(values[place])}")
+    return values.numpy().copy()
+
+
+def _checked_bins(name: str, bins: int, bin_width: float, offset: float) -> Floats:
+    """The centres of the bins, on a detector whose middle is at ``offset``."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"{name} needs bins=N, a whole number from 1, got {bins!r}")
+    if not (math.isfinite(bin_width) and bin_width > 0):
+        raise ValueError(f"{name} needs bin_width > 0, got {bin_width}")
+    if not math.isfinite(offset):
+        raise ValueError(f"{name} needs a finite detector_offset, got {offset}")
+    return (np.arange(bins, dtype=np.float64) - (bins - 1) / 2) * bin_width + offset
+
+
+def _pair(value: T | tuple[T, T]) -> tuple[T, T]:
+    if not isinstance(value, tuple):
+        return (value, value)
+    if len(value) != 2:
+        raise ValueError(f"a number or a pair (height, width) was expected, got {value!r}")
+    return value

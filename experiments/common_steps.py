@@ -1,0 +1,312 @@
+"""Steps of every experiment: data, reference optima, curves, searches for step sizes, times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import convexlift as cl
+from experiments.measuring import (
+    Curve,
+    Start,
+    find_reference,
+    first_below,
+    record,
+    record_batches,
+    time_iterations,
+    warm_up,
+)
+from experiments.methods import Chosen, Competitor, Numbers
+from experiments.runner import Part, Parts, Step, Work
+from experiments.setups import Setup, Trial
+
+
+def data_step(setup: Setup) -> Step:
+    """The images and their data: part ``data``."""
+    return setup.step("data", setup.data, title="Data")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A reference optimum is searched for to a certified relative gap, or for so many iterations.
+
+    Attributes:
+        gap: certified relative gap.
+        iterations: limit.
+    """
+
+    gap: float
+    iterations: int
+
+
+def reference_step(setup: Setup, accuracy: Accuracy, cost: float) -> Step:
+    """For each image the best objective known, and a lower bound: part ``reference``.
+
+    The bound holds for all images in the box, so that it measures every method.
+    """
+
+    def compute(trial: Trial, work: Work) -> Part:
+        found = []
+        for i in range(trial.count):
+            work.tell(i / trial.count)
+            problem = trial.problem([i])
+            found.append(
+                find_reference(problem, accuracy.iterations, gap=accuracy.gap, double=False)
+            )
+        values = {
+            "objective": [each.objective for each in found],
+            "gap": [each.gap for each in found],
+            "iterations": [each.iterations for each in found],
+            "guarantee": [each.guarantee.name for each in found],
+        }
+        return Part(values, {"picture": found[0].x[0, 0].cpu().numpy()})
+
+    return setup.step("reference", compute, {"accuracy": accuracy}, cost=cost,
+                      title="Reference optimum")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The length of curves, and what is kept of them.
+
+    Attributes:
+        iterations: of each run.
+        every: iterations between checks.
+        keep: iterations whose pictures are kept.
+        images: the number of images; the first ones.
+    """
+
+    iterations: int
+    every: int = 1
+    keep: tuple[int, ...] = ()
+    images: int = 1
+
+
+def curve_step(
+    setup: Setup,
+    competitor: Competitor | Chosen,
+    looks: Looks,
+    *,
+    name: str = "",
+    cost: float = 1.0,
+    bounded: bool = True,
+) -> Step:
+    """A run of one method: part ``curve-KEY`` unless named."""
+
+    def compute(trial: Trial, work: Work) -> Part:
+        found = _chosen(competitor, work.parts)
+        count = min(looks.images, trial.count)
+        # All images at once on a GPU; one by one on a CPU, whose cache holds one.
+        size = count if trial.device.type == "cuda" else 1
+        groups = [range(i, min(i + size, count)) for i in range(0, count, size)]
+        curve = record_batches(
+            [_start(trial, group, found, bounded) for group in groups], found.method,
+            looks.iterations, every=looks.every, keep=looks.keep, tell=work.tell,
+        )  # fmt: skip
+        return curve.part(**_named(found))
+
+    settings = {"competitor": competitor, "looks": looks, "bounded": bounded}
+    needs = competitor.needs if isinstance(competitor, Chosen) else ()
+    return setup.step(name or f"curve-{competitor.key}", compute, settings, needs=needs, cost=cost,
+                      title=competitor.label)  # fmt: skip
+
+
+def average_objective(part: Part) -> float:
+    """Of a curve's first image, over the iterations: the paper's measure of convergence."""
+    return float(Curve.of(part).objective[1:, 0].mean())
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for step sizes that suit a problem, from the paper's on, one number at a time.
+
+    The paper tunes its methods by hand, for networks that are not ours.
+
+    Attributes:
+        key: of the method; the winner is KEY-searched.
+        label: of the method.
+        make: the method with some numbers.
+        first: numbers to begin with.
+        factor: by which one of them is multiplied or divided.
+        tries: largest number of runs.
+        iterations: of each run, whose last objective counts.
+    """
+
+    key: str
+    label: str
+    make: Callable[[Numbers], Competitor]
+    first: Numbers
+    factor: float
+    tries: int
+    iterations: int
+
+    def climb(self, score: Callable[[Numbers], float]) -> dict[Numbers, float]:
+        """All scores: each number in turn is changed as long as that lowers the score."""
+        best = self.first
+        scores = {best: score(best)}
+        improved = True
+        while improved:
+            improved = False
+            for i in range(len(best)):
+                for change in (self.factor, 1 / self.factor):
+                    while len(scores) < self.tries:
+                        number = float(f"{best[i] * change:.2g}")
+                        following = (*best[:i], number, *best[i + 1 :])
+                        if following in scores:
+                            break
+                        scores[following] = score(following)
+                        if not scores[following] < scores[best]:
+                            break
+                        best, improved = following, True
+        return scores
+
+
+def searched_curve_steps(
+    setup: Setup, search: Search, looks: Looks, *, on: Setup, cost: float
+) -> list[Step]:
+    """A search on the first image of ``on``, part ``search-KEY``, and a run with its winner.
+
+    ``cost`` is of one iteration on one image.
+    """
+
+    def compute(trial: Trial, work: Work) -> Part:
+        start = _start(trial, [0], search.make(search.first))
+        tried = 0
+
+        def score(numbers: Numbers) -> float:
+            nonlocal tried
+            work.tell(tried / search.tries)
+            tried += 1
+            method, count = search.make(numbers).method, search.iterations
+            last = float(record_batches([start], method, count, every=count).objective[-1, 0])
+            return last if math.isfinite(last) else math.inf
+
+        scores = search.climb(score)
+        best = min(scores, key=scores.__getitem__)
+        values: dict[str, Any] = {
+            "best": list(best),
+            "tried": [{"numbers": list(each), "objective": scores[each]} for each in scores],
+            "iterations": search.iterations,
+        }
+        return Part(values)
+
+    name, label = f"search-{search.key}", f"{search.label}, searched"
+    found = on.step(
+        name, compute, {"search": search, "first": search.make(search.first)},
+        cost=cost * search.tries * search.iterations, title=f"Search for steps: {search.label}",
+    )  # fmt: skip
+
+    def winner(parts: Parts) -> Competitor:
+        best = tuple(parts[found.name].values["best"])
+        return replace(search.make(best), key=f"{search.key}-searched", label=label, printed=False)
+
+    chosen = Chosen(f"{search.key}-searched", label, winner, (found.name,))
+    return [found, curve_step(setup, chosen, looks, cost=cost * looks.iterations * looks.images)]
+
+
+@dataclass(frozen=True)
+class TimeToError:
+    """Time to an objective error.
+
+    Attributes:
+        error: relative to the reference optimum.
+        iterations: limit.
+        repeats: timed runs after a warm-up; the median counts.
+        seconds: limit of a run that is continued beyond its curve.
+    """
+
+    error: float
+    iterations: int
+    repeats: int
+    seconds: float = 600.0
+
+
+def time_step(
+    setup: Setup, competitor: Competitor | Chosen, race: TimeToError, *, cost: float
+) -> Step:
+    """Iterations and seconds to an error, image by image: part ``time-KEY``.
+
+    Iterations are counted along the curve of the method, part ``curve-KEY``, or in a longer run
+    where it ends too early. Then a run with exactly so many iterations is timed, set-up included,
+    without any evaluation on the way.
+    """
+    curve_name, reference = f"{setup.prefix}curve-{competitor.key}", f"{setup.prefix}reference"
+    stop = cl.StopWhen(gap=None, max_iterations=race.iterations, seconds=race.seconds,
+                       check_every=1)  # fmt: skip
+
+    def needed(curve: Curve, image: int, optimum: float) -> int | None:
+        look = first_below(curve.error(optimum)[:, image], race.error)
+        return None if look is None else int(curve.iteration[look])
+
+    def compute(trial: Trial, work: Work) -> Part:
+        found = _chosen(competitor, work.parts)
+        counted = Curve.of(work.parts[curve_name])
+        iterations: list[int | None] = []
+        seconds: list[float | None] = []
+        for i, optimum in enumerate(work.parts[reference].values["objective"]):
+            work.tell(i / trial.count)
+            start = _start(trial, [i], found)
+            k = needed(counted, i, optimum)
+            if k is None and counted.iteration[-1] < race.iterations:
+                k = needed(record_until(start, found.method, stop, optimum, race.error), 0, optimum)
+            iterations.append(k)
+            seconds.append(None if k is None else timed(start, found.method, k))
+        return Part({**_named(found), "iterations": iterations, "seconds": seconds})
+
+    def timed(start: Start, method: cl.Method, iterations: int) -> float:
+        warm_up(start.problem, method)
+        times = time_iterations(start.problem, method, iterations, race.repeats, start.x)
+        return statistics.median(times)
+
+    needs = competitor.needs if isinstance(competitor, Chosen) else ()
+    return setup.step(
+        f"time-{competitor.key}", compute, {"race": race},
+        needs=tuple(dict.fromkeys((reference, curve_name, *needs))), cost=cost,
+        title=f"Time of {competitor.key}",
+    )  # fmt: skip
+
+
+def record_until(
+    start: Start,
+    method: cl.Method,
+    stop: cl.StopWhen,
+    optimum: float,
+    error: float,
+    gap: float | None = None,
+) -> Curve:
+    """One image, until its objective error and its certified gap were as small as asked."""
+    least = math.inf
+
+    def until(progress: cl.Progress) -> bool:
+        nonlocal least
+        least = min(least, (float(progress.objective) - optimum) / abs(optimum))
+        return least <= error and (gap is None or float(progress.gap) <= gap)
+
+    return record(start, method, stop, until=until)
+
+
+def _chosen(competitor: Competitor | Chosen, parts: Parts) -> Competitor:
+    return competitor.choose(parts) if isinstance(competitor, Chosen) else competitor
+
+
+def _start(trial: Trial, images: Any, competitor: Competitor, bounded: bool = True) -> Start:
+    """The problem of some images, and the start of a method: the data, as in the paper."""
+    measured = trial.measurement(images, bounded=bounded)
+    return Start(
+        measured.problem(trial.network, trial.weight),
+        trial.truth(images),
+        None if competitor.own_start else measured.picture,
+    )
+
+
+def _named(competitor: Competitor) -> dict[str, Any]:
+    return {
+        "key": competitor.key,
+        "label": competitor.label,
+        "family": competitor.family,
+        "printed": competitor.printed,
+        "parameters": list(competitor.parameters),
+    }

@@ -1,0 +1,121 @@
+"""The numbers, tables and figures of ``report.md``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.common_steps import average_objective
+from experiments.comparing import SideBySide, psnr_comparisons
+from experiments.denoising.settings import DenoisingSettings
+from experiments.denoising.steps import ablation_name
+from experiments.figures import Figure, HeatMap, Line, Panel, heat_map_with_curves
+from experiments.measuring import Curve
+from experiments.paper import psnr
+from experiments.runner import Array, Document, Parts, document
+
+FULL = DenoisingSettings()
+
+MARKS = {  # (c_1, c_2): shape and colour of the five marks in the paper's Figure "Ablation study"
+    (5e-2, 5e-6): ("s", "#b8a000"),
+    (5e-2, 1e-4): ("*", "#7b3294"),
+    (5e-3, 1e-4): ("h", "#2b5fd9"),
+    (5e-2, 5e-3): ("p", "#008837"),
+    (5.0, 1e-4): ("D", "#c4161c"),
+}
+"""Read off the figure's source: rows 0, 2 and 6 from the top, columns 0, 3 and 6 from the left. Its
+axes are not in the text; rows are taken for c_1 and columns for c_2, from small to large."""
+
+FIGURE = "5.1, visual comparison"
+PAPER_DATA = psnr(10.90, FIGURE)
+PAPER = {  # PSNR in the corners of its pictures, after 15 and after 200 iterations
+    "Proposed": (psnr(28.80, FIGURE), psnr(28.87, FIGURE)),
+    "SM-C": (psnr(16.00, FIGURE), psnr(28.52, FIGURE)),
+    "SM-D": (psnr(28.02, FIGURE), psnr(28.75, FIGURE)),
+}
+
+
+def report(parts: Parts, values: DenoisingSettings) -> Document:
+    """The document of finished parts."""
+    data = parts["data"]
+    found = SideBySide.of(parts, values.early, values.iterations)
+    ours, default = found.runs["proposed"], found.runs["default"]
+    sm_c, sm_d = found.best("sm-c", printed=True), found.best("sm-d", printed=True)
+    shown = {"Proposed": ours, "SM-C": sm_c, "SM-D": sm_d}
+    columns = {
+        name.upper(): [ours, default, *found.family(name)] for name in ("sm-c", "sm-d")
+    }  # fmt: skip
+    everyone = [ours, default, found.runs["lbfgs"], found.best("sm-c"), found.best("sm-d")]
+    grid = np.array([[average_objective(parts[ablation_name(c_1, c_2)]) for c_2 in values.c_2]
+                     for c_1 in values.c_1])  # fmt: skip
+    best = np.unravel_index(int(np.nanargmin(grid)), grid.shape)
+    return document(
+        Path(__file__).parent,
+        {
+            "values": values, "data": data.values, "found": found, "ours": ours, "sm_c": sm_c,
+            "sm_d": sm_d, "of_the_pairs": of_the_pairs(values),
+            "of_the_steps": of_the_steps(values), "unbounded": found.without_box(parts),
+            "grid": {
+                "min": grid[best], "max": np.nanmax(grid),
+                "best": pair(values.c_1[best[0]], values.c_2[best[1]]),
+                "star": grid[values.c_1.index(5e-2), values.c_2.index(1e-4)],
+                # the largest change by c_2 alone
+                "inside": np.nanmax(np.nanmax(grid, axis=1) - np.nanmin(grid, axis=1)),
+            },
+        },
+        comparisons=psnr_comparisons(
+            found, data, PAPER_DATA, shown, PAPER, (FULL.early, FULL.iterations)
+        ),
+        blocks=[
+            ablation_figure(parts, values, grid, found),
+            Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr")),
+            Figure.of_curves("certificates", [found.proof_panels(everyone)]),
+            found.table(),
+            Figure.of_pictures("pictures", found.tiles(data, {**shown, "Default": default})),
+        ],
+        results={
+            "data": dict(data.values),
+            "reference": dict(parts["reference"].values),
+            "best_pair": list(ours.parameters),
+            "ablation": [
+                {"c": part.values["parameters"], "average_objective": average_objective(part)}
+                for name, part in parts.items()
+                if name.startswith("ablation-")
+            ],
+            "methods": found.as_plain(),
+        },
+    )  # fmt: skip
+
+
+def of_the_pairs(values: DenoisingSettings) -> str:
+    """The number of pairs that were tried; quick runs try some of the paper's."""
+    tried, all_pairs = (len(each.c_1) * len(each.c_2) for each in (values, FULL))
+    return f"of its {all_pairs} pairs" if tried == all_pairs else f"of the {tried} pairs tried"
+
+
+def of_the_steps(values: DenoisingSettings) -> str:
+    """The steps that were tried for the subgradient methods."""
+    everything = (values.sm_c, values.sm_d) == (FULL.sm_c, FULL.sm_d)
+    return "of the paper's steps" if everything else "of those of the paper's steps that were tried"
+
+
+def ablation_figure(
+    parts: Parts, values: DenoisingSettings, grid: Array, found: SideBySide
+) -> Figure:
+    """The heat map and the five marked curves."""
+    marks, lines = {}, []
+    for (c_1, c_2), style in MARKS.items():
+        if c_1 in values.c_1 and c_2 in values.c_2:
+            curve, label = Curve.of(parts[ablation_name(c_1, c_2)]), pair(c_1, c_2)
+            marks[label] = (values.c_1.index(c_1), values.c_2.index(c_2), *style)
+            lines.append(Line(curve.iteration, found.optimum.error(curve)[:, 0], "paper", label))
+    title = f"average objective over {values.ablation_iterations} iterations"
+    heat = HeatMap(grid, values.c_1, values.c_2, "$c_1$", "$c_2$", title, marks)
+    panel = Panel("the five marked pairs", "relative objective error", lines)
+    return Figure("ablation", lambda: heat_map_with_curves(heat, panel))
+
+
+def pair(c_1: float, c_2: float) -> str:
+    """(c_1, c_2) as text."""
+    return f"({c_1:g}, {c_2:g})"

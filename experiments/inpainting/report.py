@@ -1,0 +1,132 @@
+"""The numbers, tables and figures of ``report.md``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.comparing import Run, SideBySide, psnr_comparisons
+from experiments.figures import Figure
+from experiments.inpainting.settings import InpaintingSettings
+from experiments.inpainting.times import Times
+from experiments.paper import Comparison, Printed, psnr
+from experiments.runner import Document, Parts, document
+from experiments.tables import number
+
+FULL = InpaintingSettings()
+
+TABLE = "5.3, Table 1"
+PAPER_SECONDS = {
+    "proposed": Printed(0.18, TABLE, "s", 0.026),
+    "sm-c": Printed(0.27, TABLE, "s", 0.047),
+    "sm-d": Printed(1.35, TABLE, "s", 0.260),
+    "nmapg": Printed(0.26, TABLE, "s", 0.032),
+}
+PAPER_SPEED_UP = {
+    "sm-c": Printed(1.52, TABLE),
+    "sm-d": Printed(7.50, TABLE),
+    "nmapg": Printed(1.47, TABLE),
+}
+FIGURE = "5.3, visual comparison"
+PAPER_DATA = psnr(11.91, FIGURE)
+PAPER = {  # PSNR in the corners of its pictures, after 60 and after 300 iterations
+    "Proposed": (psnr(29.93, FIGURE), psnr(30.01, FIGURE)),
+    "SM-C": (psnr(19.54, FIGURE), psnr(29.97, FIGURE)),
+    "SM-D": (psnr(20.82, FIGURE), psnr(27.85, FIGURE)),
+    "NMAPG": (psnr(29.75, FIGURE), psnr(30.01, FIGURE)),
+}
+
+
+def report(parts: Parts, values: InpaintingSettings) -> Document:
+    """The document of finished parts."""
+    data = parts["data"]
+    found = SideBySide.of(parts, values.early, values.iterations)
+    shown, shown_data = found, data
+    if values.pictures:
+        shown = SideBySide.of(parts, values.early, values.iterations, "bilevel-")
+        shown_data = parts["bilevel-data"]
+    times = Times.of(parts)
+    printed, searched = printed_runs(found, values), searched_runs(found)
+    default, lbfgs = found.runs["default"], found.runs["lbfgs"]
+    same_start, nmapg = found.runs["default-same-start"], found.runs["nmapg"]
+    columns = {
+        "the paper's steps": [*printed.values(), default, lbfgs],
+        "the best of a search": [*searched.values(), nmapg, default, same_start, lbfgs],
+    }
+    others = {f"{label} *": run for label, run in searched_runs(shown).items()}
+    return document(
+        Path(__file__).parent,
+        {
+            "values": values, "data": data.values, "found": found, "printed": printed,
+            "searched": searched, "unbounded": found.without_box(parts),
+        },
+        comparisons=[
+            *time_comparisons(times, values),
+            *psnr_comparisons(
+                shown, shown_data, PAPER_DATA, printed_runs(shown, values), PAPER,
+                (FULL.early, FULL.iterations), searched_runs(shown),
+            ),
+        ],
+        blocks=[
+            times.table(),
+            Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr", "gap")),
+            found.table(),
+            Figure.of_pictures("pictures", shown.tiles(shown_data, printed_runs(shown, values))),
+            Figure.of_pictures(
+                "pictures-searched",
+                shown.tiles(shown_data, {**others, "Default": shown.runs["default"]}),
+            ),
+        ],
+        results={
+            "data": dict(data.values),
+            "reference": dict(parts["reference"].values),
+            "methods": found.as_plain(),
+            "times": times.as_plain(),
+            "bilevel_methods": shown.as_plain() if values.pictures else None,
+        },
+    )  # fmt: skip
+
+
+def printed_runs(found: SideBySide, values: InpaintingSettings) -> dict[str, Run]:
+    """The paper's methods with its step sizes, by its names."""
+    first = values.competitors[:4]
+    return {label: found.runs[each.key] for label, each in zip(PAPER, first, strict=True)}
+
+
+def searched_runs(found: SideBySide) -> dict[str, Run]:
+    """The best of the searches."""
+    return {
+        "Proposed": found.runs["searched"],
+        "SM-C": found.best("sm-c", printed=False),
+        "SM-D": found.best("sm-d", printed=False),
+    }
+
+
+def time_comparisons(times: Times, values: InpaintingSettings) -> list[Comparison]:
+    """Beside the paper's Table 1: seconds, then speed-ups."""
+    keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
+    rows = []
+    for name, key in keys.items():
+        remark = "another machine"
+        if not times.all_reached(key):
+            remark = f"error above {values.race.error:g} for {values.race.iterations} iterations"
+            better = "searched" if name == "proposed" else times.fastest(name)
+            if better is not None and times.all_reached(better):
+                remark += f"; {times.label(better)}: {number(times.mean(better))} s"
+        rows.append(
+            Comparison(
+                f"{times.label(key)}, time", PAPER_SECONDS[name], times.mean(key), "neither", 0.0,
+                remark, times.deviation(key),
+            )
+        )  # fmt: skip
+    base = "proposed" if times.all_reached("proposed") else "searched"
+    for name, printed in PAPER_SPEED_UP.items():
+        key = keys[name]
+        if not times.all_reached(key):
+            key = times.fastest(name) or key
+        ours = times.speed_up(base, key)
+        remark = f"{name.upper()} does not get there with any step tried"
+        if ours is not None:
+            remark = f"{times.label(key)} takes so many times as long as {times.label(base)}"
+        quantity, tolerance = f"Speed-up over {name.upper()}", 0.25 * printed.value
+        rows.append(Comparison(quantity, printed, ours, "neither", tolerance, remark))
+    return rows

@@ -1,0 +1,117 @@
+"""Finished parts of a study in files, so that an interrupted run resumes where it stopped.
+
+A part is plain values and arrays: NAME.json, and NAME.npz if there are arrays. The JSON file is
+written last and names the SHA-256 of the other, so that a part is either complete or absent. It
+also holds a digest of all settings that the part depends on: a part of other settings is absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convexlift.images import atomic_path
+
+FORMAT = 1
+"""Changes when the files, or what is computed for them, no longer mean the same."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The result of one step.
+
+    Attributes:
+        values: plain values that JSON can represent; infinity and NaN are allowed.
+        arrays: curves and pictures.
+        about: environment and seconds of the computation; the runner fills it in.
+    """
+
+    values: Mapping[str, Any]
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+Parts = Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class PartStore:
+    """The folder of the parts."""
+
+    folder: Path
+
+    def read(self, name: str, digest: str) -> Part | None:
+        """A part, or None if it is absent, damaged, or of other settings."""
+        try:
+            content = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+            if (content["format"], content["digest"]) != (FORMAT, digest):
+                return None
+            arrays = self._read_arrays(name, content["sha256"])
+            return Part(_unpacked(content["values"]), arrays, content["about"])
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+            return None
+
+    def write(self, name: str, digest: str, part: Part) -> None:
+        """Both files, each atomically; the JSON file last."""
+        sha256 = None
+        if part.arrays:
+            data = BytesIO()
+            # Not savez_compressed, which is slow and saves little on noisy pictures.
+            np.savez(data, allow_pickle=False, **part.arrays)
+            sha256 = hashlib.sha256(data.getvalue()).hexdigest()
+            with atomic_path(self.folder / f"{name}.npz") as file:
+                file.write_bytes(data.getvalue())
+        content = {
+            "format": FORMAT, "digest": digest, "sha256": sha256, "about": dict(part.about),
+            "values": _packed(part.values),
+        }  # fmt: skip
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        with atomic_path(self.folder / f"{name}.json") as file:
+            file.write_text(text, encoding="utf-8")
+
+    def _read_arrays(self, name: str, sha256: str | None) -> dict[str, Array]:
+        if sha256 is None:
+            return {}
+        data = (self.folder / f"{name}.npz").read_bytes()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ValueError(f"{name}.npz is not the file that {name}.json describes")
+        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+
+
+def finite(value: Any) -> Any:
+    """Plain data in which infinity and NaN are None, as JSON has neither."""
+    return _mapped(value, lambda number: None)
+
+
+def _packed(value: Any) -> Any:
+    """Plain data in which infinity and NaN are kept, as {"float": "inf"}."""
+    return _mapped(value, lambda number: {"float": str(number)})
+
+
+def _mapped(value: Any, replace: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _mapped(each, replace) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(each, replace) for each in value]
+    return replace(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"float"}:
+            return float(value["float"])
+        return {key: _unpacked(each) for key, each in value.items()}
+    return [_unpacked(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,200 @@
+"""Run an experiment: compute the missing parts, and never destroy those of another run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+import convexlift as cl
+from convexlift.images import atomic_path
+from experiments.environment import environment
+from experiments.runner.parts import Part, Parts, PartStore
+from experiments.runner.report import Document
+from experiments.runner.steps import Listener, Plan, Step
+
+S = TypeVar("S")
+
+OPTIONS = {
+    "quick": "length (--quick)",
+    "seed": "seed",
+    "device": "device",
+    "data": "source of images (--data)",
+    "version": "version of convexlift",
+}
+"""Entries of ``run.json`` that a run must share with the one it resumes."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The options of a run.
+
+    Attributes:
+        quick: fewer images and iterations, for minutes on two cores.
+        seed: of noise and masks.
+        device: where to compute; noise is drawn on the CPU, the same for all devices.
+        data: the data folder, or None for the images inside the package.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment(Generic[S]):
+    """One experiment of the paper.
+
+    Attributes:
+        name: of the command.
+        title: a line.
+        section: of the paper.
+        full, quick: settings of both lengths.
+        steps: the computation, in order.
+        report: the report of finished parts, which needs neither data nor the device.
+    """
+
+    name: str
+    title: str
+    section: str
+    full: S
+    quick: S
+    steps: Callable[[Study, S], Sequence[Step]]
+    report: Callable[[Parts, S], Document]
+
+    def settings(self, quick: bool) -> S:
+        """The settings of one length."""
+        return self.quick if quick else self.full
+
+
+class NotComputed(Exception):
+    """There is no complete run to draw: a sentence and a hint."""
+
+
+class OtherRun(Exception):
+    """The folder has finished parts of another run: a sentence and a hint."""
+
+
+def compute(
+    experiment: Experiment[S],
+    study: Study,
+    folder: Path,
+    listener: Listener = lambda title, done, total: None,
+    *,
+    force: bool = False,
+) -> Parts:
+    """All parts of an experiment; those in the folder that fit the study are not computed again.
+
+    Raises:
+        OtherRun: if the folder has finished parts of another experiment, of other options, or of
+            other images or settings, unless ``force`` says that they may be replaced.
+    """
+    if not force:
+        _refuse_other_options(experiment, study, folder)
+    steps = experiment.steps(study, experiment.settings(study.quick))
+    plan = Plan(steps, PartStore(folder / "parts"))
+    if not force:
+        _refuse_other_settings(folder, plan)
+    try:
+        _write_run(experiment, study, folder, plan)
+        plan.run(environment(study.device), listener)
+    finally:
+        _write_run(experiment, study, folder, plan)
+    return plan.finished
+
+
+def finished_parts(experiment: Experiment[S], folder: Path) -> tuple[Parts, Any]:
+    """The parts of a complete run, wherever it was computed, and the content of ``run.json``."""
+    run = _read_run(folder)
+    if run is None:
+        raise NotComputed(f"{folder} holds no finished run. Run the command without --draw first.")
+    named, digests = run["experiment"], run["parts"]
+    if named != experiment.name:
+        raise NotComputed(
+            f"{folder} holds the experiment {named}, not {experiment.name}. Name another --output, "
+            f"or draw {named}."
+        )
+    store = PartStore(folder / "parts")
+    found = {name: store.read(name, digest) for name, digest in digests.items()}
+    parts: dict[str, Part] = {name: part for name, part in found.items() if part is not None}
+    if missing := len(found) - len(parts):
+        raise NotComputed(
+            f"{missing} of the {len(found)} parts in {folder} are missing. Run the command "
+            "without --draw first."
+        )
+    return parts, run
+
+
+def _options(study: Study) -> dict[str, Any]:
+    return {
+        "quick": study.quick,
+        "seed": study.seed,
+        "device": study.device.type,
+        "data": study.data is not None,
+        "version": cl.__version__,
+    }
+
+
+def _read_run(folder: Path) -> dict[str, Any] | None:
+    """The content of ``run.json``, if it is there and complete."""
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(run, dict) and isinstance(run.get("parts"), dict) and "experiment" in run
+    return run if whole else None
+
+
+def _kept(run: Mapping[str, Any], folder: Path) -> list[str]:
+    """Names of its finished parts."""
+    return [name for name in run["parts"] if (folder / "parts" / f"{name}.json").exists()]
+
+
+def _refuse_other_options(experiment: Experiment[S], study: Study, folder: Path) -> None:
+    run = _read_run(folder)
+    if run is None or not _kept(run, folder):
+        return
+    named = run["experiment"]
+    if named != experiment.name:
+        raise _refusal(run, folder, f"of the experiment {named}, not {experiment.name}")
+    # Files of old versions do not name theirs; the digests of their parts differ anyway.
+    other = [name for name, value in _options(study).items() if run.get(name, value) != value]
+    if other:
+        complete = len(_kept(run, folder)) == len(run["parts"])
+        # Perhaps it was computed elsewhere, and is only to be drawn here.
+        elsewhere = complete and not {"quick", "seed"} & set(other)
+        what = f"with another {' and '.join(OPTIONS[name] for name in other)}"
+        raise _refusal(run, folder, what, "--draw to write its report, " if elsewhere else "")
+
+
+def _refuse_other_settings(folder: Path, plan: Plan) -> None:
+    run = _read_run(folder)
+    if run is None:
+        return
+    if any(plan.digests.get(name) != run["parts"][name] for name in _kept(run, folder)):
+        raise _refusal(run, folder, "with other images or settings")
+
+
+def _refusal(run: Mapping[str, Any], folder: Path, what: str, hint: str = "") -> OtherRun:
+    count = len(_kept(run, folder))
+    return OtherRun(
+        f"{folder} has {count} finished part{'s' if count > 1 else ''} of a run {what}. Use {hint}"
+        "another --output, or --force to replace them."
+    )
+
+
+def _write_run(experiment: Experiment[S], study: Study, folder: Path, plan: Plan) -> None:
+    content = {
+        "experiment": experiment.name,
+        **_options(study),
+        "parts": plan.digests,
+        "finished": len(plan.finished),
+        "complete": not plan.missing,
+    }
+    with atomic_path(folder / "run.json") as part:
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

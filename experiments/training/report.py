@@ -1,0 +1,206 @@
+"""The numbers, tables and figures of ``report.md``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.comparing import Run, SideBySide
+from experiments.figures import Figure, Tile, magnified
+from experiments.paper import Comparison, Printed, psnr
+from experiments.runner import Array, Document, Part, Parts, document
+from experiments.tables import Table, number, small
+from experiments.training.settings import SCHEMES, SEARCHED, TrainingSettings
+
+SHORT = dict(zip(SCHEMES, ("AR", "BL+NMAPG", "BL+Proposed", "BL+default"), strict=True))
+TABLE = "Table 2, 5.3.1"
+PAPER_SOLVERS = ("proposed", "sm-c", "sm-d", "nmapg")
+PAPER = {  # mean PSNR with these solvers
+    "adversarial": (28.18, 28.22, 25.88, 28.14),
+    "bilevel-nmapg": (29.46, 29.40, 27.31, 29.46),
+    "bilevel-proposed": (29.80, 29.72, 26.47, 29.80),
+}
+PAPER_SECONDS = {  # of training
+    "adversarial": Printed(173, TABLE, "s"),
+    "bilevel-nmapg": Printed(435, TABLE, "s"),
+    "bilevel-proposed": Printed(431, TABLE, "s"),
+}
+CROP = (slice(110, 176), slice(90, 166))
+"""The part of a 256 x 256 face that the paper shows, from the source of its figure."""
+ENLARGED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class SchemeRow:
+    """All solvers with one regularizer.
+
+    Attributes:
+        scheme: a key of ``SCHEMES``.
+        training: the part of the training.
+        data: the part of the data.
+        found: the runs.
+    """
+
+    scheme: str
+    training: Part
+    data: Part
+    found: SideBySide
+
+    @classmethod
+    def of(cls, parts: Parts, scheme: str, iterations: int) -> SchemeRow:
+        """From the parts of one scheme; the optimum is bounded by its runs."""
+        found = SideBySide.of(parts, iterations, iterations, f"{scheme}-")
+        return cls(scheme, parts[scheme], parts[f"{scheme}-data"], found)
+
+    @property
+    def title(self) -> str:
+        """The name of the scheme."""
+        return SCHEMES[self.scheme]
+
+    @property
+    def default(self) -> Run:
+        """Our default."""
+        return self.found.runs["default"]
+
+    def printed(self, solver: str) -> Run:
+        """The run with the paper's step size."""
+        return next(
+            run
+            for run in self.found.runs.values()
+            if run.printed and (run.key == solver or run.key.startswith(f"{solver}-"))
+        )
+
+    def best(self, solver: str) -> Run:
+        """The run with the step size of the paper or of the search, whichever ends lower."""
+        return self.found.best(self.printed(solver).family)
+
+    def psnr(self, run: Run) -> float:
+        """Mean after the last iteration."""
+        return self.found.psnr(run, self.found.late)
+
+    @property
+    def columns(self) -> list[Run]:
+        """In the order of the table."""
+        found = []
+        for solver in PAPER_SOLVERS:
+            searched = self.found.runs.get(f"{solver}-searched")
+            found += [self.printed(solver), *([] if searched is None else [searched])]
+        return [*found, self.default, self.found.runs["lbfgs"]]
+
+    @property
+    def compared(self) -> list[Run]:
+        """The runs of the summary, each once."""
+        solvers = ("proposed", "sm-c", "sm-d")
+        runs = [self.printed("proposed"), *map(self.best, solvers), self.printed("nmapg")]
+        return list(dict.fromkeys([*runs, self.default]))
+
+
+def report(parts: Parts, values: TrainingSettings) -> Document:
+    """The document of finished parts."""
+    rows = [SchemeRow.of(parts, scheme, values.iterations) for scheme in SCHEMES]
+    first, second = rows[:2]
+    quality = {row.title: row.psnr(row.default) for row in rows}
+    gains = {title: value - quality[first.title] for title, value in quality.items()}
+    del gains[first.title]
+    spread = [abs(row.psnr(row.best(solver)) - row.psnr(row.default))
+              for row in rows for solver in ("proposed", "nmapg")]  # fmt: skip
+    tuned = [(name, first.printed(solver), first.best(solver)) for solver, name in SEARCHED.items()]
+    shown = [row for row in rows if row.scheme in ("adversarial", "bilevel-proposed")]
+    panels = [
+        [row.found.panel(quantity, curves_of(row), row.title) for row in shown]
+        for quantity in ("error", "psnr", "gap")
+    ]
+    return document(
+        Path(__file__).parent,
+        {
+            "values": values, "rows": rows, "first": first, "data": first.data.values,
+            "adversarial": first.training.values, "bilevel": second.training.values,
+            "gains": gains, "better": all(gain > 0 for gain in gains.values()),
+            "closeness": math.ceil(100 * max(spread)) / 100, "enlarged": ENLARGED,
+            "tuned": [
+                (name, printed, best)
+                for name, printed, best in tuned
+                if number(first.psnr(printed)) != number(first.psnr(best))
+            ],
+        },
+        comparisons=[each for row in rows if row.scheme in PAPER for each in comparisons(row)],
+        blocks=[
+            table("psnr", rows, lambda row, run: number(row.psnr(run)), times=True),
+            table("certified", rows,
+                  lambda row, run: small(row.found.certified(run, row.found.late))),
+            Figure.of_curves("curves", panels),
+            Figure.of_pictures("crops", [crops(rows)]),
+        ],
+        results={
+            row.scheme: {
+                "training": dict(row.training.values),
+                "data": dict(row.data.values),
+                "methods": row.found.as_plain(),
+            }
+            for row in rows
+        },
+    )  # fmt: skip
+
+
+def comparisons(row: SchemeRow) -> list[Comparison]:
+    """The training time and the PSNR of each solver."""
+    seconds, faithful = row.training.values["seconds"], row.data.values["faithful"]
+    found = [
+        Comparison(f"{row.title}, training time", PAPER_SECONDS[row.scheme], seconds,
+                   "lower", 10.0, "another machine and recipe", comparable=faithful)
+    ]  # fmt: skip
+    for solver, value in zip(PAPER_SOLVERS, PAPER[row.scheme], strict=True):
+        run, printed = row.best(solver), row.printed(solver)
+        quality = f"{number(row.psnr(printed))} dB with the paper's {printed.steps_text}"
+        remark = "" if run is printed else f"{run.steps_text}; {quality}"
+        found.append(
+            Comparison(f"{row.title}, {SEARCHED.get(solver, 'NMAPG')}", psnr(value, TABLE),
+                       row.psnr(run), remark=remark, comparable=faithful,
+                       deviation=row.found.psnr_deviation(run, row.found.late))
+        )  # fmt: skip
+    return found
+
+
+def table(
+    name: str, rows: list[SchemeRow], cell: Callable[[SchemeRow, Run], str], times: bool = False
+) -> Table:
+    """The paper's Table 2 with more columns and a row more, perhaps with training times."""
+    lines = []
+    for row in rows:
+        seconds = f" ({row.training.values['seconds']:.0f} s)" if times else ""
+        lines.append((f"{row.title}{seconds}", *(cell(row, run) for run in row.columns)))
+    return Table(name, ("Training", *map(heading, rows[0].columns)), tuple(lines))
+
+
+def heading(run: Run) -> str:
+    """Without the numbers of a step, which differ from row to row."""
+    if run.family in ("paper", "sm-c", "sm-d", "nmapg") and run.printed:
+        return run.label.split(",")[0] + " *"
+    return run.label
+
+
+def curves_of(row: SchemeRow) -> list[Run]:
+    """Every solver, with the best step sizes known."""
+    return [*map(row.best, PAPER_SOLVERS), row.default, row.found.runs["lbfgs"]]
+
+
+def crops(rows: list[SchemeRow]) -> list[Tile]:
+    """The paper's comparison of schemes, each with the proposed solver."""
+    data = rows[0].data
+    tiles = [
+        Tile("Ground truth", enlarged(data.arrays["clean"])),
+        Tile("Noisy", enlarged(data.arrays["picture"]), number(data.values["psnr"][0])),
+    ]
+    for row in rows:
+        curve, late = row.best("proposed").curve, row.found.late
+        quality = number(float(curve.psnr[curve.at(late), 0]))
+        tiles.append(Tile(SHORT[row.scheme], enlarged(curve.picture(late)), quality))
+    return tiles
+
+
+def enlarged(picture: Array) -> Array:
+    """The paper's crop, or all of a small picture, with every pixel a square."""
+    crop = picture[CROP] if picture.shape == (256, 256) else picture
+    return magnified(crop, ENLARGED)

@@ -1,0 +1,93 @@
+"""Progress bars and tables on a terminal. Imports rich: import it where a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+
+@contextmanager
+def progress(
+    screen: Console,
+    *,
+    total: float | None = 1.0,
+    count: bool = False,
+    remaining: bool = False,
+    transient: bool = False,
+) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal; in a pipe, nothing.
+
+    Yields a function to call with any of ``description=``, ``completed=`` and ``total=``.
+
+    Args:
+        screen: where the bar is shown.
+        total: the value of ``completed`` at the end; None if it is not known yet.
+        count: show "12/500" and the time that remains, in place of the time so far.
+        remaining: show the time that remains after the time so far.
+        transient: remove the bar at the end.
+    """
+    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
+    if count:
+        columns += [MofNCompleteColumn(), TimeRemainingColumn()]
+    elif remaining:
+        columns += [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
+    else:
+        columns += [TimeElapsedColumn()]
+    bar = Progress(
+        *columns,
+        console=screen,
+        transient=transient,
+        disable=not screen.is_terminal,
+        speed_estimate_period=600 if remaining else 30,  # steps of an experiment take long
+    )
+    with bar:
+        yield partial(bar.update, bar.add_task("Starting", total=total))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[str],
+    title: str | None = None,
+    wrapped: Sequence[str] | None = None,
+    tight: bool = False,
+) -> Table:
+    """A table of plain texts.
+
+    Args:
+        columns: the header.
+        rows: the cells.
+        left: the columns that are aligned to the left; the others, of numbers, to the right.
+        title: above it.
+        wrapped: the columns that may be wrapped where the terminal is narrow; all unless given.
+        tight: one space between columns, which suits 80 characters.
+    """
+    padding = (0, 1, 0, 0) if tight else (0, 1)
+    result = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding
+    )
+    for name in columns:
+        result.add_column(
+            name,
+            justify="left" if name in left else "right",
+            no_wrap=wrapped is not None and name not in wrapped,
+        )
+    for row in rows:
+        result.add_row(*map(Text, row))
+    return result

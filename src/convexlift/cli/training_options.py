@@ -1,0 +1,106 @@
+"""Options of ``convexlift train adversarial`` and ``convexlift train bilevel``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from typer import Argument, Option
+
+from convexlift.cli.app import Debug, Device, JsonFile
+
+# The names in `training.presets`, whose import takes seconds.
+ADVERSARIAL = (
+    "paper-salt-and-pepper", "paper-inpainting", "paper-ct", "paper-ct-deep", "faces-denoising",
+    "faces-inpainting-adversarial",
+)  # fmt: skip
+BILEVEL = (
+    "paper-bilevel", "faces-inpainting-bilevel", "photo-any-size-first", "photo-any-size-second",
+    "photo-any-size", "ct-abdomen-chest-first", "ct-abdomen-chest", "ct-abdomen-chest-deep",
+)  # fmt: skip
+
+
+class Differentiation(StrEnum):
+    """How bilevel training differentiates reconstructions."""
+
+    implicit = "implicit"
+    value_function = "value-function"
+    jacobian_free = "jacobian-free"
+    unrolled = "unrolled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of both; None leaves the recipe of the preset as it is."""
+
+    presets: ClassVar[tuple[str, ...]]
+    preset: str
+
+    folders: Annotated[list[Path], Argument(metavar="FOLDER", help="Folders with clean pictures.")]
+    output: Annotated[
+        Path, Option("--output", "-o", help="Folder for model, log and checkpoint.")
+    ] = Path("training-output")
+    steps: Annotated[int | None, Option(help="Steps of the optimiser.")] = None
+    batch_size: Annotated[
+        int | None, Option(help="Images in a step, of all processes together.")
+    ] = None
+    learning_rate: Annotated[float | None, Option(help="Of Adam.")] = None
+    crop: Annotated[int | None, Option(help="Train on random square crops of this side.")] = None
+    images: Annotated[int | None, Option(help="Train on so many of the images.")] = None
+    held_out: Annotated[int | None, Option(help="Images kept for validation.")] = None
+    validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
+    seed: Annotated[int | None, Option(help="Of all random choices.")] = None
+    # torchrun takes --start for an abbreviation of an option of its own, wherever it stands.
+    start: Annotated[
+        str | None,
+        Option(
+            "--start",
+            "--start-from",
+            help="A trained model to start from: a name or a path. Under torchrun, --start-from.",
+        ),
+    ] = None
+    mask: Annotated[
+        Path | None, Option(help="A fixed mask for inpainting; white pixels are kept.")
+    ] = None
+    resume: Annotated[bool, Option("--resume", help="Go on from the checkpoint in --output.")] = (
+        False
+    )
+    max_megapixels: Annotated[
+        float | None,
+        Option(help="Largest picture to read; unless given, 500, and less for short files."),
+    ] = None
+    device: Annotated[Device, Option(help="Where to compute.")] = Device.auto
+    json_file: JsonFile = None
+    debug: Debug = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialOptions(TrainOptions):
+    """R small on clean images and large on damaged ones."""
+
+    presets = ADVERSARIAL
+
+    preset: Annotated[str, Option(help=f"The recipe: {', '.join(ADVERSARIAL)}.")] = (
+        "faces-denoising"
+    )
+    penalty: Annotated[float | None, Option(help="On slopes of R above 1.")] = None
+    damaged: Annotated[
+        Path | None,
+        Option(help="Folder with a damaged version of each image, in the same order."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BilevelOptions(TrainOptions):
+    """R whose reconstructions are near the clean images."""
+
+    presets = BILEVEL
+
+    preset: Annotated[str, Option(help=f"The recipe: {', '.join(BILEVEL)}.")] = (
+        "photo-any-size-first"
+    )
+    hypergradient: Annotated[
+        Differentiation | None, Option(help="How to differentiate reconstructions.")
+    ] = None

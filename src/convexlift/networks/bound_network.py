@@ -1,0 +1,165 @@
+"""A network on images of one shape: its layers as linear operators, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.activations import Activation
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import Shape, TensorRecord, sum_per_image
+
+IMAGE = 0
+"""The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """The preactivations a_1..a_L and the layers z_1..z_L at some image."""
+
+    a: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardPass:
+    """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
+
+    t_i has the shape of z_i, p_i and s_i that of a_i.
+
+    With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
+
+        weight R(x) = <c, x> + const + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>,
+
+    whose last sum is nonnegative: <c, x> + const is an affine minorant of weight R, and its
+    tangent at x (c a subgradient) if s_i is a slope of h_i at a_i.
+    """
+
+    t: tuple[Tensor, ...]
+    p: tuple[Tensor, ...]
+    c: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BoundLayer(TensorRecord):
+    """One layer on inputs of known shape: operators by source (0 is the image).
+
+    ``shape`` is that of z; the preactivation has ``activation.group`` times its channels.
+    """
+
+    activation: Activation
+    operators: dict[int, LinearOperator]
+    bias: Tensor | None
+    residual: bool
+    shape: Shape
+
+    def affine(self, values: Sequence[Tensor]) -> Tensor:
+        """a = sum_j K_j z_j + b, where values = (x, z_1, ..., z_{i-1})."""
+        total = self.linear(values)
+        return total if self.bias is None else total + self.bias
+
+    def linear(self, values: Sequence[Tensor]) -> Tensor:
+        """sum_j K_j z_j."""
+        terms = [operator(values[source]) for source, operator in self.operators.items()]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class BoundNetwork(TensorRecord):
+    """A network on images of one shape: the form in which problems use it."""
+
+    layers: tuple[BoundLayer, ...]
+    output: Tensor
+
+    @property
+    def bounded_below(self) -> bool:
+        """Whether slope 0 in the last layer gives a constant minorant of R."""
+        last = self.layers[-1]
+        return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
+
+    def minimum_bound(self) -> Tensor:
+        """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
+        last = self.layers[-1]
+        flat = last.activation.spread(torch.zeros_like(self.output)[None])
+        lowest = self.output * -last.activation.conjugate(flat)[0]
+        repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
+        return repeated * lowest.sum(dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> ForwardPass:
+        """All preactivations and layers at x."""
+        below = self.hidden(x)
+        last = self.layers[-1]
+        z = last.activation.value(below.a[-1])
+        return replace(below, z=(*below.z, z + below.z[-1] if last.residual else z))
+
+    def hidden(self, x: Tensor) -> ForwardPass:
+        """a_1..a_L and z_1..z_{L-1}: all that a backward pass needs."""
+        values, preactivations = [x], []
+        *below, last = self.layers
+        for layer in below:
+            preactivations.append(layer.affine(values))
+            z = layer.activation.value(preactivations[-1])
+            values.append(z + values[-1] if layer.residual else z)
+        preactivations.append(last.affine(values))
+        return ForwardPass(tuple(preactivations), tuple(values[1:]))
+
+    def value(self, z: Tensor) -> Tensor:
+        """R = <w, z_L> for each image."""
+        return sum_per_image(self.output * z)
+
+    def backward(
+        self,
+        weight: float,
+        like: Tensor,
+        choose: Callable[[int, Tensor], Tensor],
+        *,
+        to_image: bool = True,
+    ) -> BackwardPass:
+        """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
+
+        Args:
+            weight: gamma > 0.
+            like: a batch of images, for its size.
+            choose: gives p_i = s_i t_i for layer i (from 1) with s_i in dom h_i*.
+            to_image: whether c is wanted; zero otherwise.
+        """
+        count = len(self.layers)
+        batch = like.shape[0]
+        t: list[Tensor | None] = [None] * (count + 1)
+        t[count] = (weight * self.output).expand((batch, *self.layers[-1].shape))
+        c = torch.zeros_like(like)
+        p: list[Tensor] = []
+        for i in range(count, 0, -1):
+            layer = self.layers[i - 1]
+            t_i = t[i]
+            if t_i is None:  # a layer nobody uses
+                t_i = t[i] = like.new_zeros((batch, *layer.shape))
+            p_i = choose(i, t_i)
+            p.insert(0, p_i)
+            for source, operator in layer.operators.items():
+                if source != IMAGE:
+                    t[source] = _add(t[source], operator.adjoint(p_i))
+                elif to_image:
+                    c = c + operator.adjoint(p_i)
+            if layer.residual:
+                t[i - 1] = _add(t[i - 1], t_i)
+        return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)
+
+    def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
+        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
+
+        def slopes(i: int, t: Tensor) -> Tensor:
+            h = self.layers[i - 1].activation
+            return h.spread(t) * h.derivative(preactivations[i - 1])
+
+        return self.backward(weight, x, slopes)
+
+
+def _add(left: Tensor | None, right: Tensor) -> Tensor:
+    return right if left is None else left + right

@@ -1,0 +1,93 @@
+"""Parts of problems: their names in files, and capabilities that end where a formula changes.
+
+Activations, linear maps, operators and data terms are parts. A part has formulas, and may say more
+about itself: that its derivative is a ramp, say, which lets a GPU run it in a kernel. These
+statements are its capabilities.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+PARTS: dict[str, type[Part]] = {}
+"""The classes that files may name; ``class ReLU(Activation, name="ReLU")`` enters itself."""
+ADAPTING = {"__call__", "__getattribute__", "__new__"}
+"""Special methods that change what an object computes; others, such as ``__init__``, do not."""
+HARMLESS = {"extra_repr"}
+
+
+class Part:
+    """A part of problems.
+
+    A subclass with ``name="..."`` can be named in files: reading one makes objects of such classes
+    only, from arguments that are checked. All others are unknown to files.
+
+    A subclass that changes a formula, or anything else that is not a capability, loses the
+    capabilities that it would inherit, unless it states them itself: what was known about
+    1/2 (w - y)^2 need not hold for another ``density``.
+
+    Attributes:
+        part_name: the name in files, or None.
+        capabilities: the names of all capabilities, each with its default in the base class.
+    """
+
+    part_name: ClassVar[str | None] = None
+    capabilities: ClassVar[frozenset[str]] = frozenset({"part_name", "arguments"})
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for capability in cls.capabilities:
+            owner, *others = (base for base in cls.__mro__ if capability in vars(base))
+            if others and overridden(cls, owner):
+                setattr(cls, capability, vars(others[-1])[capability])
+        if name is not None:
+            cls._enter(name)
+
+    @classmethod
+    def _enter(cls, name: str) -> None:
+        other = PARTS.get(name)
+        # The same class again is one whose definition was executed again, in a notebook say.
+        if other and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"name={name!r} is taken by {other.__module__}.{other.__qualname__}; choose "
+                f"another name for {cls.__qualname__}"
+            )
+        PARTS[name] = cls
+        cls.part_name = name
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor that make this part again, as files hold them.
+
+        Those of the class that is named, from attributes of the same names, unless overridden.
+        """
+        assert self.part_name is not None
+        found = inspect.signature(PARTS[self.part_name]).parameters.values()
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return {p.name: getattr(self, p.name) for p in found if p.kind not in several}
+
+
+def overridden(kind: type, base: type) -> list[str]:
+    """What ``kind`` and its bases up to ``base`` replace, other than capabilities and fields.
+
+    An abstract method is not replaced but supplied. Defaults of a dataclass are no formulas.
+    """
+    free = HARMLESS | getattr(base, "capabilities", frozenset())
+    free |= set(getattr(base, "__dataclass_fields__", ()))
+    found = set()
+    for i, cls in enumerate(kind.__mro__):
+        if cls in base.__mro__:
+            continue
+        for name in set(vars(cls)) - free:
+            if name in ADAPTING or not name.startswith(("__", "_abc_")):
+                before = next(
+                    (vars(c)[name] for c in kind.__mro__[i + 1 :] if name in vars(c)), None
+                )
+                if before is not None and not getattr(before, "__isabstractmethod__", False):
+                    found.add(name)
+    return sorted(found)
+
+
+def known_parts(kind: type) -> dict[str, type[Part]]:
+    """The classes of a kind that files may name, in alphabetical order."""
+    return {name: part for name, part in sorted(PARTS.items()) if issubclass(part, kind)}

@@ -1,0 +1,286 @@
+"""PDHG iterations with a convolutional first layer on a GPU, in two kernels, without the host.
+
+The kernels (``kernels.iteration``) work on buffers that stay in place, so that an iteration can be
+captured as a CUDA graph and replayed: launching it then costs a few microseconds, and nothing
+comes back to the host before it asks. What other layers there are is small after a pooling, and
+goes the plain way inside the same graph. Problems of other kinds, precisions and devices, and
+machines without Triton, take the plain path for everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from convexlift.kernels.availability import current, first_launch
+from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.solvers.fused_kernels import (
+    ROWS,
+    Buffers,
+    FirstLayer,
+    Pixels,
+    kernels,
+)
+from convexlift.solvers.fused_layers import RestOfProblem
+from convexlift.solvers.iterations import (
+    Displacement,
+    DoesNotApply,
+    Iterations,
+    RestartState,
+    total_length,
+)
+from convexlift.solvers.restart_rules import Array
+from convexlift.solvers.step_sizes import Coupling, quotients
+from convexlift.tensors import Blocks, expand_per_image
+
+GRAPHED = 5
+"""Iterations in a graph."""
+KEPT = 2**29
+"""So many bytes of machines that nobody uses are kept, for problems of the same kind."""
+
+
+class Replayed:
+    """Launches on fixed buffers, captured as a CUDA graph after the first call."""
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self._launch = launch
+        self._called = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Launch, capture or replay."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif not self._called or not torch.cuda.is_available():
+            self._launch()  # kernels are compiled by their first launch, which cannot be captured
+            self._called = True
+        else:
+            self._graph = _captured(self._launch)
+            self._graph.replay()
+
+
+def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+class Machine:
+    """Launches of an iteration, their data and their buffers; good for all problems of a kind."""
+
+    def __init__(
+        self, u: Blocks, v: Blocks, layer: FirstLayer, pixels: Pixels, rest: RestOfProblem | None
+    ) -> None:
+        self.buffers = Buffers(u, v, layer)
+        self.layer, self.pixels, self.rest = layer, pixels, rest
+        parts = self.buffers, layer, pixels, rest  # and not self: rings are freed late
+        self.plain = Replayed(partial(_launch, *parts, 1, False))
+        self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
+        self.observed = Replayed(partial(_launch, *parts, 1, True))
+
+    def take(self, layer: FirstLayer, pixels: Pixels) -> None:
+        """The data of another problem of the same kind."""
+        for held, given in zip(
+            (*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data), strict=True
+        ):
+            held.copy_(given)
+
+    def run(self, table: Tensor) -> None:
+        """An iteration for each row of coefficients; the last one is observed."""
+        for first in range(0, len(table), ROWS):
+            rows = table[first : first + ROWS]
+            self.buffers.fill_table(rows)
+            last = first + ROWS >= len(table)
+            plain = len(rows) - last
+            for _ in range(plain // GRAPHED):
+                self.several()
+            for _ in range(plain % GRAPHED):
+                self.plain()
+            if last:
+                self.observed()
+
+
+def _launch(
+    buffers: Buffers,
+    layer: FirstLayer,
+    pixels: Pixels,
+    rest: RestOfProblem | None,
+    count: int,
+    observed: bool,
+) -> None:
+    """So many iterations."""
+    for _ in range(count):
+        if rest is not None:
+            rest.primal(buffers, observed=observed)
+        pixels(buffers, observed=observed)
+        if rest is not None:
+            rest.mean(buffers)
+        layer(buffers, step=True, observed=observed)
+        if rest is not None:
+            rest.dual(buffers, observed=observed)
+
+
+class IdleMachines:
+    """Machines to be used again: capturing a graph costs as much as a hundred iterations."""
+
+    def __init__(self) -> None:
+        self._machines: dict[object, Machine] = {}
+
+    def pop(self, kind: object) -> Machine | None:
+        """One of this kind, if there is one; it is nobody else's then."""
+        return self._machines.pop(kind, None)
+
+    def put(self, kind: object, machine: Machine) -> None:
+        """Keep one for later; the oldest ones go."""
+        self._machines[kind] = machine
+        while sum(kept.buffers.nbytes for kept in list(self._machines.values())) > KEPT:
+            self._machines.pop(next(iter(self._machines)), None)
+
+    def clear(self) -> None:
+        """Free the memory of all."""
+        self._machines.clear()
+
+
+IDLE = IdleMachines()
+
+
+class FusedIterations(Iterations):
+    """Iterations of one problem; the buffers hold its iterate meanwhile."""
+
+    name = "fused"
+    advantage = "a convolutional first layer on a GPU: two kernels, replayed as a graph"
+    block = 10
+    on_host = True
+
+    def __init__(
+        self, saddle: SaddlePointProblem, coupling: Coupling, *, interpreted: bool = False
+    ) -> None:
+        """``interpreted``: run the kernels on the CPU in Triton's interpreter, for tests."""
+        if not interpreted and not any(tensor.is_cuda for tensor in saddle.tensors()):
+            raise DoesNotApply("not on a GPU")
+        if kernels() is None:
+            raise DoesNotApply("Triton is not installed")
+        layer = FirstLayer.of(saddle) if coupling.scalar else None
+        if layer is None:
+            raise DoesNotApply("no convolution of one channel that the kernels know")
+        pixels = Pixels.of(saddle, layer)
+        if pixels is None:
+            raise DoesNotApply("a data term that the kernels do not know")
+        rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
+        if rest is not None and not rest.stays_on_the_device:
+            raise DoesNotApply("projections that ask the host when to stop")
+        self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
+        self._machine: Machine | None = None
+        self._holds: RestartState | None = None  # the state whose iterate is in the buffers
+
+    def load(self, state: RestartState) -> None:
+        """Copy w and the anchor into the buffers, unless they are there."""
+        if state is self._holds:
+            return
+        self._holds = None
+        self._device = state.w_u["x"].device
+        if self._machine is None:
+            self._machine = self._made(state.w_u, state.w_v)
+        buffers = self._machine.buffers
+        for held, given in (
+            (buffers.w_u, state.w_u),
+            (buffers.w_v, state.w_v),
+            (buffers.anchor_u, state.anchor_u),
+            (buffers.anchor_v, state.anchor_v),
+        ):
+            for name, part in held.items():
+                part.copy_(given[name])
+        with current(self._device), first_launch():
+            self._machine.layer(buffers, step=False, observed=False)
+        self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
+
+    def _made(self, u: Blocks, v: Blocks) -> Machine:
+        layer, pixels = self._layer, self._pixels
+        if self._rest is not None:  # its tensors are its own
+            return Machine(u, v, layer, pixels, self._rest)
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        kind = (layer.kind_of, pixels.kind_of, stream)
+        machine = IDLE.pop(kind)
+        if machine is None:
+            machine = Machine(u, v, layer, pixels, None)
+        else:
+            machine.take(layer, pixels)
+        weakref.finalize(self, IDLE.put, kind, machine).atexit = False
+        return machine
+
+    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
+        """A row of the table for each iteration; the last one is always observed."""
+        assert self._machine is not None, "load comes first"
+        self._holds = None
+        layer, (a, b, e) = self._layer, torch.from_numpy(mix)
+        steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
+        others = [] if self._rest is None else self._rest.steps(tau, sigma)
+        columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
+        with current(self._device):
+            self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
+
+    def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
+        """Sums over tiles, in one transfer."""
+        parts = self._held.moved
+        sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
+        squares = Blocks(dict(zip(parts, sums, strict=True)))
+        return total_length(quotients(squares, Blocks({**tau, **sigma})), Blocks({}))
+
+    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
+        """Norms computed on the device, in one transfer."""
+        b = self._held
+        ways = (
+            b.u.distances(state.origin_u), b.v.distances(state.origin_v),
+            b.u.distances(b.anchor_u), b.v.distances(b.anchor_v),
+        )  # fmt: skip
+        hosted = iter(torch.stack([norm for way in ways for norm in way.values()]).cpu())
+        far_u, far_v, near_u, near_v = (
+            Blocks({name: next(hosted) for name in way}) for way in ways
+        )
+        return (self.coupling.reach(far_u), far_v), (self.coupling.reach(near_u), near_v)
+
+    def move_anchor(self, images: Tensor) -> None:
+        """In the buffers, and a copy for the states to come."""
+        b = self._held
+        for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
+            for name, part in anchor.items():
+                if bool(images.all()):
+                    part.copy_(new[name])
+                else:
+                    here = expand_per_image(images.to(part.device), part)
+                    part.copy_(torch.where(here, new[name], part))
+        self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
+
+    def store(self, state: RestartState) -> RestartState:
+        """Copies: the buffers will be overwritten."""
+        b = self._held
+        self._holds = replace(
+            state, u=_clone(b.u), v=_clone(b.v), w_u=_clone(b.w_u), w_v=_clone(b.w_v),
+            anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+        )  # fmt: skip
+        return self._holds
+
+    @property
+    def _held(self) -> Buffers:
+        assert self._machine is not None, "load comes first"
+        return self._machine.buffers
+
+
+def _clone(parts: Blocks) -> Blocks:
+    return Blocks({name: part.clone() for name, part in parts.items()})

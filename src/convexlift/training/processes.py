@@ -1,0 +1,123 @@
+"""Processes that train one network together (torchrun), and the signals that stop them.
+
+All functions work in a single process too, where they do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among all: rank counts from 0."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files and the messages."""
+        return self.rank == 0
+
+
+def this_process() -> Process:
+    """The place of this process; (0, 1) outside a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return Process(dist.get_rank(), dist.get_world_size())
+    return Process()
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[Process]:
+    """Join the group that torchrun announces in the environment, if any, and leave it after."""
+    announced = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not announced or dist.is_initialized():
+        yield this_process()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # "cuda" now means this one
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield this_process()
+    finally:
+        dist.destroy_process_group()
+
+
+def gather(values: Tensor) -> Tensor:
+    """The tensors of all processes, one after the other along the first dimension."""
+    here = this_process()
+    if here.world == 1:
+        return values
+    parts = [torch.empty_like(values) for _ in range(here.world)]
+    dist.all_gather(parts, values.contiguous())
+    return torch.cat(parts)
+
+
+def means(values: Sequence[Tensor]) -> list[float]:
+    """The means over processes of a few numbers each, fetched from the device all at once."""
+    device = values[0].device
+    total = torch.stack([value.detach().to(device, torch.float64) for value in values])
+    if (world := this_process().world) > 1:
+        dist.all_reduce(total)
+        total /= world
+    means: list[float] = total.tolist()
+    return means
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in some process."""
+    if this_process().world == 1:
+        return flag
+    value = torch.tensor(int(flag), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value)
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM so far: the first finishes the step and ends the run.
+
+    Attributes:
+        wanted: whether the run is to end after the present step.
+        abandoned: whether a second Ctrl-C came, which ends it at once. A solver that is running
+            then returns an image that is no solution, so that its step must not count.
+    """
+
+    wanted = False
+    abandoned = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if the present step was interrupted."""
+        if self.abandoned:
+            raise KeyboardInterrupt
+
+    def note(self, kind: int, _: object) -> None:
+        """The handler of both signals."""
+        if self.wanted and kind == signal.SIGINT:
+            self.abandoned = True
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignals]:
+    """Watch for both signals, in the main thread only: others cannot."""
+    seen = StopSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {kind: signal.signal(kind, seen.note) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,64 @@
+"""``explain`` says what ``solve`` does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import convexlift as cl
+
+Y = torch.linspace(0, 1, 1024, dtype=torch.float64).reshape(1, 1, 32, 32)
+
+
+def lines(problem: cl.VariationalProblem, method: cl.PDHG | None = None) -> dict[str, str]:
+    """What was chosen, by what it is about."""
+    return {choice.about: choice.chosen for choice in cl.explain(problem, method=method).choices}
+
+
+def test_kinks_are_lifted_and_deep_smooth_networks_are_not():
+    kinks = cl.VariationalProblem(fidelity=cl.L1(Y), regularizer=cl.TotalVariation(), weight=0.1)
+    assert lines(kinks)["method"].startswith("PDHG")
+    assert lines(kinks)["acceleration"] == "reflected Halpern"
+    deep = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(Y),
+        regularizer=cl.networks.deep(image_size=32, smoothing=0.01),
+        weight=0.1,
+    )
+    assert lines(deep) == {"method": str(cl.LBFGS())}
+    assert "lift" in lines(deep, cl.PDHG())
+
+
+def test_tomography_takes_steps_by_frequency_and_dualises_its_box():
+    operator = cl.ParallelBeam(32, torch.linspace(0, 3, 12), bins=48)
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(10 * operator(Y).round() + 1, 1.0),
+        operator=operator, regularizer=cl.networks.ridge(), weight=0.1, box=(0, None),
+    )  # fmt: skip
+    chosen = lines(problem)
+    assert chosen["steps"] == "one for each frequency of x"
+    assert chosen["lift"] == "u = (x), v = (v0, vx, v1)"
+    assert chosen["iterations"] == "plain"
+
+
+def test_the_head_that_is_left_out_and_the_implementation_are_named():
+    network = cl.networks.baseline(image_size=64)
+    data = cl.SquaredL2(torch.rand(1, 1, 64, 64))
+    problem = cl.VariationalProblem(fidelity=data, regularizer=network, weight=0.1)
+    chosen = lines(problem)
+    assert chosen["last layer"].startswith("left out")
+    assert chosen["iterations"] == "tiled"
+    paper = lines(problem, cl.PDHG(steps=cl.PaperSteps(c=(0.01, 0.001))))
+    assert paper["lift"] == "u = (x, z1), v = (v1,1, v1,2, v2)"
+    assert paper["steps"] == "PaperSteps(c=(0.01, 0.001))"
+
+
+def test_reasons_are_printed_below_the_choices():
+    problem = cl.VariationalProblem(fidelity=cl.L1(Y), regularizer=cl.TotalVariation(), weight=0.1)
+    text = str(cl.explain(problem))
+    assert "iterations    plain\n" in text
+    assert "not fused: not on a GPU" in text
+
+
+def test_only_problems_are_explained():
+    with pytest.raises(TypeError, match="VariationalProblem"):
+        cl.explain(Y)

@@ -1,0 +1,259 @@
+"""Iterations in kernels are the iterations: in Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.functionals.fidelity import Anchored
+from convexlift.problems.lifting import lift
+from convexlift.solvers import fused_iterations
+from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.iterations import DoesNotApply, PlainIterations
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
+from convexlift.solvers.step_sizes import Coupling
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+def one_layer(padding, smoothing, fidelity, kernel=3, size=(9, 12)) -> cl.VariationalProblem:
+    """Two images whose data, hence steps and restarts, are very different.
+
+    Tiles of 8 x 16 reach out of them.
+    """
+    torch.manual_seed(0)
+    net = cl.networks.ridge(channels=5, kernel=kernel, padding=padding, smoothing=smoothing)
+    y = torch.rand(2, 1, *size) * torch.tensor([0.3, 1.0])[:, None, None, None]
+    masked = cl.Mask(torch.rand(size) > 0.2)
+    data, operator = {
+        "L2": (cl.SquaredL2(y), masked),
+        "L1": (cl.L1(y, 0.7), masked),
+        "KL": (cl.KullbackLeibler((20 * y).round(), 0.5), cl.Identity()),
+        "anchored": (Anchored(cl.SquaredL2(y), y.flip(-1), 0.3), masked),
+    }[fidelity]
+    return cl.VariationalProblem(
+        fidelity=data, regularizer=net, weight=0.3, operator=operator, box=(0, None)
+    ).to(device=DEVICE, dtype=torch.float32)
+
+
+def baseline(smooth: bool = True) -> cl.VariationalProblem:
+    """A network with pooling by 16 and a dense layer, neither all on nor all off."""
+    torch.manual_seed(1)
+    net = cl.networks.baseline(image_size=32, channels=3, smoothing=0.01 if smooth else 0.0)
+    for parameter in net.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    net.project_()
+    return cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(2, 1, 32, 32)), regularizer=net, weight=0.5, box=(0, 1)
+    ).to(device=DEVICE, dtype=torch.float32)
+
+
+def solvers(problem):
+    """With plain iterations, and with kernels."""
+    plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
+    plain.iterations = PlainIterations(plain.saddle, plain.coupling)
+    fast.iterations = in_kernels(problem)
+    return plain, fast
+
+
+def in_kernels(problem):
+    """Kernels for a problem, interpreted where there is no GPU; raises ``DoesNotApply``."""
+    saddle = lift(problem)
+    return FusedIterations(saddle, Coupling(saddle), interpreted=not ON_GPU)
+
+
+def compare(problem, blocks, double=None):
+    """As many iterations by both, in blocks, and by the plain one in double precision."""
+    double = problem.to(dtype=torch.float64) if double is None else double
+    with torch.no_grad():
+        plain, fast = solvers(problem)
+        exact = RestartedPDHG(double, lift(double))
+        exact.iterations = PlainIterations(exact.saddle, exact.coupling)
+        start = problem.initial_image()
+        expected = plain.advance(plain.start(start), sum(blocks))
+        reference = exact.advance(exact.start(start.double()), sum(blocks))
+        state = fast.start(start)
+        for count in blocks:
+            state = fast.advance(state, count)
+    # A block inherits the rounding of the others, so the largest of all sets the scale.
+    largest = max(part.abs().max() for part in (*reference.u.values(), *reference.v.values()))
+    for name in ("u", "v", "w_u", "w_v", "anchor_u", "anchor_v"):
+        for block, part in getattr(reference, name).items():
+            ours, usual = (
+                (getattr(run, name)[block] - part).abs().max() for run in (state, expected)
+            )
+            assert ours <= 4 * usual + 2e-6 * largest, (name, block, ours, usual)
+    for name in ("sigma", "tau"):
+        for block, part in getattr(expected, name).items():
+            torch.testing.assert_close(getattr(state, name)[block], part, rtol=1e-3, atol=0)
+    for name in ("inner", "total", "due"):
+        torch.testing.assert_close(getattr(state.pace, name), getattr(expected.pace, name))
+    torch.testing.assert_close(
+        state.pace.residual_at_test, expected.pace.residual_at_test, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("padding", "smoothing", "fidelity", "kernel", "size"),
+    [("zero", 0.01, "L2", 5, (9, 18)), ("reflect", 0.0, "L1", 5, (9, 12)),
+     ("circular", 0.01, "KL", 3, (5, 17)), ("replicate", 0.0, "anchored", 3, (9, 12))],
+)  # fmt: skip
+def test_one_layer(padding, smoothing, fidelity, kernel, size):
+    compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
+
+
+def test_a_pooled_layer_and_the_rest_of_the_network():
+    compare(baseline(), [4, 3])
+
+
+def test_multipliers_of_blocks():
+    """What a saturated head leaves: one number for each channel and block of 16 x 16 pixels."""
+    single = baseline(smooth=False)
+    heads = [SaturatedHead.of(problem) for problem in (single, single.to(dtype=torch.float64))]
+    compare(heads[0].problem, [4], heads[1].problem)
+
+
+def test_the_old_state_stays_as_it_is():
+    problem = one_layer("zero", 0.01, "L2")
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        state = fast.advance(fast.start(problem.initial_image()), 2)
+        before = {name: part.clone() for name, part in {**state.w_v, **state.w_u}.items()}
+        once = fast.advance(state, 1)
+        fast.advance(once, 1)
+        again = fast.advance(state, 1)
+    for name, part in before.items():
+        torch.testing.assert_close({**state.w_v, **state.w_u}[name], part, rtol=0, atol=0)
+    torch.testing.assert_close(again.x, once.x, rtol=0, atol=0)
+
+
+def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
+    """And the first problem stays as it is: its network, its mask, its data."""
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
+
+    def made(shift):
+        problem = one_layer("zero", 0.01, "L2", size=(8, 8))
+        layer = problem.regularizer.layers[0]
+        layer.bias = torch.nn.Parameter(
+            torch.full((5,), 0.1 + shift, device=DEVICE, dtype=torch.float32)
+        )
+        mask = cl.Mask((torch.rand(2, 1, 8, 8) > 0.2 + shift).to(DEVICE, torch.float32))
+        data = cl.SquaredL2(problem.fidelity.y * (1 - shift))
+        return replace(problem, fidelity=data, operator=mask)
+
+    first, second = made(0.0), made(0.5)
+    compare(first, [1])
+    (machine,) = fused_iterations.IDLE._machines.values()
+    before = [tensor.clone() for tensor in first.tensors()]
+    with torch.no_grad():
+        _, fast = solvers(second)
+        fast.advance(fast.start(second.initial_image()), 1)
+        assert fast.iterations._machine is machine
+        assert not fused_iterations.IDLE._machines
+    for tensor, old in zip(first.tensors(), before, strict=True):
+        torch.testing.assert_close(tensor, old, rtol=0, atol=0)
+    del fast
+    compare(second, [1])
+
+
+def test_machines_go_with_their_solver_and_idle_ones_are_few(monkeypatch):
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
+    monkeypatch.setattr(fused_iterations, "KEPT", 0)
+    problem = one_layer("zero", 0.01, "L2", size=(8, 8))
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        fast.advance(fast.start(problem.initial_image()), 1)
+    machine = weakref.ref(fast.iterations._machine)
+    gc.disable()  # nothing must wait for it: it counts objects, not the memory of a GPU
+    try:
+        del fast
+        assert machine() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("h", [cl.Softplus(), cl.ELU()])
+def test_layers_that_ask_the_host_are_not_captured(h):
+    network = baseline().regularizer
+    network.layers[1].activation = h
+    problem = replace(baseline(), regularizer=network)
+    with pytest.raises(DoesNotApply, match="ask the host"):
+        in_kernels(problem)
+
+
+def test_where_kernels_do_not_apply():
+    usual = one_layer("zero", 0.01, "L2")
+    in_kernels(usual)
+    behind_a_blur = cl.VariationalProblem(
+        fidelity=usual.fidelity,
+        regularizer=usual.regularizer,
+        weight=1.0,
+        operator=cl.Blur.gaussian(1.0).to(device=DEVICE, dtype=torch.float32),
+    )
+    total_variation = cl.VariationalProblem(
+        fidelity=usual.fidelity,
+        regularizer=cl.TotalVariation().to(DEVICE, torch.float32),
+        weight=1.0,
+    )
+    for problem, reason in (
+        (usual.to(dtype=torch.float64), "convolution"),
+        (behind_a_blur, "data term"),
+        (total_variation, "convolution"),
+    ):
+        with pytest.raises(DoesNotApply, match=reason):
+            in_kernels(problem)
+    if not ON_GPU:
+        saddle = lift(usual)
+        with pytest.raises(DoesNotApply, match="not on a GPU"):
+            FusedIterations(saddle, Coupling(saddle))
+
+
+def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
+    from triton import OutOfResources
+
+    def too_much(machine, table):
+        raise OutOfResources(300_000, 65_536, "shared memory")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused_iterations.Machine, "run", too_much)
+    with torch.no_grad():
+        plain, fast = solvers(problem)
+        start = problem.initial_image()
+        with pytest.warns(UserWarning, match="plain path is taken: out of resource"):
+            state = fast.advance(fast.start(start), 3)
+        torch.testing.assert_close(state.x, plain.advance(plain.start(start), 3).x)
+    assert isinstance(fast.iterations, PlainIterations)
+    assert "do not run here" in str(fast.choices)
+
+
+def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
+    def launched(*arguments, **keywords):
+        raise RuntimeError("Failed to find C compiler")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused_iterations.FirstLayer, "__call__", launched)
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):
+            fast.advance(fast.start(problem.initial_image()), 1)
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    def broken(machine, table):
+        raise RuntimeError("a mistake of ours")
+
+    problem = one_layer("zero", 0.01, "L2")
+    monkeypatch.setattr(fused_iterations.Machine, "run", broken)
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            fast.advance(fast.start(problem.initial_image()), 1)

@@ -1,0 +1,110 @@
+"""Iterations in strips are the iterations, only faster."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.problems.lifting import lift
+from convexlift.solvers import tiled_iterations
+from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead
+from convexlift.solvers.tiled_iterations import TiledIterations
+
+BATCH, SIZE = 3, 40
+
+
+def one_layer(padding="reflect", activation="huber", fidelity="L2") -> cl.VariationalProblem:
+    """Three images whose data, hence steps and restarts, are very different."""
+    torch.manual_seed(0)
+    net = cl.networks.ridge(channels=6, kernel=5, padding=padding)
+    if activation == "abs":
+        net = cl.networks.ridge(channels=6, kernel=5, padding=padding, smoothing=0.0)
+    if activation == "group":
+        layer = cl.ConvexLayer(
+            cl.GroupNorm(2, cl.Huber(0.05)),
+            channels=6,
+            skip=cl.networks.Convolution(1, 6, 3, padding=padding),
+        )
+        net = cl.InputConvexNetwork([layer])
+        torch.nn.init.normal_(layer.bias, std=0.1)
+    y = torch.rand(BATCH, 1, SIZE, SIZE) * torch.tensor([0.1, 1.0, 5.0])[:, None, None, None]
+    data = cl.L1(y) if fidelity == "L1" else cl.SquaredL2(y)
+    return cl.VariationalProblem(
+        fidelity=data, regularizer=net, weight=0.3, operator=cl.Mask(torch.rand(SIZE, SIZE) > 0.2)
+    )  # fmt: skip
+
+
+def run(problem, iterations, monkeypatch, *, in_strips):
+    monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1 if in_strips else 10**9)
+    monkeypatch.setattr(tiled_iterations, "STRIP", 6 * SIZE * 17)  # not a divisor of the height
+    solver = RestartedPDHG(problem, lift(problem))
+    assert isinstance(solver.iterations, TiledIterations) == in_strips
+    return solver.advance(solver.start(problem.initial_image()), iterations)
+
+
+@pytest.mark.parametrize("fidelity", ["L2", "L1"])
+@pytest.mark.parametrize("padding", ["zero", "reflect", "circular"])
+@pytest.mark.parametrize("activation", ["huber", "abs", "group"])
+@pytest.mark.parametrize("iterations", [1, 6, 43])
+def test_strips_give_the_same_iterates(padding, activation, fidelity, iterations, monkeypatch):
+    problem = one_layer(padding, activation, fidelity).to(dtype=torch.float64)
+    with torch.no_grad():
+        plain = run(problem, iterations, monkeypatch, in_strips=False)
+        fast = run(problem, iterations, monkeypatch, in_strips=True)
+    for name in ("u", "v", "w_u", "w_v", "anchor_u", "sigma", "tau"):
+        for block, part in getattr(plain, name).items():
+            torch.testing.assert_close(getattr(fast, name)[block], part, rtol=1e-7, atol=1e-9)
+    for name in ("inner", "total", "due", "residual_at_test"):
+        torch.testing.assert_close(getattr(fast.pace, name), getattr(plain.pace, name))
+
+
+def test_the_old_state_stays_as_it_is(monkeypatch):
+    problem = one_layer()
+    with torch.no_grad():
+        state = run(problem, 7, monkeypatch, in_strips=True)
+        before = {name: part.clone() for name, part in state.w_v.items()}
+        solver = RestartedPDHG(problem, lift(problem))
+        solver.advance(state, 5)
+    for name, part in before.items():
+        torch.testing.assert_close(state.w_v[name], part, rtol=0, atol=0)
+
+
+def is_tiled(problem) -> bool:
+    return isinstance(RestartedPDHG(problem, lift(problem)).iterations, TiledIterations)
+
+
+def test_strips_are_for_one_convolution():
+    baseline = cl.networks.baseline(image_size=64, channels=32)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 64, 64)), regularizer=baseline, weight=1.0
+    )
+    assert not is_tiled(problem)
+    head = SaturatedHead.of(problem)
+    assert head is not None
+    assert is_tiled(head.problem)
+    blurred = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 64, 64)),
+        regularizer=cl.networks.ridge(),
+        weight=1.0,
+        operator=cl.Blur(torch.ones(3, 3) / 9),
+    )
+    assert not is_tiled(blurred)
+
+
+def test_no_time_limit_may_be_written_as_infinity(monkeypatch):
+    monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1)
+    stop = cl.StopWhen(gap=None, seconds=math.inf, max_iterations=15)
+    assert (cl.solve(one_layer(), stop=stop).iterations == 15).all()
+
+
+def test_a_time_limit_holds_for_blocks_of_iterations(monkeypatch):
+    monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1)
+    problem = one_layer()
+    stop = cl.StopWhen(gap=None, seconds=0.3, max_iterations=10**9, check_every=10**6)
+    solution = cl.solve(problem, stop=stop)
+    assert solution.status == (cl.Status.TIME_LIMIT,) * BATCH
+    assert 0 < int(solution.iterations.max()) < stop.check_every
