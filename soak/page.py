@@ -1,13 +1,13 @@
-"""Many visitors of the web page at once: uploads, runs and downloads for a while.
+"""Load of the web page: many visitors at once, with uploads, runs and downloads.
 
     python -m soak.page                                     # 20 clients for 120 s
     python -m soak.page --clients 5 --seconds 30 --json page.json
 
 The server is a process of its own on 127.0.0.1. Each client opens the page, uploads a picture,
-starts a run, fetches the ZIP file, sometimes aborts an upload in the middle or leaves during a run,
-and begins anew. Exit status: 0 if memory is within ``--room`` MB of where it was before the load,
-no upload was refused and no file is left, 1 otherwise. Refused runs are counted only: the queue of
-runs is bounded.
+starts a run, fetches the ZIP file, sometimes aborts an upload or leaves during a run, and starts
+again. Exit status: 0 if memory is within ``--room`` MB of its value before the load, no upload was
+refused and no file is left, 1 otherwise. Refused runs are only counted: the queue of runs is
+bounded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTLE_SECONDS = 90.0
 
 
 class Load:
-    """Clients that visit until the time is over, and counts of what happened to them."""
+    """Clients that visit the page until the time is over, and counts of the outcomes."""
 
     def __init__(self, address: str, clients: int, seconds: float, seed: int) -> None:
         self.address, self.clients = address, clients
@@ -46,7 +46,7 @@ class Load:
         self.failures: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Visit, all at once."""
+        """Visit with all clients at once."""
         threads = [threading.Thread(target=self._visits, args=[seed]) for seed in self.seeds]
         for thread in threads:
             thread.start()
@@ -88,14 +88,14 @@ class Load:
             self.counts[f"uploads refused with {error.response.status_code}"] += 1
             time.sleep(0.2)
             return False
-        # Errors that the page tells its visitor are warnings to Gradio, and a success.
+        # To Gradio, errors that the page shows are warnings, and the event a success.
         if not success or '"level":"warning"' in text.replace(" ", ""):
             self.counts["uploads failed"] += 1
             return False
         return True
 
     def _run(self, visitor: PageVisitor, generator: np.random.Generator) -> bool:
-        """Whether the visitor is still on the page afterwards."""
+        """Start a run; whether the visitor stays on the page."""
         self.counts["runs"] += 1
         values = {"denoise-choice": "your upload", "denoise-level": 0.1}
         answer = visitor.join("denoise-start", "click", values)
@@ -146,7 +146,7 @@ def resident(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    raise LookupError(f"process {pid} says nothing of its memory")
+    raise LookupError(f"process {pid} does not report its memory")
 
 
 def visitors_files(folder: Path) -> list[Path]:
@@ -168,7 +168,7 @@ def settled(pid: int) -> float:
 
 def main() -> int:
     """Run the soak; the exit status."""
-    parser = argparse.ArgumentParser(description="Load the web page, and see whether it recovers.")
+    parser = argparse.ArgumentParser(description="Load the web page, and check that it recovers.")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -216,7 +216,7 @@ def main() -> int:
         options.json.write_text(json.dumps(record, indent=2) + "\n")
     refused = load.counts["uploads refused"] + load.counts["uploads failed"]
     if not load.counts["runs done"]:
-        print("soak: no run came to its end", file=sys.stderr)
+        print("soak: no run was completed", file=sys.stderr)
     if refused:
         print(f"soak: {refused} uploads were refused or failed", file=sys.stderr)
     if files:

@@ -1,4 +1,4 @@
-"""A visitor of the web page without a browser, who sends the requests of Gradio's own client."""
+"""A visitor of the web page without a browser: it sends the requests of Gradio's own client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ API = "/gradio_api"
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address and the process of a server whose temporary files are in ``folder``."""
+    """The URL, without the last slash, and the process of a server with ``folder`` as TMPDIR."""
     command = [sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"]
     with (
         (folder / "errors.txt").open("a") as errors,
@@ -39,20 +39,20 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
+            address = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
             if address is None:
                 raise RuntimeError(f"no server: {line}{(folder / 'errors.txt').read_text()}")
-            yield address.group(), process
+            yield address.group().rstrip("/"), process
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
 class PageVisitor:
-    """One browser tab: its cookies, its session and the page's events by the names of elements."""
+    """One browser tab: its cookies, its session, and the events of the page by element."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -112,7 +112,7 @@ class PageVisitor:
         return self.http.post(f"{API}/queue/join", json=self.body(element, kind, values))
 
     def messages(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Messages of the events that are under way, parsed and as text, until the last is done."""
+        """Messages of the current events, parsed and as text, until the last one is completed."""
         with self.http.stream(
             "GET", f"{API}/queue/data", params={"session_hash": self.session}
         ) as answer:
@@ -170,7 +170,7 @@ def result_path(text: str, ending: str) -> str:
 
 
 def wait_until(condition: Any, seconds: float, pause: float = 0.2) -> bool:
-    """Whether something became true in time."""
+    """Whether a condition became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from soak.page_visitor import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -49,37 +46,15 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
 
 @contextmanager
 def served(folder: Path, *options: str):
-    """A server's address, and after it: a quiet end, and no file left in the folder."""
-    errors = folder / "errors.txt"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"),
-                *("--device", "cpu", *options),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            text=True,
-        )
-    with process:
-        try:
-            line = process.stdout.readline()
-            address = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
-            assert address, line + errors.read_text()
-            yield address.group()
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-    assert not errors.read_text()
+    """The URL of a server; it must end without messages, and leave no file in the folder."""
+    with serving(folder, *options) as (address, _):
+        yield f"{address}/"
+    assert not (folder / "errors.txt").read_text()
     assert not list(folder.glob("convexlift-web-*"))
 
 
 class Visitor:
-    """Someone in front of the page."""
+    """A person who uses the page."""
 
     def __init__(self, driver, address: str) -> None:
         self.driver, self.address = driver, address
@@ -149,11 +124,11 @@ class Visitor:
         element = self.wait(lambda: self.find(selector), selector)
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         time.sleep(0.2)
-        element.click()  # by the mouse: scripts are saved only if somebody wants them
+        element.click()  # by the mouse: Chromium saves scripts only after a click
         return self.wait(lambda: path.exists() and path.stat().st_size and path, str(path))
 
     def requested(self) -> set[str]:
-        """Hosts that the page asked for anything."""
+        """Hosts to which the page sent requests."""
         hosts = set()
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
@@ -164,7 +139,7 @@ class Visitor:
         return hosts
 
     def complaints(self) -> list[str]:
-        """Severe messages of the console."""
+        """Errors in the console."""
         return [e["message"] for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
 
     def _tried(self, condition):

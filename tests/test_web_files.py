@@ -1,4 +1,4 @@
-"""Files of the web page's visitors: requests that name anything else are refused."""
+"""Requests to the web page may name files of their own visitor only."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, l
             answer = visitor.join(element, kind, {element: value})
             assert (answer.status_code, "event_id" in answer.text) == (403, False), name
     assert contents(folder) == before  # nothing was copied
-    assert not listener[1]  # and nobody was asked
+    assert not listener[1]  # and nothing was fetched
     assert Path(mine).exists()
     success, text = visitor.ask(element, kind, {element: file_data(mine)})
     assert success
@@ -107,7 +107,7 @@ def test_the_brush_reads_own_drawings_only(part, visitor, other, folder, tmp_pat
     assert not listener[1]
 
 
-def test_every_event_is_checked_whatever_it_takes(visitor, tmp_path):
+def test_every_event_is_checked(visitor, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_bytes(png())
     for event in visitor.config["dependencies"]:
@@ -118,7 +118,7 @@ def test_every_event_is_checked_whatever_it_takes(visitor, tmp_path):
         }
         for route in ("queue/join", "run/predict", "queue/join/", "run/predict/"):
             assert visitor.http.post(f"{API}/{route}", json=body).status_code == 403
-        # In the event's data, and where keys come twice and the first is harmless.
+        # In the event's data; and twice under the same key, where the first is harmless.
         hidden = {**body, "data": [], "event_data": {"value": file_data(str(secret))}}
         assert visitor.http.post(f"{API}/queue/join", json=hidden).status_code == 403
         twice = json.dumps({**body, "data": []})[:-1] + f', "data": {json.dumps(body["data"])}}}'
@@ -128,7 +128,7 @@ def test_every_event_is_checked_whatever_it_takes(visitor, tmp_path):
         assert answer.status_code == 403
 
 
-def test_a_registered_upload_is_read_once(visitor):
+def test_an_upload_is_read_only_once(visitor):
     path = visitor.send("mine.png", png()).json()[0]
     values = {"denoise-file": file_data(path)}
     assert visitor.ask("denoise-file", "upload", values)[0]
@@ -153,7 +153,7 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
         assert mine.headers["x-frame-options"] == "SAMEORIGIN"
         assert other.file(path).status_code == 403, ending
         assert httpx.get(f"{server}{API}/file={path}").status_code == 403, ending
-        # As the input of an event of someone else, and by a detour from their own folder.
+        # As the input of another visitor's event, and by a path through that visitor's own folder.
         answer = other.join("denoise-file", "upload", {"denoise-file": file_data(path)})
         assert answer.status_code == 403
         own = Path(other.send("a.png", png()).json()[0]).parent
@@ -161,7 +161,7 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
         assert Path(detour).exists()
         assert other.file(detour).status_code in (403, 404)
         assert other.file(detour.replace("/..", "/%2e%2e")).status_code in (403, 404)
-    # Who knows the name of a session has a session of that name, and not the session.
+    # Knowing the name of a session gives no access to it.
     other.session = visitor.session
     values = {"denoise-choice": "your upload"}
     success, text_of_other = other.ask("denoise-start", "click", values)
@@ -206,7 +206,7 @@ def test_only_the_routes_of_the_page_exist(visitor, server):
     assert "HttpOnly" in cookie
     assert "SameSite=Lax" in cookie
     assert "set-cookie" not in visitor.http.get("/").headers
-    # Without the cookie there is no visitor, and with a made-up one no other.
+    # Without the cookie, or with an invalid one, there is no visitor.
     assert httpx.post(f"{server}{API}/upload", files={"files": b"x"}).status_code == 403
     for cookie in ("convexlift-visitor=../../etc", "convexlift-visitor=", "a=b"):
         answer = httpx.post(
@@ -215,7 +215,7 @@ def test_only_the_routes_of_the_page_exist(visitor, server):
         assert answer.status_code == 403
 
 
-def test_names_of_uploads_stay_in_their_folder(visitor, folder):
+def test_names_of_uploads_do_not_leave_their_folder(visitor, folder):
     root = server_root(folder)
     for name in (
         *("../../../escape.png", "/etc/escape.png", "..\\escape.png", "..", ".", ".hidden", ""),
@@ -228,8 +228,7 @@ def test_names_of_uploads_stay_in_their_folder(visitor, folder):
         assert path.parent.parent.parent.parent == root
         assert path.parent.parent.name == "uploads"
         assert path.is_file()
-    pending = list(path.parent.parent.iterdir())
-    assert len(pending) == 8  # the oldest go
+    assert len(list(path.parent.parent.iterdir())) == 8  # the oldest are deleted
 
 
 def test_uploads_that_are_refused_leave_nothing(visitor, folder):
@@ -245,33 +244,33 @@ def test_uploads_that_are_refused_leave_nothing(visitor, folder):
     try:
         answer = visitor.http.post(f"{API}/upload", content=endless(), headers=kind)
         assert answer.status_code in (400, 413)
-    except httpx.HTTPError:  # the connection was closed on the way
+    except httpx.HTTPError:  # the connection was closed before the end
         pass
     assert visitor.http.post(f"{API}/upload", content=b"--x", headers=kind).status_code == 400
     success, text = visitor.upload("denoise-file", "notes.png", b"no pixels")
     assert success
-    assert "notes.png is no PNG" in text
+    assert "notes.png is not a PNG" in text
     assert contents(folder) == before
 
 
-def test_a_visitor_holds_two_places_among_the_runs(visitor, other):
+def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
     slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
     answers = [visitor.join("denoise-start", "click", slow) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     assert "2 runs in the queue" in answers[2].json()["detail"]
     assert visitor.join("race-start", "click", {}).status_code == 429  # one group for all runs
-    # Uploads of the same visitor, and others' runs, are not in their way.
+    # Uploads of the same visitor, and runs of others, are not affected.
     path = visitor.send("mine.png", png()).json()[0]
     answer = visitor.join("denoise-file", "upload", {"denoise-file": file_data(path)})
     assert answer.status_code == 200
     assert wait_until(lambda: not Path(path).exists(), 20)
     assert other.join("denoise-start", "click", slow).status_code == 200
-    # Who closes the page frees the places.
+    # Closing the page frees the places.
     visitor.leave()
     other.leave()
 
 
-def test_what_is_left_of_a_visitor_who_leaves(server, folder):
+def test_nothing_is_left_of_a_visitor_who_leaves(server, folder):
     visitor = PageVisitor(server)
     visitor.stay()
     finished_run(visitor)
@@ -282,7 +281,7 @@ def test_what_is_left_of_a_visitor_who_leaves(server, folder):
     assert wait_until(lambda: not mine.exists(), 20)
 
 
-def test_a_file_that_readers_fail_on_is_named(visitor, tmp_path):
+def test_the_error_about_an_unreadable_file_names_it(visitor, tmp_path):
     path = two_widths(tmp_path / "scan.tif")
     success, text = visitor.upload("denoise-file", path.name, path.read_bytes())
     assert success
@@ -317,11 +316,11 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     success, text = visitor.ask("inpaint-start", "click", values)
     assert success
     record = visitor.file(result_path(text, "json")).json()
-    assert record["mask"] == "given"
+    assert record["settings"]["mask"] == "array of shape (256, 256)"
     assert 0.004 < record["missing"] < 0.009
 
 
-def test_few_messages_wait_for_who_does_not_read(visitor):
+def test_few_messages_wait_for_a_browser_that_does_not_read(visitor):
     slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
     assert visitor.join("denoise-start", "click", slow).status_code == 200
     time.sleep(5.0)  # some 40 pictures, if all of them were kept
@@ -332,7 +331,7 @@ def test_few_messages_wait_for_who_does_not_read(visitor):
     assert kept.count("process_generating") < 20
 
 
-def test_a_run_that_nobody_watches_ends_with_its_page(server):
+def test_a_run_ends_when_its_page_is_closed(server):
     visitor = PageVisitor(server)
     visitor.stay()
     visitor.join("denoise-start", "click", {"denoise-choice": "camera"})

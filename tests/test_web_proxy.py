@@ -19,13 +19,13 @@ if not (CHROMIUM and DRIVER):
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-NAME, PATH = "images.localhost", "/convexlift"  # browsers find such names on this machine
+NAME, PATH = "images.localhost", "/convexlift"  # browsers resolve such names to this machine
 NOTHING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @contextlib.contextmanager
 def proxy(port: int):
-    """The port of a proxy that takes PATH away, leaves Host as it is, and passes bytes at once."""
+    """The port of a proxy that removes PATH, keeps Host, and does not buffer."""
 
     async def passed(source, target):
         with contextlib.suppress(ConnectionError):
@@ -43,7 +43,7 @@ def proxy(port: int):
                 await writer.drain()
                 writer.close()
                 return
-            # One request for each connection, so that there is one head to change.
+            # One request per connection, so that there is only one head to change.
             lines = [f"{method} {path.removeprefix(PATH)} {version}", "Connection: close"]
             lines += [line for line in head[1:] if not line.lower().startswith("connection:")]
             behind, ahead = await asyncio.open_connection("127.0.0.1", port)
@@ -90,16 +90,18 @@ def test_a_visit_through_a_proxy(tmp_path):
         visitor.upload("#denoise-file", picture)
         visitor.wait(lambda: picture.name in visitor.text("#denoise-picture"), "the upload")
         visitor.choose("#denoise-kind", "Salt & pepper")
-        visitor.wait(lambda: "part of the pixels" in visitor.text("#denoise-level"), "its level")
+        visitor.wait(
+            lambda: "fraction of the pixels" in visitor.text("#denoise-level"), "its level"
+        )
         visitor.click("#denoise-start")
         visitor.wait(lambda: "Iteration" in visitor.text("#denoise-picture"), "iterations")
         visitor.click("#denoise-stop")
-        visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end", 10)
+        visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
         assert visitor.requested() == {f"{NAME}:{port}"}
-        # Asked for at the root, whatever the path; nothing depends on them.
+        # Requested at the root whatever the path is; nothing depends on them.
         aside = re.compile(r"/(manifest\.json|favicon\.ico)\b")
         assert not [text for text in visitor.complaints() if not aside.search(text)]
-        driver.get(address)  # and it is still here for its owner
+        driver.get(address)  # the owner can still reach it directly
         visitor.wait(lambda: visitor.find("#denoise-start"), "the page without the proxy")
         driver.get(f"http://other.localhost:{port}{PATH}/")
         assert "does not answer to that name" in visitor.text("body")

@@ -1,4 +1,4 @@
-"""Around the web page: sessions that are apart, folders, the server."""
+"""Sessions of the web page, folders of servers, and the server."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
-from web_guard import ask
 from web_runs import crop, long_job
 
 from convexlift.cli import app
-from convexlift.web.folders import remove_leftovers, server_folder
+from convexlift.solvers.solution import Status
 from convexlift.web.limits import Limits, PageError
-from convexlift.web.running import Run
-from convexlift.web.server import NEEDED, ServerOptions, listen
-from convexlift.web.sessions import Sessions
+from convexlift.web.run import Run
+from convexlift.web.server import NEEDED, ServerOptions, listen, remove_leftovers, server_folder
+
+pytest.importorskip("starlette", reason="the web page needs gradio, which brings starlette")
+
+from web_requests import ask
+
+from convexlift.web.visitors import Sessions
+from soak.page_visitor import wait_until
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -34,12 +40,12 @@ def _single_precision(_double_precision):
 # Sessions
 
 
-def test_sessions_are_apart_and_leave_nothing(tmp_path):
+def test_sessions_are_separate_and_leave_nothing(tmp_path):
     sessions = Sessions(tmp_path, Limits(sessions=3))
     one, two = sessions.of("one"), sessions.of("../two")
     assert one is sessions.of("one")
-    one.uploads["denoise"] = crop()
-    assert "denoise" not in two.uploads
+    one.pictures["denoise"] = crop()
+    assert "denoise" not in two.pictures
     for session in (one, two):
         assert session.folder.parent.parent == tmp_path  # whatever the key says
         assert session.folder.stat().st_mode & 0o077 == 0
@@ -51,10 +57,12 @@ def test_sessions_are_apart_and_leave_nothing(tmp_path):
     canvas.write_bytes(b"x")
     assert one.new_canvas() != canvas
     assert not canvas.exists()
-    stopped = []
-    one.begin(lambda: stopped.append(1))
-    sessions.close("one")
-    assert stopped
+    with ThreadPoolExecutor(1) as executor:
+        run = Run(long_job(), 60.0, executor)
+        one.start(run)
+        assert wait_until(lambda: run.state.prepared, 60.0)
+        sessions.close("one")
+        assert run.result(60.0).status is Status.STOPPED
     assert not one.folder.exists()
     assert two.folder.exists()
     for key in "abc":
@@ -70,7 +78,7 @@ def test_idle_sessions_are_forgotten(tmp_path):
     sessions.on_close = ended.append
     old = sessions.of("old")
     time.sleep(0.1)
-    sessions.sweep()  # also if nobody else comes
+    sessions.sweep()  # even if no other event comes
     assert not old.folder.exists()
     assert ended == ["old"]
 
@@ -79,12 +87,12 @@ def test_sessions_end_with_the_last_connection_of_their_page(tmp_path):
     sessions = Sessions(tmp_path, Limits())
     session = sessions.of("key")
     sessions.arrived("key")
-    sessions.arrived("key")  # after a break in the network, before the first is seen to end
+    sessions.arrived("key")  # after a network failure that the server has not noticed yet
     assert not sessions.departed("key")
     assert sessions.departed("key")
     sessions.close("key")
     with pytest.raises(PageError, match="closed"):
-        sessions.of("key")  # an event that comes late makes no new session
+        sessions.of("key")  # a late event creates no new session
     with pytest.raises(PageError, match="closed"):
         session.new_folder()  # nor does a result
     assert not list(tmp_path.iterdir())
@@ -94,17 +102,17 @@ def test_sessions_end_with_the_last_connection_of_their_page(tmp_path):
 
 def test_uploads_belong_to_one_visitor_and_are_bounded(tmp_path):
     sessions = Sessions(tmp_path, Limits(sessions=6))
-    pending = sessions.pending
-    paths = [pending.add("a" * 32, "x.png", io.BytesIO(b"x")) for _ in range(9)]
+    uploads = sessions.uploads
+    paths = [uploads.add("a" * 32, "x.png", io.BytesIO(b"x")) for _ in range(9)]
     assert [path.exists() for path in paths] == [False, *[True] * 8]
-    other = pending.add("b" * 32, "x.png", io.BytesIO(b"x"))
-    assert pending.holds("b" * 32, other)
-    assert not pending.holds("a" * 32, other)
-    assert not pending.holds("a" * 32, paths[0])
-    for i in range(6):  # the oldest of all go, whoever sent them
-        pending.add(f"{i:032}", "x.png", io.BytesIO(b"x"))
+    other = uploads.add("b" * 32, "x.png", io.BytesIO(b"x"))
+    assert uploads.holds("b" * 32, other)
+    assert not uploads.holds("a" * 32, other)
+    assert not uploads.holds("a" * 32, paths[0])
+    for i in range(6):  # the oldest ones are deleted, whoever sent them
+        uploads.add(f"{i:032}", "x.png", io.BytesIO(b"x"))
     assert [path.exists() for path in paths] == [False] * 4 + [True] * 5
-    pending.drop_all("b" * 32)
+    uploads.drop_all("b" * 32)
     assert not (tmp_path / ("b" * 32)).exists()
 
     class Broken(io.BytesIO):
@@ -112,18 +120,36 @@ def test_uploads_belong_to_one_visitor_and_are_bounded(tmp_path):
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        pending.add("c" * 32, "x.png", Broken())
+        uploads.add("c" * 32, "x.png", Broken())
     assert not list((tmp_path / ("c" * 32) / "uploads").iterdir())
 
 
 def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
     session = Sessions(tmp_path, Limits()).of("a")
-    first = session.start(Run(long_job(), 60.0))
-    second = session.start(Run(long_job(), 60.0))
-    assert first.join(20.0)
-    assert session.stop()
-    assert second.join(20.0)
-    assert not session.stop()
+    with ThreadPoolExecutor(2) as executor:
+        first, second = (Run(long_job(), 60.0, executor) for _ in range(2))
+        session.start(first)
+        assert wait_until(lambda: first.state.prepared, 60.0)
+        session.start(second)
+        assert first.result(60.0).status is Status.STOPPED
+        assert wait_until(lambda: second.state.prepared, 60.0)
+        assert session.stop()
+        assert second.result(60.0).status is Status.STOPPED
+        assert not session.stop()
+
+
+def test_a_session_does_not_keep_the_solution_of_an_ended_run(tmp_path):
+    session = Sessions(tmp_path, Limits()).of("a")
+    with ThreadPoolExecutor(1) as executor:
+        first, second = (Run(long_job(tolerance=0.5), 60.0, executor) for _ in range(2))
+        session.start(first)
+        first.result(60.0)
+        session.start(second)
+        session.release(first)  # it is not the current one
+        assert session.stop()
+        session.start(second)
+        session.release(second)
+        assert not session.stop()
 
 
 # Folders of servers
@@ -133,7 +159,7 @@ def test_folders_of_killed_servers_are_removed_at_the_next_start(tmp_path, monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = (
         "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from convexlift.web.folders import server_folder\n"
+        "from convexlift.web.server import server_folder\n"
         "with server_folder() as root:\n"
         "    (root / 'upload.png').write_bytes(b'x'); print(root, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -162,14 +188,14 @@ def test_folders_of_killed_servers_are_removed_at_the_next_start(tmp_path, monke
     assert not kept.exists()
 
 
-# Where the server is
+# Addresses
 
 
 def answers(called, **options):
     return ask(host=called, hosts=ServerOptions(**options).hosts)[0] == 200
 
 
-def test_the_server_is_for_this_machine_unless_told_otherwise():
+def test_the_server_is_local_by_default():
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost", "LocalHost"):
         assert ServerOptions(host=host).local, host
     for host in ("0.0.0.0", "::", "192.0.2.7", "images.example.org"):
@@ -180,7 +206,7 @@ def test_the_server_is_for_this_machine_unless_told_otherwise():
     "host",
     ["127.0.0.1", "127.0.0.1:7860", "localhost:7860", "LOCALHOST", "[::1]", "[::1]:7860"],
 )
-def test_names_of_this_machine(host):
+def test_names_of_this_machine_are_accepted(host):
     assert answers(host)
     assert answers(host, names=("images.example.org",))  # for the proxy's owner
 
@@ -204,18 +230,18 @@ def test_other_names_are_refused(host):
         assert not answers(host, names=("images.example.org",))
 
 
-def test_names_that_were_given():
+def test_given_names_are_accepted():
     both = ("images.example.org", "Other.Example")
     for host in ("images.example.org", "IMAGES.example.org:8443", "other.example"):
         assert answers(host, names=both)
     assert answers("127.0.0.2:7860", host="127.0.0.2")
-    # Who is seen by others cannot know all names; who is told some goes by them.
+    # A public server cannot know all its names; once some are given, only those count.
     assert answers("evil.example", host="0.0.0.0")
     assert not answers("evil.example", host="0.0.0.0", names=both)
     assert answers("images.example.org", host="0.0.0.0", names=both)
 
 
-def test_where_the_owner_finds_the_page():
+def test_the_url_of_the_page():
     assert ServerOptions().url(7860) == "http://127.0.0.1:7860/"
     assert ServerOptions(host="::1").url(80) == "http://[::1]:80/"
     assert ServerOptions(host="0.0.0.0").url(80) == "http://localhost:80/"
@@ -237,25 +263,25 @@ def test_where_the_owner_finds_the_page():
         (["--host", "192.0.2.7", "--port", "0"], "cannot listen at 192.0.2.7, port 0: "),
     ],
 )
-def test_places_that_are_none(options, said):
+def test_bad_addresses_are_errors_of_one_sentence(options, said):
     pytest.importorskip("gradio")
     result = CliRunner().invoke(app, ["serve", "--no-open", *options])
     assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
     assert said in " ".join(result.output.split())
 
 
-def test_a_port_that_is_taken():
+def test_a_port_in_use_is_an_error():
     pytest.importorskip("gradio")
     with listen(ServerOptions(port=0)) as place:
         port = place.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "--no-open", "--port", str(port)])
     assert result.exit_code == 2
-    assert f"port {port}: address already in use; port 0 is any that is free." in result.output
+    assert f"port {port}: address already in use; port 0 takes any free one." in result.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_ends_without_a_trace(ending, tmp_path):
+def test_the_server_leaves_nothing_behind(ending, tmp_path):
     pytest.importorskip("gradio")
     with subprocess.Popen(
         [sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"],
@@ -266,7 +292,7 @@ def test_the_server_ends_without_a_trace(ending, tmp_path):
         folders = list(tmp_path.iterdir())
         process.send_signal(ending)
         try:
-            status = process.wait(20)
+            status = process.wait(60)
         finally:
             process.kill()
         errors = process.stderr.read()

@@ -1,11 +1,10 @@
-"""What the web page reads and shows: limits, uploads, pictures, plots."""
+"""Limits, uploads and pictures of the web page."""
 
 from __future__ import annotations
 
 import io
 import math
 import struct
-import time
 import zlib
 
 import numpy as np
@@ -17,7 +16,9 @@ from web_runs import LIMITS, two_widths
 from convexlift.files.pictures import read_picture
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import NotShown, deep_png, false_colours, grey_or_colour, preview
-from convexlift.web.plots import Line, closing_plot, nice_steps, race_plot
+
+pytest.importorskip("starlette", reason="the web page needs gradio, which brings starlette")
+
 from convexlift.web.uploads import read_layer, read_slice, read_upload, shown_name
 
 pydicom = pytest.importorskip("pydicom")
@@ -47,7 +48,7 @@ def grey(height=20, width=30, dtype=np.uint8):
     return (np.linspace(0, 1, height * width).reshape(height, width) * top).astype(dtype)
 
 
-def test_pictures_of_all_kinds(tmp_path):
+def test_pictures_of_all_formats(tmp_path):
     eight, sixteen = grey(), grey(dtype=np.uint16)
     colours = np.stack([eight, eight[::-1], eight.T.reshape(20, 30)], axis=-1)
     np.save(tmp_path / "a.npy", eight.astype(np.float32) / 255)
@@ -70,11 +71,11 @@ def test_pictures_of_all_kinds(tmp_path):
     jpeg = saved(tmp_path / "c.jpg", colours)
     assert read_upload(jpeg, LIMITS).values.shape == (3, 1, 20, 30)
     same = saved(tmp_path / "d.png", np.stack([eight] * 3, axis=-1))
-    assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # colours that are none
+    assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # grey, stored as RGB
 
 
 def bomb(path, width=60_000, height=60_000):
-    """A PNG file of a few bytes that says it has billions of pixels."""
+    """A PNG file of a few bytes that declares billions of pixels."""
 
     def chunk(name, content):
         body = name + content
@@ -109,14 +110,14 @@ def written(path, content):
 
 
 BAD = {
-    "a bomb": (lambda p: bomb(p / "x.png"), "far too many pixels"),
-    "a smaller bomb": (lambda p: bomb(p / "x.png", 9000, 9000), "9000 x 9000"),
-    "a huge array": (lambda p: huge_npy(p / "x.npy"), "100000 x 100000"),
+    "a bomb": (lambda p: bomb(p / "x.png"), "declares 3600 megapixels"),
+    "a smaller bomb": (lambda p: bomb(p / "x.png", 9000, 9000), "declares 81 megapixels"),
+    "a huge array": (lambda p: huge_npy(p / "x.npy"), r"shape \(100000, 100000\)"),
     "a pickle": (lambda p: pickled_npy(p / "x.npy"), "Python objects"),
-    "text": (lambda p: written(p / "x.png", b"hello"), "no PNG, JPEG, TIFF or NPY"),
-    "nothing": (lambda p: written(p / "x.png", b""), "no PNG, JPEG, TIFF or NPY"),
-    "a GIF": (lambda p: saved(p / "x.gif", grey()), "no PNG, JPEG, TIFF or NPY"),
-    "SVG": (lambda p: written(p / "x.svg", b"<svg/>"), "no PNG, JPEG, TIFF or NPY"),
+    "text": (lambda p: written(p / "x.png", b"hello"), "not a PNG, JPEG, TIFF or NPY"),
+    "nothing": (lambda p: written(p / "x.png", b""), "not a PNG, JPEG, TIFF or NPY"),
+    "a GIF": (lambda p: saved(p / "x.gif", grey()), "not a PNG, JPEG, TIFF or NPY"),
+    "SVG": (lambda p: written(p / "x.svg", b"<svg/>"), "not a PNG, JPEG, TIFF or NPY"),
     "half a file": (
         lambda p: written(p / "x.png", saved(p / "y.png", grey(90, 90)).read_bytes()[:200]),
         "x.png",
@@ -132,7 +133,7 @@ BAD = {
         lambda p: saved(
             p / "x.tif", grey(), save_all=True, append_images=[Image.fromarray(grey())]
         ),
-        "2 pages",
+        "2 planes",
     ),
     "a width that is a list": (lambda p: two_widths(p / "x.tif"), "x.tif cannot be read"),
     "NaN": (lambda p: np.save(p / "x.npy", np.full((20, 20), np.nan)) or p / "x.npy", "NaN"),
@@ -142,26 +143,28 @@ BAD = {
     ),
     "a cube": (
         lambda p: np.save(p / "x.npy", np.zeros((20, 20, 20), np.uint8)) or p / "x.npy",
-        "shape",
+        "20 planes",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_uploads_by_name(name, tmp_path):
+def test_bad_uploads_are_named(name, tmp_path):
     make, said = BAD[name]
     path = make(tmp_path)
     with pytest.raises(PageError, match=said) as caught:
         read_upload(path, LIMITS)
     assert caught.value.hint.endswith(".")
-    assert str(tmp_path) not in str(caught.value)  # folders of the server are nobody's business
+    assert str(tmp_path) not in str(caught.value)  # paths of the server are not shown
 
 
-def test_a_bomb_takes_no_time(tmp_path):
-    start = time.perf_counter()
-    with pytest.raises(PageError):
+def test_nothing_is_decoded_of_a_file_that_declares_too_much(tmp_path, monkeypatch):
+    def decoded(*_):
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    with pytest.raises(PageError, match="megapixels"):
         read_upload(bomb(tmp_path / "x.png"), Limits())
-    assert time.perf_counter() - start < 0.5
 
 
 def dicom(path, rows=32, columns=32, deflated=False, **changes):
@@ -181,22 +184,22 @@ def dicom(path, rows=32, columns=32, deflated=False, **changes):
     return path
 
 
-def test_slices(tmp_path):
+def test_dicom_slices(tmp_path):
     picture = read_slice(dicom(tmp_path / "a.dcm", 40, 32), LIMITS)
     assert picture.values.shape == (1, 1, 32, 32)
     assert 0 <= float(picture.values.min()) < 0.2
     for name, changes, said in (
-        ("large", {"Rows": 5000, "Columns": 5000}, "5000 x 5000"),
-        ("deflated", {"deflated": True}, "deflated"),
-        ("frames", {"NumberOfFrames": 7}, "7 frames"),
+        ("large", {"Rows": 5000, "Columns": 5000}, "25 megapixels"),
+        ("deflated", {"PixelData": bytes(10**6), "deflated": True}, "inflates to more"),
+        ("frames", {"NumberOfFrames": 7}, "frames.dcm"),
     ):
         with pytest.raises(PageError, match=said):
             read_slice(dicom(tmp_path / f"{name}.dcm", **changes), LIMITS)
-    with pytest.raises(PageError, match="no DICOM file"):
+    with pytest.raises(PageError, match="not a DICOM file"):
         read_slice(saved(tmp_path / "x.dcm", grey(), format="PNG"), LIMITS)
 
 
-def test_drawings(tmp_path):
+def test_drawings_are_decoded_within_limits(tmp_path):
     drawing = np.zeros((20, 30, 4), np.uint8)
     drawing[3:5, 6:9] = 255
     file = io.BytesIO()
@@ -208,15 +211,15 @@ def test_drawings(tmp_path):
         read_layer(b"GIF89a", LIMITS)
 
 
-def test_names_are_shown_without_anything_odd(tmp_path):
+def test_names_are_shown_without_special_characters(tmp_path):
     assert shown_name(tmp_path / "<img src=x>.png") == "_img src_x_.png"
     assert len(shown_name(tmp_path / ("a" * 300 + ".png"))) <= 40
 
 
-# Pictures and plots
+# Pictures
 
 
-def test_what_is_not_finite_is_no_picture():
+def test_values_that_are_not_finite_are_not_shown():
     x = torch.zeros(1, 1, 4, 4)
     x[0, 0, 1, 2] = math.nan
     for show in (grey_or_colour, deep_png, lambda v: false_colours(v[0, 0], 1.0)):
@@ -226,23 +229,9 @@ def test_what_is_not_finite_is_no_picture():
 
 
 @pytest.mark.parametrize("planes", [1, 3])
-def test_pictures_to_keep_have_16_bits(planes, tmp_path):
+def test_downloaded_pictures_have_16_bits(planes, tmp_path):
     x = torch.rand(planes, 1, 12, 9, generator=torch.Generator().manual_seed(0))
     (tmp_path / "kept.png").write_bytes(deep_png(x))
     kept = read_picture(tmp_path / "kept.png")
     assert (kept.stored.dtype, kept.channels) == (np.uint16, planes)
     assert np.abs(kept.values(kept.full_range) - x[:, 0].numpy()).max() < 1e-5
-
-
-def test_plots():
-    assert nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    drawn = closing_plot([0, 5, 10], [math.inf, 3.0, 2.0], [-math.inf, 1.0, 1.9])
-    assert "nan" not in drawn
-    assert "inf" not in drawn
-    assert drawn.count("<polyline") == 2
-    assert "<svg" in closing_plot([], [], [])
-    # Nothing refers to names: pages have several plots, some of them hidden.
-    assert "id=" not in drawn
-    assert "url(" not in drawn
-    lines = [Line("a", [0.0, 1.0], [1.0, 0.1]), Line("b<", [0.0], [math.nan])]
-    assert "b&lt;" in race_plot(lines, "seconds")

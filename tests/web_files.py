@@ -1,4 +1,4 @@
-"""Files that visitors of the web page send, and files that are none of their business."""
+"""Files that visitors of the web page send, and files that they must not reach."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def png(size=24, value=90):
 
 @contextmanager
 def listening():
-    """The address of a server, and the list of paths that it was asked for."""
+    """The URL of another server, and the list of paths that were requested from it."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ def listening():
 
 
 def contents(folder):
-    """All files of the server, without its log and the empty ones that Gradio makes."""
+    """All files of the server, without its log and empty files that Gradio creates."""
     return {
         path.read_bytes()
         for path in folder.rglob("*")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
 from convexlift.images import load_example
-from convexlift.web.jobs import DenoisingJob
+from convexlift.web.job import PageJob
 from convexlift.web.limits import Limits
-from convexlift.web.running import Run
-from convexlift.web.uploads import Picture
+from convexlift.web.pictures import InputPicture
+from convexlift.web.run import Run
 
 LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
 
 
 def crop(size=48, planes=1):
     values = load_example("camera")[..., 60 : 60 + size, 90 : 90 + size]
-    return Picture(values.repeat(planes, 1, 1, 1).contiguous(), "crop.png")
+    return InputPicture(values.repeat(planes, 1, 1, 1).contiguous(), "crop.png")
 
 
 def letters(size=64):
@@ -43,14 +44,16 @@ def two_widths(path):
 
 
 def finished(job, seconds=60.0):
-    run = Run(job, seconds).start()
-    list(run.snapshots(pause=0.0))
-    return run.outcome
+    with ThreadPoolExecutor(1) as executor:
+        return Run(job, seconds, executor).start().result()
 
 
-def long_job():
-    return DenoisingJob(
-        picture=Picture(load_example("camera"), "camera", example=True),
-        regularizer="photo-any-size",
-        tolerance=1e-6,
-    )
+def denoising(picture, **options):
+    """A job that adds noise and removes it."""
+    defaults = {"simulate": True, "noise": "gaussian", "sigma": 0.1, "regularizer": "tv"}
+    return PageJob("denoise", picture, {**defaults, "tolerance": 1e-2, **options})
+
+
+def long_job(**options):
+    picture = InputPicture(load_example("camera"), "camera", example=True)
+    return denoising(picture, **{"regularizer": "photo-any-size", "tolerance": 1e-6, **options})

@@ -26,16 +26,14 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen at; the default is this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")
-    ] = 7860,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 7860,
     open_browser: Annotated[
-        bool, typer.Option("--open/--no-open", help="Show the page in a browser.")
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name that others reach it by, e.g. that of a proxy; repeat for more."
+            help="A host name by which others reach it, e.g. the name of a proxy; repeatable."
         ),
     ] = None,
     root_path: Annotated[
@@ -45,7 +43,7 @@ def serve(
         _DEFAULT.upload_bytes / MEGABYTE
     ),
     max_pixels: Annotated[int, typer.Option(help="Largest picture, in pixels.")] = _DEFAULT.pixels,
-    max_seconds: Annotated[float, typer.Option(help="Longest run.")] = _DEFAULT.seconds,
+    max_seconds: Annotated[float, typer.Option(help="Longest run, in seconds.")] = _DEFAULT.seconds,
     runs: Annotated[int, typer.Option(help="Runs at the same time.")] = _DEFAULT.runs,
     waiting: Annotated[int, typer.Option(help="Runs that may wait.")] = _DEFAULT.waiting,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
@@ -53,7 +51,7 @@ def serve(
 ) -> None:
     """The web page: reconstruct pictures in a browser, and watch the proof close in.
 
-    It is seen from this machine only, unless --host says otherwise. Ctrl-C ends it.
+    It can be reached from this machine only, unless --host says otherwise. Ctrl-C ends it.
     Exit status: 0 done, 1 failed, 2 bad input.
     """
     from convexlift.web.server import ServerOptions, listen, require_gradio

@@ -140,10 +140,12 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     if prepared.truth is None:
         return {}
     truth, given = prepared.truth.float(), prepared.given
-    quality: dict[str, Any] = {"psnr": _finite(joint_psnr(x, truth))}
-    if given is not None and given.shape == truth.shape:
-        quality["psnr_before"] = _finite(joint_psnr(given, truth))
-    return quality | {"ssim": _finite(float(ssim(x.float(), truth).mean()))}
+    quality: dict[str, Any] = {}
+    for suffix, image in (("", x), ("_before", given)):
+        if image is not None and image.shape == truth.shape:
+            quality[f"psnr{suffix}"] = _finite(joint_psnr(image, truth))
+            quality[f"ssim{suffix}"] = _finite(float(ssim(image.float(), truth).mean()))
+    return quality
 
 
 def joint_psnr(x: Tensor, truth: Tensor) -> float:

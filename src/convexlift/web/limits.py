@@ -1,4 +1,4 @@
-"""What visitors of the page may ask of the machine behind it, and errors in their words."""
+"""Limits on uploads, runs and visitors, and errors that the page shows to its visitors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 MEGABYTE = 1 << 20
 LEAST_SIDE = 16
-"""Pixels of the shorter side of a picture: filters are 7 x 7."""
+"""Pixels of the shorter side of a picture, at least: filters are 7 x 7."""
 
 
 class PageError(Exception):
-    """Something the visitor can mend: one sentence, and a hint in another."""
+    """An error that the visitor can correct: what is wrong, and what to do about it."""
 
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(f"{sentence} {hint}")
@@ -25,11 +25,11 @@ class Limits:
     Args:
         upload_bytes: the largest file.
         pixels: the largest picture, height times width; checked before a file is decoded.
-        seconds: the longest run. Runs end there with what they have, and its proof.
-        runs: how many may compute at the same time.
+        seconds: the longest run; it ends with the image it has, and the proof for that image.
+        runs: how many are computed at the same time.
         waiting: how many runs may wait for their turn.
-        sessions: how many visitors are remembered; the one idle for longest is forgotten first.
-        idle_seconds: a visitor who did nothing for so long is forgotten, with all files.
+        sessions: how many are kept; the one idle for longest is closed first.
+        idle_seconds: a session without events for this long is closed, and its files deleted.
     """
 
     upload_bytes: int = 16 * MEGABYTE
@@ -51,22 +51,22 @@ class Limits:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
 
     def check_bytes(self, count: int, name: str) -> None:
-        """Refuse a file that is too long."""
+        """PageError for a file that is too large."""
         if count > self.upload_bytes:
             raise PageError(
                 f"{name} has {count / MEGABYTE:.1f} MB.",
-                f"At most {self.upload_bytes / MEGABYTE:.3g} MB are taken: make it smaller.",
+                f"The limit is {self.upload_bytes / MEGABYTE:.3g} MB: make it smaller.",
             )
 
     def check_size(self, height: int, width: int, name: str) -> None:
-        """Refuse a picture with too many pixels, or with hardly any."""
+        """PageError for a picture with too many pixels, or too few."""
         if height * width > self.pixels:
             raise PageError(
                 f"{name} has {width} x {height} pixels.",
-                f"At most {self.pixels:,} are taken: scale it down, or cut out a part.",
+                f"The limit is {self.pixels:,} pixels: scale it down, or crop it.",
             )
         if min(height, width) < LEAST_SIDE:
             raise PageError(
                 f"{name} has {width} x {height} pixels.",
-                f"Each side needs {LEAST_SIDE} at least.",
+                f"Each side needs at least {LEAST_SIDE}.",
             )

@@ -1,11 +1,13 @@
-"""Tensors as pictures on a page: grey or colour, and maps of errors and gaps in false colours."""
+"""Pictures as tensors, and as PNG: grey or colour, and maps of errors and gaps in false colours."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+from dataclasses import dataclass
 
+import matplotlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,20 +20,37 @@ from convexlift.files.png_jpeg import with_deep_colours
 Pixels = NDArray[np.uint8]
 
 PREVIEW = 512
-"""Pixels of the longer side of pictures that are shown while a run goes on."""
+"""Pixels of the longer side of pictures that are shown during a run."""
 
-_MAGMA = (
-    (0.0, (0, 0, 4)), (0.14, (29, 17, 71)), (0.29, (81, 18, 124)), (0.43, (131, 38, 129)),
-    (0.57, (183, 55, 121)), (0.71, (230, 81, 100)), (0.86, (252, 137, 97)), (1.0, (252, 253, 191)),
-)  # fmt: skip
+
+@dataclass(frozen=True, eq=False)
+class InputPicture:
+    """A picture that a visitor chose.
+
+    Attributes:
+        values: (planes, 1, H, W) in float32: one plane, or three of a colour picture.
+        name: shown on the page.
+        example: whether it comes with the package, under that name.
+        window: the values that are shown as black and white.
+    """
+
+    values: Tensor
+    name: str
+    example: bool = False
+    window: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return (self.values.shape[-2], self.values.shape[-1])
 
 
 class NotShown(ValueError):
-    """The values are not finite: no picture is made of them."""
+    """The values are not finite, and cannot be shown."""
 
 
 def grey_or_colour(x: Tensor, low: float = 0.0, high: float = 1.0) -> Pixels:
-    """(1, 1, H, W) as (H, W), three planes as (H, W, 3); low and what is below is black."""
+    """(1, 1, H, W) as (H, W), three planes as (H, W, 3); ``low`` is black and ``high`` white."""
     _require_finite(x)
     levels = ((x.detach().cpu() - low) / (high - low)).clamp(0, 1)
     pixels = (255 * levels).round().to(torch.uint8)[:, 0]
@@ -43,34 +62,30 @@ def false_colours(values: Tensor, highest: float) -> Pixels:
     """(H, W) between 0 and ``highest`` as (H, W, 3), dark to bright."""
     _require_finite(values)
     levels = (values.detach().cpu() / max(highest, 1e-30)).clamp(0, 1).numpy()
-    places = [place for place, _ in _MAGMA]
-    channels = [
-        np.interp(levels, places, [colour[i] for _, colour in _MAGMA]).round().astype(np.uint8)
-        for i in range(3)
-    ]
-    return np.stack(channels, axis=-1)
+    colours: Pixels = matplotlib.colormaps["magma"](levels, bytes=True)[..., :3]
+    return colours
 
 
 def preview(x: Tensor) -> Tensor:
-    """Means over blocks, so that the longer side has ``PREVIEW`` pixels at most."""
+    """Means over blocks, so that the longer side has at most ``PREVIEW`` pixels."""
     block = math.ceil(max(x.shape[-2:]) / PREVIEW)
     return x if block == 1 else avg_pool2d(x, block)
 
 
 def png(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:
-    """The file."""
+    """The content of a PNG file."""
     file = io.BytesIO()
     pillow().fromarray(pixels).save(file, format="PNG", compress_level=1)
     return file.getvalue()
 
 
 def data_url(pixels: Pixels) -> str:
-    """A picture that travels inside the page: no file is written for it."""
+    """A picture inside the page: no file is written for it."""
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
 def deep_png(x: Tensor) -> bytes:
-    """For keeping: 16 bits."""
+    """The content of a PNG file with 16 bits per sample, for downloads."""
     _require_finite(x)
     levels = (65535 * x.detach().cpu().to(torch.float64).clamp(0, 1)).round()[:, 0]
     planes = levels.numpy().astype(np.uint16)

@@ -1,48 +1,63 @@
-"""The server of the page: private folders, no outside requests, and a clean end."""
+"""The server: where it listens, its private folder, housekeeping, and a clean end."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import gc
 import importlib.util
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import tempfile
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from threading import Thread, Timer
+from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any
 
 import torch
 
 from convexlift.files.formats import pillow
-from convexlift.web.folders import server_folder
-from convexlift.web.guard import LOOPBACK, Guard
-from convexlift.web.housekeeping import Housekeeper, share_memory_among_threads
 from convexlift.web.limits import Limits
 
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is locked, and leftovers stay
+    fcntl = None  # type: ignore[assignment]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+NEEDED = 'the web page needs gradio: pip install "convexlift[web]"'
+PREFIX = "convexlift-web-"
+_LOCK = "server.lock"
+_UNLOCKED_SECONDS = 86_400.0  # after which a folder without a lock file is a leftover
+_TIDY_SECONDS, _PAUSE = 60.0, 2.0
+_ARENA_MAX = -8  # M_ARENA_MAX in glibc's malloc.h
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 _PATH = re.compile(r"(/[\w.~-]+)+")
-NEEDED = 'the web page needs gradio: pip install "convexlift[web]"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where the page is, and for whom.
+    """Options of the server.
 
     Args:
-        host: the address to listen at; the default is reached from this machine only.
-        port: of it; 0 for any that is free.
-        names: further host names that the server answers to, for example behind a proxy. A server
-            at another address than the loopback answers to any, unless there are some.
-        root_path: under which a proxy shows the page, for example ``/convexlift``; a slash at its
-            end makes no difference.
-        open_browser: whether to show the page to whoever starts it.
-        limits: of visitors.
+        host: the address to listen at; the default can be reached from this machine only.
+        port: 0 for any free one.
+        names: further host names that the server answers to, for example behind a proxy. Unless
+            some are given, a server at another address than the loopback answers to all names.
+        root_path: the path under which a proxy shows the page, for example ``/convexlift``; a
+            slash at its end makes no difference.
+        open_browser: whether to open the page in a browser.
+        limits: on uploads, runs and visitors.
         device: where to compute.
     """
 
@@ -58,8 +73,8 @@ class ServerOptions:
         for name in self.names:
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"a name is that of a host, such as images.example.org, without scheme, port "
-                    f"and path; got {name!r}"
+                    "a name is a host name such as images.example.org, without scheme, port and "
+                    f"path; got {name!r}"
                 )
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         if self.root_path and not _PATH.fullmatch(self.root_path):
@@ -67,17 +82,17 @@ class ServerOptions:
 
     @property
     def local(self) -> bool:
-        """Whether it is reached from this machine only."""
+        """Whether it can be reached from this machine only."""
         address = _address(self.host)
         return self.host.lower() == "localhost" or (address is not None and address.is_loopback)
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """What it may be called in requests; None is anything, for who is seen by others."""
+        """The host names that requests may use; None for any."""
         return (*LOOPBACK, self.host, *self.names) if self.local or self.names else None
 
     def url(self, port: int) -> str:
-        """Where its owner finds the page; 0.0.0.0 is every address, and no place to go to."""
+        """The URL of the page on this machine; 0.0.0.0 means every address, and is not one."""
         address, host = _address(self.host), self.host
         if address is not None and address.is_unspecified:
             host = "localhost"
@@ -89,7 +104,7 @@ class ServerOptions:
 def require_gradio() -> None:
     """ImportError, with what to do, where the extra is not installed.
 
-    It is looked for and not imported: it makes folders when it is, and not yet where it should.
+    Gradio is not imported yet: it creates folders when it is, and reads the environment.
     """
     if importlib.util.find_spec("gradio") is None or importlib.util.find_spec("uvicorn") is None:
         raise ImportError(NEEDED)
@@ -97,30 +112,38 @@ def require_gradio() -> None:
 
 @contextlib.contextmanager
 def application(options: ServerOptions) -> Iterator[Any]:
-    """The ASGI application, with a folder that lives as long as it does."""
+    """The ASGI application, with a folder that is deleted at its end."""
     require_gradio()
-    _quiet_gradio()
-    with server_folder() as root, _environment("GRADIO_TEMP_DIR", str(root)):
+    with server_folder() as root:
+        # Gradio reads these when it is imported: no telemetry, no look for newer versions.
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["GRADIO_TEMP_DIR"] = str(root)
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        os.environ.setdefault("DO_NOT_TRACK", "1")
+        # PyTorch makes this folder, which stays empty, among the temporary files otherwise.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "torch"))
         import fastapi
         import gradio
 
-        from convexlift.web.page import PagePolicy, build
-        from convexlift.web.routes import own_routes
-        from convexlift.web.sessions import Sessions
-        from convexlift.web.style import CSS, HEAD, theme
+        from convexlift.web.page import appearance, build
+        from convexlift.web.requests import RequestFilter
+        from convexlift.web.uploads import upload_routes
+        from convexlift.web.visitors import Sessions
 
-        sessions = Sessions(root, options.limits)
+        limits = options.limits
+        sessions = Sessions(root, limits)
+        executor = ThreadPoolExecutor(limits.runs, "convexlift-run")
         housekeeper = Housekeeper(sessions.sweep)
         try:
-            blocks = build(sessions, options.limits, options.device, housekeeper.ask)
+            blocks, queue = build(sessions, executor, options.device, housekeeper.ask)
             app = gradio.mount_gradio_app(
                 fastapi.FastAPI(
-                    docs_url=None, redoc_url=None, openapi_url=None, routes=own_routes(sessions)
+                    docs_url=None, redoc_url=None, openapi_url=None, routes=upload_routes(sessions)
                 ),
                 blocks,
                 path="/",
                 root_path=options.root_path or None,
-                max_file_size=options.limits.upload_bytes,
+                max_file_size=limits.upload_bytes,
                 show_error=False,
                 footer_links=[],
                 run_history=False,
@@ -128,51 +151,119 @@ def application(options: ServerOptions) -> Iterator[Any]:
                 ssr_mode=False,
                 pwa=False,
                 mcp_server=False,
-                theme=theme(gradio),
-                css=CSS,
-                head=HEAD,
+                **appearance(),
             )
-            # Gradio checks the paths of events only in pages that it launched itself; this page is
-            # mounted. The guard checks them first, and Gradio again.
+            # Gradio checks the paths of events only in pages that it launched itself, and this one
+            # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
-            yield Guard(
+            yield RequestFilter(
                 app,
-                options.limits.upload_bytes,
-                options.hosts,
-                PagePolicy(blocks, sessions),
-                options.root_path,
+                sessions,
+                queue,
+                body_bytes=limits.upload_bytes,
+                hosts=options.hosts,
+                root_path=options.root_path,
             )
         finally:
             housekeeper.end()
             sessions.close_all()
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable for the time of the block: Gradio's components read their folder from it."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def server_folder() -> Iterator[Path]:
+    """A new folder, deleted at the end; leftovers of killed servers are deleted first.
+
+    The folder is locked while the server lives, so that leftovers can be recognized.
+    """
+    remove_leftovers(Path(tempfile.gettempdir()))
+    root = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    # The lock file gets its name once it is locked: an unlocked one means that its server died.
+    unnamed = root / f"{_LOCK}.new"
     try:
-        yield
+        with unnamed.open("w") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                unnamed.rename(root / _LOCK)
+            yield root
     finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Delete the folders of this user's servers that no longer run."""
+    if fcntl is None:
+        return
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            # Everyone can write to the parent: links and folders of other users are left alone.
+            own = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
+            if own and folder.is_dir() and not folder.is_symlink() and _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        with (folder / _LOCK).open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False  # its server is alive
+    except FileNotFoundError:  # its server is just starting, or was killed while it did
+        return time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS
+
+
+class Housekeeper(Thread):
+    """A thread that tidies up every minute, and soon after it is asked to.
+
+    Args:
+        tidy: called before free memory is returned to the system.
+    """
+
+    def __init__(self, tidy: Callable[[], None]) -> None:
+        super().__init__(name="convexlift-tidy", daemon=True)
+        self._tidy, self._asked, self._ended = tidy, Event(), Event()
+        self.start()
+
+    def ask(self) -> None:
+        """Tidy up soon."""
+        self._asked.set()
+
+    def end(self) -> None:
+        """Stop the thread."""
+        self._ended.set()
+        self._asked.set()
+        self.join(10)
+
+    def run(self) -> None:
+        """Wait, and tidy up."""
+        while not self._ended.is_set():
+            self._asked.wait(_TIDY_SECONDS)
+            if self._ended.wait(_PAUSE):  # several requests in a short time are one
+                return
+            self._asked.clear()
+            self._tidy()
+            gc.collect()
+            _call_libc("malloc_trim", 0)
+
+
+def _call_libc(function: str, *arguments: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
+        getattr(ctypes.CDLL(None), function)(*arguments)
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """The socket of the server, before anything else is made.
+    """The socket of the server.
 
     Raises:
-        ValueError: nobody can listen there, and why.
+        ValueError: why it is not possible to listen there.
     """
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
         family, _, _, _, place = found[0]
         return socket.create_server(place[:2], family=family)
     except OSError as error:
-        hint = "; port 0 is any that is free" if error.errno == errno.EADDRINUSE else ""
+        hint = "; port 0 takes any free one" if error.errno == errno.EADDRINUSE else ""
         reason = (error.strerror or str(error)).split(" (")[0].lower()
         raise ValueError(
             f"the server cannot listen at {options.host}, port {options.port}: {reason}{hint}"
@@ -180,19 +271,21 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C; ``tell`` is given the address once it can be reached."""
+    """Serve until Ctrl-C; ``tell`` is called with the URL once the server answers."""
     require_gradio()
     import uvicorn
 
-    share_memory_among_threads()
-    # A second fence, behind the checks of uploads: Pillow refuses twice this.
+    # One memory arena for all threads. glibc gives each thread its own, and keeps up to 64 MB at
+    # the end of each, which no call returns to the system: hundreds of megabytes after a few runs.
+    _call_libc("mallopt", _ARENA_MAX, 1)
+    # A second limit, behind the checks of uploads: Pillow refuses twice this.
     pillow().MAX_IMAGE_PIXELS = 4 * options.limits.pixels
-    # Threads of runs side by side would wait for each other more than they compute.
+    # Runs side by side would otherwise compete for all cores, and take longer.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    # What is wrong with a request is told to its sender.
+    # Errors in a request are reported to its sender.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    # Uvicorn ends well and then sends the signal again: what is left to do is done all the same.
+    # Uvicorn shuts down and then sends the signal again: cleaning up must still be possible.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with application(options) as app:
         config = uvicorn.Config(
@@ -206,36 +299,39 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
         )
 
         class Server(uvicorn.Server):  # type: ignore[misc]
-            """Says where it is once it answers."""
+            """Announces its URL once it answers."""
 
             async def startup(self, sockets: Any = None) -> None:
                 await super().startup(sockets)
                 if self.started:
-                    _announce(options, at.getsockname()[1], tell)
-                    Thread(target=_warm_up, args=[options.device]).start()
+                    url = options.url(at.getsockname()[1])
+                    tell(url)
+                    if options.open_browser:
+                        Timer(0.2, webbrowser.open, [url]).start()
+                    warm_up.start()
 
-        Server(config).run(sockets=[at])
-
-
-def _announce(options: ServerOptions, port: int, tell: Callable[[str], object]) -> None:
-    address = options.url(port)
-    tell(address)
-    if options.open_browser:
-        Timer(0.2, webbrowser.open, [address]).start()
+        warm_up = Thread(target=_warm_up, args=[options.device])
+        try:
+            Server(config).run(sockets=[at])
+        finally:
+            if warm_up.ident is not None:  # it may write to the folder, which is deleted next
+                warm_up.join()
 
 
 def _warm_up(device: torch.device) -> None:
-    """A tiny run, for all that is imported on the way: seconds the first visitor would wait."""
-    from convexlift.web.jobs import DenoisingJob
-    from convexlift.web.results import record
-    from convexlift.web.running import Run
-    from convexlift.web.uploads import Picture
+    """A tiny run, which imports modules that would cost the first visitor seconds."""
+    from convexlift.web.html import details
+    from convexlift.web.job import PageJob
+    from convexlift.web.pictures import InputPicture
+    from convexlift.web.result import record
+    from convexlift.web.run import Run
 
-    blank = Picture(torch.full((1, 1, 16, 16), 0.5), "blank")
-    run = Run(DenoisingJob(picture=blank, regularizer="photo-any-size"), 1.0, device).start()
-    run.join()
-    if run.outcome is not None:  # what went wrong is in the log
-        record(run.outcome)
+    blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank")
+    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
+    job = PageJob("denoise", blank, options)
+    with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # it is in the log
+        result = Run(job, 1.0, executor, device).start().result()
+        details(job.task, result, record(result))
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
@@ -244,10 +340,3 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host)
     except ValueError:
         return None
-
-
-def _quiet_gradio() -> None:
-    """No telemetry, no look for newer versions: before gradio is imported, which reads these."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DO_NOT_TRACK", "1")

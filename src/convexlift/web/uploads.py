@@ -1,38 +1,45 @@
-"""Files from visitors, decoded with care: kind and size are known before any pixel is.
+"""Files from visitors: the routes that receive them, and decoding within limits.
 
-A few hundred bytes can ask for gigabytes of pixels. So the first bytes say what a file is, its
-header says how large it is, and only then is it decoded; nothing is ever unpickled, and DICOM files
-that are deflated as a whole, whose size no header tells, are refused.
+A few hundred bytes can declare gigabytes of pixels. The first bytes of a file give its kind, the
+readers of the package check the size in its header, and only then is it decoded. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from torch import Tensor
 
-from convexlift.files.formats import load_extra, pillow
+from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture
 from convexlift.scans.files import read_volume
 from convexlift.scans.formats import ScanFileError
-from convexlift.scans.hounsfield import hounsfield_to_unit
-from convexlift.web.limits import Limits, PageError
+from convexlift.scans.hounsfield import LOWEST, RANGE, hounsfield_to_unit
+from convexlift.web.job import BOX
+from convexlift.web.limits import MEGABYTE, Limits, PageError
+from convexlift.web.pictures import InputPicture
+from convexlift.web.requests import VISITOR
+from convexlift.web.visitors import MOST_LAYERS, MOST_UPLOADS, Sessions, session_key
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 SCANS = (".dcm", ".dicom", ".ima")
-"""The names of files end in one of these, in capitals or not."""
+"""Endings of file names, in upper or lower case."""
 
-BRIGHTEST = 2.0
-"""Slices are cut off here, at 4024 HU, which is the upper bound of reconstructions."""
-
+_WINDOW = ((-200 - LOWEST) / RANGE, (300 - LOWEST) / RANGE)  # soft tissue, -200 to 300 HU
 _MAGIC = {
     "PNG": (b"\x89PNG\r\n\x1a\n",),
     "JPEG": (b"\xff\xd8\xff",),
@@ -40,43 +47,72 @@ _MAGIC = {
     "NPY": (b"\x93NUMPY",),
 }
 _ENDINGS = {"TIFF": (".tif", ".tiff"), "NPY": (".npy",)}
-_DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST_NAME = 40
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """A picture to work on.
+def upload_routes(sessions: Sessions) -> list[Route]:
+    """Routes for files and drawings, which come before Gradio's own.
 
-    Attributes:
-        values: (planes, 1, H, W) in float32: one plane, or three of a colour picture.
-        name: for people.
-        example: whether it is one of those inside the package, under that name.
+    Gradio names uploads by their content, in one folder for all visitors, and keeps the drawings
+    of all visitors in one place without a bound.
     """
+    limits = sessions.limits
 
-    values: Tensor
-    name: str
-    example: bool = False
+    async def upload(request: Request) -> Response:
+        paths = []
+        async with request.form(max_files=MOST_UPLOADS, max_fields=MOST_UPLOADS) as form:
+            files = [item for _, item in form.multi_items() if isinstance(item, UploadFile)]
+            if any((file.size or 0) > limits.upload_bytes for file in files):
+                most = f"the limit is {limits.upload_bytes / MEGABYTE:.3g} MB"
+                return PlainTextResponse(f"The file is too large: {most}.", status_code=413)
+            if not files:
+                return PlainTextResponse("There is no file in the request.", status_code=400)
+            for file in files:
+                arguments = request.scope[VISITOR], file.filename or "", file.file
+                paths.append(str(await run_in_threadpool(sessions.uploads.add, *arguments)))
+        return JSONResponse(paths)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return (self.values.shape[-2], self.values.shape[-1])
+    async def upload_progress(request: Request) -> Response:
+        # Uploads are small: their progress is not reported.
+        return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
+
+    async def component_server(request: Request) -> Response:
+        async with request.form(max_files=1, max_fields=16) as form:
+            drawing, kind, name = form.get("file"), form.get("type"), form.get("id")
+            key = session_key(request.scope[VISITOR], form.get("session_hash"))
+            layer = _layer_number(form.get("index"))
+            if form.get("fn_name") != "accept_blobs" or key is None or not isinstance(name, str):
+                raise HTTPException(404, "There is no such function.")
+            # The background and the composite show the picture, which the server has already.
+            if kind == "layer" and layer is not None and isinstance(drawing, UploadFile):
+                content = await drawing.read()
+                try:
+                    opacity = await run_in_threadpool(read_layer, content, limits)
+                    sessions.of(key).keep_drawing(name[:64], layer, opacity)
+                except PageError as error:
+                    raise HTTPException(400, str(error)) from None
+        return JSONResponse(None)
+
+    return [
+        Route("/gradio_api/upload", upload, methods=["POST"]),
+        Route("/gradio_api/upload_progress", upload_progress, methods=["GET"]),
+        Route("/gradio_api/component_server", component_server, methods=["POST"]),
+        Route("/gradio_api/component_server/", component_server, methods=["POST"]),
+    ]
 
 
-def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> Picture:
-    """A picture file as values between 0 and 1; three planes for colours, if they are wanted."""
+def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPicture:
+    """A picture file as values between 0 and 1; three planes for colours, unless unwanted."""
     name = shown_name(path)
-    kind = _kind(path, name, limits)
-    check = {"NPY": _check_npy, "TIFF": _check_tiff}.get(kind, _check_pillow)
+    _check_kind(path, name, limits)
     try:
-        check(path, name, kind, limits)
-        contents = read_picture(path)
-    except PageError:
-        raise
-    except Exception as error:
-        raise _unreadable(error, path, name, "Save it again as 8-bit PNG.") from None
+        contents = read_picture(path, max_megapixels=_most_megapixels(limits))
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
+        raise _unreadable(error, path, name, hint) from None
+    height, width = contents.stored.shape[-2:]
+    limits.check_size(height, width, name)
     if len(contents.stored) not in (1, 3) or len(contents.stored) != contents.channels:
         raise PageError(
             f"{name} holds {len(contents.stored)} planes.",
@@ -87,34 +123,36 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> Picture:
     if len(values) == 3 and (not colours or _is_grey(values)):
         luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1, 1)
         values = (luma * values).sum(0, keepdim=True)
-    return Picture(values, name)
+    return InputPicture(values, name)
 
 
-def read_slice(path: Path, limits: Limits) -> Picture:
-    """The square in the middle of a CT slice, from a DICOM file, on the regularizers' scale."""
+def read_slice(path: Path, limits: Limits) -> InputPicture:
+    """The central square of a CT slice, from a DICOM file, on the scale of the regularizers."""
     name = shown_name(path)
     limits.check_bytes(path.stat().st_size, name)
     with path.open("rb") as file:
         start = file.read(132)
     if start[128:132] != b"DICM":
-        raise PageError(f"{name} is no DICOM file.", "Upload one CT slice, as scanners write it.")
-    _check_dicom(path, name, limits)
+        raise PageError(f"{name} is not a DICOM file.", "Upload one CT slice as DICOM.")
     path = path.rename(path.with_suffix(".dcm"))
     try:
-        volume = read_volume(path)
+        volume = read_volume(path, max_megapixels=_most_megapixels(limits))
     except Exception as error:
-        raise _unreadable(error, path, name, "Upload one slice of a CT series.") from None
-    if volume.values.shape[0] != 1:
-        raise PageError(f"{name} holds {volume.values.shape[0]} slices.", "Upload one of them.")
-    height, width = volume.values.shape[-2:]
+        hint = f"Upload one slice of a CT series with at most {limits.pixels:,} pixels."
+        raise _unreadable(error, path, name, hint) from None
+    slices, height, width = volume.values.shape
+    if slices != 1:
+        raise PageError(f"{name} holds {slices} slices.", "Upload one of them.")
+    limits.check_size(height, width, name)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = volume.images[..., top : top + side, left : left + side]
-    return Picture(hounsfield_to_unit(square).clamp(0, BRIGHTEST).contiguous(), name)
+    values = hounsfield_to_unit(square).clamp(*BOX["ct"]).contiguous()
+    return InputPicture(values, name, window=_WINDOW)
 
 
 def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:
-    """The opacity of what was drawn with the brush, (H, W); PNG or WebP from the page itself."""
+    """The opacity of a layer painted with the brush, (H, W); PNG or WebP, sent by the page."""
     module = pillow()
     try:
         source = io.BytesIO(content) if isinstance(content, bytes) else content
@@ -125,101 +163,35 @@ def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:
     except PageError:
         raise
     except (module.DecompressionBombError, module.DecompressionBombWarning):
-        raise _too_large("the drawing", limits) from None
+        raise PageError("The drawing has far too many pixels.", "Make it smaller.") from None
     except Exception:  # decoders of damaged files raise nearly everything
         raise PageError("The drawing cannot be read.", "Clear it and draw again.") from None
 
 
 def shown_name(path: Path) -> str:
-    """The name of a file as the page shows it: short, and without anything odd."""
+    """The name of a file as the page shows it: short, without special characters."""
     plain = "".join(c if c.isalnum() or c in " ._-()+" else "_" for c in path.name)
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 9]}...{plain[-6:]}"
 
 
-def _kind(path: Path, name: str, limits: Limits) -> str:
+def _most_megapixels(limits: Limits) -> float:
+    """Numbers that are decoded at most, in millions: red, green, blue and alpha."""
+    return 4 * limits.pixels / 1e6
+
+
+def _check_kind(path: Path, name: str, limits: Limits) -> None:
     limits.check_bytes(path.stat().st_size, name)
     with path.open("rb") as file:
         start = file.read(16)
     kind = next((k for k, openings in _MAGIC.items() if start.startswith(openings)), None)
     if kind is None:
         raise PageError(
-            f"{name} is no PNG, JPEG, TIFF or NPY file.", "Save the picture as one of these."
+            f"{name} is not a PNG, JPEG, TIFF or NPY file.", "Save the picture as one of these."
         )
     suffix = path.suffix.lower()
     named = next((k for k, endings in _ENDINGS.items() if suffix in endings), None)
     if suffix not in PICTURES or named != (kind if kind in _ENDINGS else None):
         raise PageError(f"{name} is a {kind} file with another ending.", "Rename it.")
-    return kind
-
-
-def _check_pillow(path: Path, name: str, kind: str, limits: Limits) -> None:
-    module = pillow()
-    try:
-        with module.open(path, formats=(kind,)) as image:
-            width, height = image.size
-            frames = getattr(image, "n_frames", 1)
-    except (module.DecompressionBombError, module.DecompressionBombWarning):
-        raise _too_large(name, limits) from None
-    except Exception:
-        raise PageError(f"{name} is damaged.", "Save it again, or upload another file.") from None
-    limits.check_size(height, width, name)
-    if frames > 1:
-        raise PageError(f"{name} holds {frames} frames.", "Upload one of them.")
-
-
-def _check_tiff(path: Path, name: str, kind: str, limits: Limits) -> None:
-    tifffile = load_extra("tifffile", "TIFF files")
-    try:
-        with tifffile.TiffFile(path) as file:
-            pages = len(file.pages)
-            page = file.pages.first
-            shape, height, width = tuple(page.shape), page.imagelength, page.imagewidth
-            # Of tiles, a whole one is decoded whatever the picture's size is.
-            piece = page.tilelength * page.tilewidth if page.is_tiled else 0
-    except Exception:
-        raise PageError(f"{name} is damaged.", "Save it again, or upload another file.") from None
-    if pages > 1:
-        raise PageError(f"{name} has {pages} pages.", "Upload one of them.")
-    limits.check_size(height, width, name)
-    if math.prod(shape) > 4 * limits.pixels or piece > 4 * limits.pixels:
-        raise PageError(f"{name} has the shape {shape}.", "Upload one picture, grey or in colour.")
-
-
-def _check_npy(path: Path, name: str, kind: str, limits: Limits) -> None:
-    form = np.lib.format
-    try:
-        with path.open("rb") as file:
-            version = form.read_magic(file)
-            read: Any = form.read_array_header_1_0 if version == (1, 0) else None
-            shape, _, dtype = (read or form.read_array_header_2_0)(file)
-    except Exception:
-        raise PageError(f"{name} is damaged.", "Write it again with numpy.save.") from None
-    if dtype.hasobject:
-        raise PageError(f"{name} holds Python objects.", "Save plain numbers with numpy.save.")
-    sides = [side for side in shape if side not in (1, 3, 4)]
-    if len(sides) != 2 or len(shape) > 4:
-        raise PageError(f"{name} has the shape {shape}.", "Upload (H, W) or (H, W, 3).")
-    limits.check_size(sides[0], sides[1], name)
-
-
-def _check_dicom(path: Path, name: str, limits: Limits) -> None:
-    pydicom = load_extra("pydicom", "DICOM files")
-    try:
-        meta = pydicom.filereader.read_file_meta_info(path)
-        deflated = str(meta.get("TransferSyntaxUID", "")) == _DEFLATED
-        header = None if deflated else pydicom.dcmread(path, stop_before_pixels=True)
-    except Exception:
-        raise PageError(f"{name} is damaged.", "Export the slice again.") from None
-    if header is None:
-        raise PageError(f"{name} is deflated as a whole.", "Export it without that compression.")
-    try:
-        height, width = int(header.Rows), int(header.Columns)
-        frames = int(header.get("NumberOfFrames", 1) or 1)
-    except (AttributeError, TypeError, ValueError):
-        raise PageError(f"{name} holds no image.", "Upload one CT slice.") from None
-    limits.check_size(height, width, name)
-    if frames != 1:
-        raise PageError(f"{name} holds {frames} frames.", "Upload one slice.")
 
 
 def _check_values(values: Tensor, name: str) -> None:
@@ -236,26 +208,23 @@ def _check_values(values: Tensor, name: str) -> None:
         )
 
 
-def _too_large(name: str, limits: Limits) -> PageError:
-    """Where Pillow itself refuses, before it says how large the picture is."""
-    return PageError(
-        f"{name} has far too many pixels.", f"At most {limits.pixels:,} are taken: scale it down."
-    )
-
-
 def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError:
-    """One sentence that names the file: the reader's own, unless it failed without one."""
-    if isinstance(error, ValueError | ImportError | ScanFileError):
-        reason = _sentence(str(error).replace(str(path), name))
-        return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
-    log.warning("a reader failed", exc_info=error)
-    return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
+    """What is wrong, from a reader whose message names the file; what to do is up to the page."""
+    if not isinstance(error, ValueError | ImportError | ScanFileError):
+        log.warning("a reader failed", exc_info=error)
+        return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
+    reason = " ".join(str(error).replace(str(path), name).partition(";")[0].split())
+    reason = f"{reason[:200]}..." if len(reason) > 200 else f"{reason.rstrip('.')}."
+    return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
+
+
+def _layer_number(text: Any) -> int | None:
+    with contextlib.suppress(TypeError, ValueError):
+        number = int(text)
+        if 0 <= number < MOST_LAYERS:
+            return number
+    return None
 
 
 def _is_grey(values: Tensor) -> bool:
     return bool((values[0] == values[1]).all() and (values[1] == values[2]).all())
-
-
-def _sentence(text: str) -> str:
-    text = " ".join(text.split()).rstrip(".")
-    return f"{text[:200]}..." if len(text) > 200 else f"{text}."

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from web_guard import COOKIE, VISITOR, Policy, ask, event
 
-from convexlift.web.guard import HEADERS
-from convexlift.web.payloads import Refused, check_files, is_own_file
-from convexlift.web.visitors import session_key, visitor_in, visitor_of
+pytest.importorskip("starlette", reason="the web page needs gradio, which brings starlette")
+
+from starlette.exceptions import HTTPException
+from web_requests import COOKIE, VISITOR, StubQueue, ask, event
+
+from convexlift.web.limits import Limits
+from convexlift.web.requests import HEADERS, check_files, is_own_file
+from convexlift.web.visitors import Sessions, session_key, visitor_in, visitor_of
 
 
-def test_the_guard_lets_visitors_pass_with_its_headers(tmp_path):
+def test_requests_of_the_page_pass_and_get_security_headers(tmp_path):
     status, headers, _ = ask()
     assert status == 200
     assert headers[b"content-security-policy"].decode() == HEADERS["content-security-policy"]
@@ -29,16 +34,16 @@ def test_the_guard_lets_visitors_pass_with_its_headers(tmp_path):
     own.write_bytes(b"x")
     file = {"path": str(own), "url": f"http://127.0.0.1/gradio_api/file={own}"}
     status, _, seen = ask(
-        "/gradio_api/queue/join", body=event(data=[file]), method="POST", policy=Policy(tmp_path)
+        "/gradio_api/queue/join", body=event(data=[file]), method="POST", root=tmp_path
     )
     assert status == 200
     passed = json.loads(seen["body"])
-    assert passed["data"] == [{"path": str(own)}]  # the address is gone: it cannot be fetched
+    assert passed["data"] == [{"path": str(own)}]  # the URL is removed: it cannot be fetched
     assert passed["session_hash"] == f"{VISITOR}-abc"
     assert dict(seen["headers"])[b"content-length"] == str(len(seen["body"])).encode()
 
 
-def test_the_root_path_is_understood_with_and_without_a_proxy():
+def test_the_root_path_works_with_and_without_a_proxy():
     for path in ("/gradio_api/heartbeat/abc", "/a/b/gradio_api/heartbeat/abc"):
         seen = ask(path, root_path="/a/b")[2]
         assert seen["path"] == f"/gradio_api/heartbeat/{VISITOR}-abc"
@@ -48,10 +53,14 @@ def test_the_root_path_is_understood_with_and_without_a_proxy():
     assert ask("/a/b/openapi.json", root_path="/a/b")[0] == 404
 
 
-def test_the_guard_renames_sessions_after_the_cookie():
-    policy = Policy()
-    assert ask("/gradio_api/heartbeat/abc", policy=policy)[2]["path"].endswith(f"/{VISITOR}-abc")
-    assert policy.pages == [("arrived", f"{VISITOR}-abc"), ("departed", f"{VISITOR}-abc")]
+def test_session_names_are_derived_from_the_cookie(tmp_path):
+    sessions, queue, key = Sessions(tmp_path, Limits()), StubQueue(), f"{VISITOR}-abc"
+    session, closed = sessions.of(key), []
+    sessions.on_close = closed.append
+    seen = ask("/gradio_api/heartbeat/abc", sessions=sessions, queue=queue)[2]
+    assert seen["path"].endswith(f"/{key}")
+    assert closed == queue.cleared == [key]  # the session ends with its connection
+    assert not session.folder.exists()
     seen = ask("/gradio_api/queue/data", query=b"session_hash=abc&session_hash=abc")[2]
     assert seen["query_string"] == f"session_hash={VISITOR}-abc".encode()
     for bad in ("", "a-b", "../x", "a" * 65, "a%2fb"):
@@ -60,12 +69,11 @@ def test_the_guard_renames_sessions_after_the_cookie():
         assert ask("/gradio_api/cancel", method="POST", body=event(session_hash=bad))[0] == 400
 
 
-def test_the_guard_refuses():
+def test_other_requests_are_refused():
     assert ask(host="evil.example")[0] == 421
     assert ask(host="evil.example", hosts=None)[0] == 200
-    policy = Policy()
     for path in ("file=http://10.0.0.1/secret", "file=/etc/passwd", "file="):
-        assert ask(f"/gradio_api/{path}", policy=policy)[0] == 403
+        assert ask(f"/gradio_api/{path}")[0] == 403
     for path in ("/gradio_api/proxy=https://example.org", "/openapi.json", "/gradio_api/file/a"):
         status, headers, _ = ask(path)
         assert status == 404
@@ -74,10 +82,10 @@ def test_the_guard_refuses():
     assert ask("/gradio_api/upload", method="POST", cookie="")[0] == 403
     assert ask("/gradio_api/upload", method="GET")[0] == 405
     body = event(data=[[{"path": " HTTPS://example.org/x.png"}]])
-    assert ask("/gradio_api/queue/join", body=body, method="POST", policy=policy)[0] == 403
+    assert ask("/gradio_api/queue/join", body=body, method="POST")[0] == 403
     assert ask("/gradio_api/queue/join", body=bytes(10**5), method="POST")[0] == 413
     for body in (b"", b"[]", b"{", b"[" * 50_000, b"null"):
-        status = ask("/gradio_api/queue/join", body=body, method="POST", policy=policy)[0]
+        status = ask("/gradio_api/queue/join", body=body, method="POST")[0]
         assert status == 400, body[:9]
     # A body that grows beyond the limit on its way is refused, whatever its header said.
     assert ask("/gradio_api/upload", method="POST", body=bytes(10**5))[0] == 413
@@ -85,16 +93,18 @@ def test_the_guard_refuses():
 
 
 def test_uploads_of_refused_events_are_deleted(tmp_path):
-    own = tmp_path / VISITOR / "x.png"
-    own.parent.mkdir()
-    own.write_bytes(b"x")
+    sessions = Sessions(tmp_path, Limits())
+    own = sessions.uploads.add(VISITOR, "x.png", io.BytesIO(b"x"))
     body = event(data=[{"path": str(own)}])
-    policy = Policy(tmp_path, full=True)
-    assert ask("/gradio_api/queue/join", body=body, method="POST", policy=policy)[0] == 429
+    full = StubQueue(full=True)
+    assert ask("/gradio_api/queue/join", body=body, method="POST", sessions=sessions)[0] == 200
+    assert own.exists()
+    answer = ask("/gradio_api/queue/join", body=body, method="POST", sessions=sessions, queue=full)
+    assert answer[0] == 429
     assert not own.exists()
 
 
-def test_own_files(tmp_path):
+def test_only_real_paths_in_the_folder_are_own_files(tmp_path):
     mine = tmp_path / "mine"
     (mine / "deep").mkdir(parents=True)
     file, outside = mine / "deep" / "a.png", tmp_path / "b.png"
@@ -120,7 +130,7 @@ def test_own_files(tmp_path):
         assert not is_own_file(name, mine), path
 
 
-def test_descriptions_of_files_are_found_anywhere():
+def test_file_descriptions_are_found_at_any_depth():
     for content in (
         {"path": "x"},
         [{"a": [{"b": {"path": "x", "url": None}}]}],
@@ -128,16 +138,16 @@ def test_descriptions_of_files_are_found_anywhere():
         {"path": None, "url": "x"},
         {"path": ["x"]},
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(HTTPException):
             check_files(content, lambda path: False)
-    with pytest.raises(Refused):
+    with pytest.raises(HTTPException):
         check_files({"path": "x", "url": "http://127.0.0.1/y"}, lambda path: True)
     content = {"a": {"path": "/x y", "url": "http://h/gradio_api/file=/x%20y"}, "path": None}
     assert check_files(content, lambda path: True) == ["/x y"]
     assert content == {"a": {"path": "/x y"}, "path": None}
 
 
-def test_visitors_are_told_apart_by_their_cookie():
+def test_visitors_are_identified_by_their_cookie():
     assert visitor_of(f"a=b; {COOKIE}; c=d") == VISITOR
     assert "5" * 16 not in VISITOR
     for cookies in ("", "convexlift-visitor=", "convexlift-visitor=../..", "\x00", f"x{COOKIE}"):

@@ -1,39 +1,31 @@
-"""Requests to the guard of the web page, with nothing behind it."""
+"""Requests to the request filter of the web page, with a stub behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
-from convexlift.web.guard import LOOPBACK, Guard
-from convexlift.web.payloads import Refused
-from convexlift.web.visitors import visitor_of
+from starlette.exceptions import HTTPException
+
+from convexlift.web.limits import Limits
+from convexlift.web.requests import RequestFilter
+from convexlift.web.server import LOOPBACK
+from convexlift.web.visitors import Sessions, visitor_of
 
 
-class Policy:
-    """Visitors' folders below a folder, and a queue that is full or not."""
+class StubQueue:
+    """A queue that is full or not, and notes the sessions whose events are cancelled."""
 
-    def __init__(self, root=Path("/nowhere"), full=False):
-        self.root, self.full, self.pages = root, full, []
-
-    def folder_of(self, visitor):
-        return self.root / visitor
-
-    def arrived(self, key):
-        self.pages.append(("arrived", key))
-
-    async def departed(self, key):
-        self.pages.append(("departed", key))
+    def __init__(self, full=False):
+        self.full, self.cleared = full, []
 
     def require_place(self, event, visitor):
         if self.full:
-            raise Refused(429, "You have 2 runs in the queue.")
+            raise HTTPException(429, "You have 2 runs in the queue.")
 
-    def discard(self, visitor, paths):
-        for path in paths:
-            os.unlink(path)
+    async def clear(self, key):
+        self.cleared.append(key)
 
 
 COOKIE = f"convexlift-visitor={'5' * 32}"
@@ -42,7 +34,7 @@ VISITOR = visitor_of(COOKIE)
 
 def ask(
     path="/", host="127.0.0.1:7860", body=b"", method="GET", hosts=LOOPBACK, length=None,
-    policy=None, cookie=COOKIE, query=b"", kind="http",
+    root=Path("/nowhere"), sessions=None, queue=None, cookie=COOKIE, query=b"", kind="http",
     root_path="",
 ):  # fmt: skip
     seen = {}
@@ -67,8 +59,11 @@ def ask(
     scope = {
         "type": kind, "path": path, "method": method, "headers": headers, "query_string": query,
     }  # fmt: skip
-    guard = Guard(app, 1000, hosts, policy or Policy(), root_path)
-    asyncio.run(guard(scope, receive, send))
+    request_filter = RequestFilter(
+        app, sessions or Sessions(root, Limits()), queue or StubQueue(),
+        body_bytes=1000, hosts=hosts, root_path=root_path,
+    )  # fmt: skip
+    asyncio.run(request_filter(scope, receive, send))
     if kind != "http":
         return sent[0]["type"], {}, seen
     return sent[0]["status"], dict(sent[0]["headers"]), seen

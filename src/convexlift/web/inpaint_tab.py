@@ -1,0 +1,144 @@
+"""The tab for inpainting, with a brush."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from convexlift.tasks import Inpainting
+from convexlift.web.components import QUIET, Updates, file_input, mask_editor, tell, tells_errors
+from convexlift.web.html import fragment
+from convexlift.web.limits import PageError
+from convexlift.web.pictures import InputPicture, grey_or_colour, png
+from convexlift.web.requests import is_own_file
+from convexlift.web.tabs import OF_WHITE, REAL, SIMULATE, PhotoTab
+from convexlift.web.uploads import PICTURES, read_layer
+from convexlift.web.visitors import Session
+
+RANDOM, BRUSH, FILE = "random", "brush", "file"
+MASKS = [("Brush", BRUSH), ("File", FILE)]
+
+
+class InpaintTab(PhotoTab):
+    """Missing pixels: at random, painted with the brush, or from a mask file."""
+
+    name, task = "inpaint", Inpainting.name
+
+    def _damage(self) -> set[Any]:
+        self.mode = gr.Radio(
+            [("Remove pixels", SIMULATE), ("Already damaged", REAL)],
+            value=SIMULATE, label="Damage", elem_id="inpaint-mode",
+        )  # fmt: skip
+        self.mask = gr.Radio(
+            [("Random", RANDOM), *MASKS], value=RANDOM, label="Missing pixels",
+            elem_id="inpaint-mask",
+        )  # fmt: skip
+        self.missing = gr.Slider(0.05, 0.95, value=0.3, step=0.05, label="Missing fraction")
+        self.editor = mask_editor(
+            label="Paint the missing pixels", visible=False, elem_id="inpaint-editor", height=420
+        )
+        self.mask_file = file_input(
+            label="Mask: white is known, black is missing", file_types=list(PICTURES),
+            visible=False, elem_id="inpaint-mask-file",
+        )  # fmt: skip
+        self.mask_note = gr.HTML(visible=False)
+        self.level = gr.Slider(
+            0.0, 0.2, value=0.03, step=0.01, label="Noise on the known pixels", info=OF_WHITE,
+            elem_id="inpaint-level",
+        )  # fmt: skip
+        return {self.mode, self.mask, self.missing, self.editor, self.level}
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._connect_choice({self.mask}, [self.regularizer, self.editor])
+        masks = [self.missing, self.editor, self.mask_file, self.mask_note]
+        self.mask.change(self._mask, {self.mask, self.choice}, masks, **QUIET)
+        self.mode.change(self._mode, self.mode, [self.mask, self.level], queue=False, **QUIET)
+        self.mask_file.upload(
+            self._mask_uploaded, {self.mask_file}, [self.mask_note, self.mask_file], **QUIET
+        )
+
+    def _mode(self, mode: str) -> Updates:
+        simulated = mode == SIMULATE
+        choices = [("Random", RANDOM), *MASKS] if simulated else MASKS
+        return {
+            self.mask: gr.update(choices=choices, value=choices[0][1]),
+            self.level: gr.update(visible=simulated),
+        }
+
+    @tells_errors
+    def _mask(self, values: Updates, request: gr.Request) -> Updates:
+        session, mask = self.site.session(request), values[self.mask]
+        return {
+            self.missing: gr.update(visible=mask == RANDOM),
+            self.editor: self._canvas(session, self._picture(session, values), mask),
+            self.mask_file: gr.update(visible=mask == FILE),
+            self.mask_note: gr.update(visible=mask == FILE, value=_mask_note(session)),
+        }
+
+    def _mask_uploaded(self, values: Updates, request: gr.Request) -> Updates:
+        try:
+            session = self.site.session(request)
+            session.pictures["mask"] = self._take(session, values[self.mask_file], values)
+        except Exception as error:
+            tell(error)
+            return {self.mask_file: None}
+        note = gr.update(value=_mask_note(session), visible=True)
+        return {self.mask_note: note, self.mask_file: None}
+
+    def _changes(self, session: Session, picture: InputPicture, values: Updates) -> Updates:
+        canvas = self._canvas(session, picture, values[self.mask])
+        return {**self._regularizers(self.task, picture), self.editor: canvas}
+
+    def _canvas(self, session: Session, picture: InputPicture, mask: str) -> Any:
+        """The update of the brush: the picture to paint over."""
+        if mask != BRUSH:
+            return gr.update(visible=False, value=None)
+        path = session.new_canvas()
+        path.write_bytes(png(grey_or_colour(picture.values)))
+        value: dict[str, Any] = {"background": str(path), "layers": [], "composite": None}
+        return gr.update(visible=True, value=value)
+
+    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
+        simulate, mask, seen = values[self.mode] == SIMULATE, values[self.mask], None
+        if mask == BRUSH:
+            seen = self._painted(values[self.editor], session, picture.size)
+        elif mask == FILE:
+            if "mask" not in session.pictures:
+                raise PageError("There is no mask.", "Upload one: white known, black missing.")
+            seen = (session.pictures["mask"].values[0, 0] >= 0.5).float()
+        sigma = values[self.level] if simulate else None
+        missing = {"missing": values[self.missing]} if seen is None else {"mask": seen}
+        return {"simulate": simulate, "sigma": sigma, **missing}
+
+    def _painted(self, drawing: Any, session: Session, size: tuple[int, int]) -> Tensor:
+        """1 where nothing was painted, (H, W) of the picture, whatever the drawing's size is."""
+        layers: list[Any] = []
+        if drawing is not None and drawing.id is not None:
+            layers = list(session.drawings.pop(drawing.id, {}).values())
+        elif drawing is not None:
+            paths = [layer.path for layer in drawing.layers or () if layer]
+            own = [Path(path) for path in paths if is_own_file(path, session.folder.parent)]
+            layers = [read_layer(path, self.site.limits) for path in own]
+        missing = torch.zeros(size, dtype=torch.bool)
+        for layer in layers:
+            opacity = torch.from_numpy(np.array(layer, dtype=np.float32))[None, None]
+            missing |= interpolate(opacity, size=size, mode="area")[0, 0] > 64
+        if not bool(missing.any()):
+            raise PageError("Nothing is painted.", "Paint over the pixels to fill in.")
+        return (~missing).to(torch.float32)
+
+
+def _mask_note(session: Session) -> str:
+    picture = session.pictures.get("mask")
+    if picture is None:
+        return fragment("hint", "No mask yet.")
+    missing = float((picture.values < 0.5).double().mean())
+    height, width = picture.size
+    return fragment("hint", f"{picture.name}, {width} x {height}: {missing:.0%} missing")

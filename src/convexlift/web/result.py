@@ -1,0 +1,111 @@
+"""The result of a run: its record, and the files that a visitor may download."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import convexlift
+from convexlift.solvers.solution import Status
+from convexlift.web.html import TEMPLATES
+from convexlift.web.job import PageJob
+from convexlift.web.pictures import deep_png, grey_or_colour, png
+from convexlift.web.run import RunResult
+
+INPUT, MASK = "input.npy", "seen.npy"
+"""Arrays that a script reads, where they do not come with the package."""
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """Paths of one result; ``before`` and ``after`` are shown on the page."""
+
+    before: Path
+    after: Path
+    image: Path
+    json: Path
+    script: Path
+    zip: Path
+
+
+def record(result: RunResult) -> dict[str, Any]:
+    """The record of the reconstruction, with the name of the picture and the history."""
+    numbers = ("objective", "lower_bound", "gap")
+    return {
+        **result.reconstruction.record,
+        "input": result.job.picture.name,
+        "torch": torch.__version__,
+        "history": [
+            {
+                "iteration": point.iteration,
+                "seconds": round(point.seconds, 4),
+                **{name: _finite(getattr(point, name)) for name in numbers},
+            }
+            for point in result.points
+        ],
+    }
+
+
+def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> ResultFiles:
+    """Write the pictures, the record, the script, and a ZIP file of everything."""
+    job, x, given = result.job, result.reconstruction.solution.x, result.prepared.given
+    assert given is not None  # only measured sinograms have no picture
+    files = ResultFiles(
+        before=folder / "before.png",
+        after=folder / "after.png",
+        image=folder / f"convexlift-{job.task}.png",
+        json=folder / f"convexlift-{job.task}.json",
+        script=folder / f"convexlift-{job.task}.py",
+        zip=folder / f"convexlift-{job.task}.zip",
+    )
+    files.before.write_bytes(png(grey_or_colour(given, *job.picture.window)))
+    files.after.write_bytes(png(grey_or_colour(x, *job.picture.window)))
+    files.image.write_bytes(deep_png(x))
+    files.json.write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    files.script.write_text(script(result))
+    with zipfile.ZipFile(files.zip, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for file in (files.image, files.json, files.script):
+            archive.write(file, file.name)
+        for name, values in {"reconstruction.npy": x.cpu(), **needed_arrays(job)}.items():
+            archive.writestr(name, _npy(values))
+    return files
+
+
+def script(result: RunResult) -> str:
+    """A program that repeats the run and writes its image to ``repeated.npy``."""
+    job, needed = result.job, needed_arrays(result.job)
+    options = {name: repr(value) for name, value in job.call().items() if value is not None}
+    options["device"] = repr(result.reconstruction.solution.x.device.type)
+    if MASK in needed:
+        options["mask"] = f'np.load(here / "{MASK}")'
+    if result.status is not Status.CONVERGED:  # end where the run ended
+        options["max_iterations"] = repr(result.reconstruction.record["iterations"])
+    return TEMPLATES.get_template("script.py.jinja").render(
+        version=convexlift.__version__, job=job, needed=needed, options=options
+    )
+
+
+def needed_arrays(job: PageJob) -> dict[str, Tensor]:
+    """The arrays that must be in the folder of the script."""
+    arrays = {} if job.picture.example else {INPUT: job.picture.values}
+    mask = job.options.get("mask")
+    return arrays if mask is None else {**arrays, MASK: mask}
+
+
+def _npy(x: Tensor) -> bytes:
+    file = io.BytesIO()
+    np.save(file, x.numpy(), allow_pickle=False)
+    return file.getvalue()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

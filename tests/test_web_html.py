@@ -1,0 +1,73 @@
+"""HTML fragments of the web page: escaped texts, and plots."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from web_runs import crop
+
+pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
+
+from convexlift.web.html import (
+    banner,
+    chosen_picture,
+    convergence_plot,
+    fragment,
+    nice_steps,
+    race_plot,
+    standings,
+)
+from convexlift.web.pictures import InputPicture
+from convexlift.web.race import Lap, Race
+from convexlift.web.run import Point
+
+HOSTILE = '<script>alert("1")</script>'
+
+
+def race_of(*laps, bound=1.0):
+    race = Race.__new__(Race)
+    race.laps, race.known_bound = laps, bound
+    return race
+
+
+def test_texts_are_escaped():
+    lap = Lap(HOSTILE, steps=HOSTILE, note=HOSTILE, checks=[(1.0, 2.0)])
+    for text in (
+        banner(HOSTILE, "bad", HOSTILE),
+        chosen_picture(InputPicture(crop().values, HOSTILE)),
+        standings(race_of(lap)),
+        race_plot(race_of(lap)),
+        fragment("hint", HOSTILE, HOSTILE),
+    ):
+        assert "<script" not in text
+        assert 'alert("' not in text
+        assert "&lt;script&gt;" in text
+
+
+def test_a_convergence_plot_leaves_out_what_is_not_finite():
+    values = [(0, math.inf, -math.inf), (5, 3.0, 1.0), (10, 2.0, 1.9)]
+    drawn = convergence_plot([Point(i, 0.1, f, bound, 0.1, None) for i, f, bound in values])
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert drawn.count("<polyline") == 2
+    assert drawn.count("<polygon") == 1  # the gap
+    assert "<svg" in convergence_plot(())
+    # Nothing refers to ids: the page has several plots, some of them hidden.
+    assert "id=" not in drawn
+    assert "url(" not in drawn
+
+
+def test_a_race_plot_has_a_logarithmic_axis():
+    good = Lap("good", checks=[(0.0, 2.0), (1.0, 1.001)])
+    drawn = race_plot(race_of(good, Lap("failed", checks=[(0.5, math.nan)])))
+    assert drawn.count("<polyline") == 1
+    assert drawn.count("<span") == 2  # in the legend
+    for level in ("1e-3", "1e-2", "1e-1", "1e0"):
+        assert f">{level}<" in drawn
+    assert "no results yet" in race_plot(race_of(good, bound=-math.inf))
+    assert "no results yet" in race_plot(None)
+
+
+def test_round_numbers_of_an_axis():
+    assert nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])

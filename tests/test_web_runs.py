@@ -1,0 +1,282 @@
+"""The web page without a browser: jobs, runs, races, and the files of results."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from web_runs import crop, denoising, finished, letters, long_job
+
+from convexlift.images import load_example
+from convexlift.phantoms import shepp_logan
+from convexlift.solvers.solution import Status
+from convexlift.web.job import TV, PageJob, fitting
+from convexlift.web.limits import PageError
+from convexlift.web.pictures import InputPicture
+from convexlift.web.race import Race
+from convexlift.web.run import Run
+
+pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
+
+from convexlift.web.html import details, live_picture, race_plot, standings, verdict
+from convexlift.web.result import record, script, write_files
+from soak.page_visitor import wait_until
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+# Jobs
+
+
+def test_only_fitting_regularizers_are_offered():
+    assert fitting("inpainting", (256, 256))[0] == "photo-any-size"
+    assert "faces-inpainting-bilevel" in fitting("inpainting", (256, 256))
+    assert "faces-inpainting-bilevel" not in fitting("inpainting", (256, 255))
+    assert fitting("ct", (64, 64))[-1] == TV
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"regularizer": "ct-abdomen-chest"}, "does not fit"),
+        ({"regularizer": "../../etc/passwd"}, "does not fit"),
+        ({"tolerance": math.nan}, "not a number"),
+        ({"tolerance": 0.0}, "tolerance is 0"),
+        ({"strength": 1e9}, "strength"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"sigma": 7.0}, "noise level is 7"),
+        ({"sigma": "0.1"}, "not a number"),
+        ({"sigma": None}, "no noise to simulate"),
+        ({"views": 10**6}, "number of views"),
+    ],
+)
+def test_bad_settings_are_named(change, said):
+    with pytest.raises(PageError, match=said):
+        denoising(crop(), **{"regularizer": "photo-any-size", **change})
+
+
+def test_errors_of_the_library_get_hints_of_the_page():
+    job = denoising(crop(), noise="poisson")
+    with pytest.raises(PageError, match="poisson") as caught:
+        job.reconstructor(torch.device("cpu"))
+    assert caught.value.hint.endswith("and its level.")
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+def test_the_noise_of_text_is_not_guessed(planes):
+    text = InputPicture(letters().repeat(planes, 1, 1, 1), "page.png")
+    with pytest.raises(PageError, match=r"as in text.*Gaussian.*level"):
+        finished(denoising(text, simulate=False, noise=None, sigma=None))
+    noise = finished(denoising(text, simulate=False)).reconstruction.noise
+    assert (noise.kind, noise.level, noise.estimated) == ("gaussian", 0.1, False)
+
+
+def inpainting(picture, **options):
+    defaults = {"simulate": True, "sigma": 0.03, "regularizer": TV, "tolerance": 1e-2}
+    return PageJob("inpaint", picture, {**defaults, **options})
+
+
+def test_bad_masks_are_named():
+    for mask, said in (
+        (torch.ones(48, 48), "No pixel is missing"),
+        (torch.zeros(48, 48), "100%"),
+        (torch.ones(10, 48), "10"),
+    ):
+        with pytest.raises(PageError, match=said):
+            inpainting(crop(), mask=mask)
+    with pytest.raises(PageError, match="which pixels"):
+        inpainting(crop(), simulate=False)
+
+
+def test_an_error_says_that_noise_cannot_be_estimated():
+    mask = torch.zeros(48, 48)
+    mask[::2, ::2] = 1
+    job = inpainting(crop(), simulate=False, mask=mask, sigma=None)
+    with pytest.raises(PageError, match=r"Too few pixels.*fewer pixels as missing"):
+        finished(job)
+
+
+def jobs():
+    mask = torch.ones(48, 48)
+    mask[10:20, 15:30] = 0
+    learned, camera = {"regularizer": "photo-any-size"}, load_example("camera")
+    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True)
+    scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
+    return {
+        "gaussian": denoising(InputPicture(camera, "camera", example=True)),
+        "impulses": denoising(crop(), noise="salt-and-pepper", sigma=0.2, **learned),
+        "noisy": denoising(crop(), simulate=False, noise=None, sigma=None),
+        "random": inpainting(crop(planes=3), missing=0.3, seed=3, **learned),
+        "drawn": inpainting(crop(), mask=mask, simulate=False, sigma=None),
+        "phantom": PageJob("ct", phantom, scan),
+        "slice": PageJob("ct", crop(), {**scan, "regularizer": TV, "views": 20, "tolerance": 0.3}),
+    }
+
+
+@pytest.mark.parametrize("name", ["gaussian", "random", "drawn", "phantom"])
+def test_the_script_repeats_the_run(name, tmp_path):
+    repeat(jobs()[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impulses", "noisy", "slice"])
+def test_more_scripts_repeat_the_run(name, tmp_path):
+    repeat(jobs()[name], tmp_path)
+
+
+def repeat(job, folder):
+    result = finished(job)
+    assert result.status is Status.CONVERGED
+    facts = record(result)
+    files = write_files(result, facts, folder)
+    elsewhere = folder / "elsewhere"
+    with zipfile.ZipFile(files.zip) as archive:
+        archive.extractall(elsewhere)
+    done = subprocess.run(
+        [sys.executable, elsewhere / files.script.name],
+        cwd=elsewhere, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    repeated = torch.from_numpy(np.load(elsewhere / "repeated.npy"))
+    kept = torch.from_numpy(np.load(elsewhere / "reconstruction.npy"))
+    assert torch.allclose(repeated, kept, atol=1e-5)
+    solution = result.reconstruction.solution
+    assert f"converged after {int(solution.iterations[0])} iterations" in done.stdout
+    assert f"objective {float(solution.objective[0]):.5g}"[:-1] in done.stdout
+    if job.simulated:
+        assert f"PSNR {facts['psnr']:.2f} dB" in done.stdout
+        assert facts["psnr"] > facts["psnr_before"] or job.task == "ct"
+    written = json.loads(files.json.read_text())
+    assert written["input"] == job.picture.name
+    assert written["gap"] <= job.options["tolerance"]
+    assert written["history"][-1]["iteration"] == facts["iterations"]
+    assert float(solution.gap.max()) <= job.options["tolerance"]
+
+
+def test_a_result_is_shown_with_the_maps_that_are_known():
+    result = finished(jobs()["impulses"])
+    assert "Certified gap" in verdict(result)
+    shown = details("denoise", result, record(result))
+    assert shown.count("<img") == 2
+    assert "PSNR" in shown
+    unknown = finished(jobs()["noisy"])
+    shown = details("denoise", unknown, record(unknown))
+    assert shown.count("<img") == 1
+    assert "PSNR" not in shown
+
+
+# Runs
+
+
+def test_stop_stops_the_solver(executor):
+    run = Run(long_job(), 60.0, executor).start()
+    for snapshot in run.states(pause=0.01):
+        if snapshot.points:
+            break
+    else:
+        pytest.fail("the run ended by itself")
+    result = run.result(60.0)  # leaving the loop was enough: nobody watches any more
+    assert result.status is Status.STOPPED
+    iterations = result.reconstruction.record["iterations"]
+    assert f"max_iterations={iterations}," in script(result)
+
+
+def test_the_time_limit_ends_a_run_with_its_proof():
+    result = finished(long_job(), seconds=0.3)
+    assert result.status is Status.TIME_LIMIT
+    assert "Stopped at the time limit" in verdict(result)
+
+
+def test_runs_wait_for_a_thread_even_if_nobody_watches_the_others(executor):
+    first = Run(long_job(), 60.0, executor).start()
+    second = Run(long_job(), 60.0, executor).start()
+    third = Run(long_job(tolerance=0.5), 60.0, executor).start()
+    assert wait_until(lambda: first.state.points, 60.0)
+    second.stop()
+    with pytest.raises(PageError, match="before it began"):
+        list(second.states())
+    for run in (first, third):  # the first one computes, and the third one waits
+        with pytest.raises(TimeoutError):
+            run.result(0.0)
+    assert third.state.prepared is None
+    first.stop()
+    assert first.result(60.0).status is Status.STOPPED
+    assert third.result(60.0).status is Status.CONVERGED
+
+
+def test_the_given_picture_comes_before_the_first_iteration(executor):
+    run = Run(long_job(), 60.0, executor).start()
+    states = run.states(pause=0.001)
+    first = next(state for state in states if state.prepared is not None)
+    assert "Given" in live_picture(replace(first, x=None), run.job)
+    assert "<img" in live_picture(first, run.job)
+    states.close()
+    assert run.result(60.0).status is Status.STOPPED
+
+
+def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
+    job = jobs()["impulses"]
+    monkeypatch.setattr(PageJob, "prepared", lambda *_: 1 / 0)
+    with pytest.raises(PageError, match="ZeroDivisionError"):
+        list(Run(job, 5.0, executor).start().states())
+    assert "a run failed" in caplog.text  # the traceback is for the log
+
+
+def test_a_race(executor):
+    job = denoising(crop(), regularizer="photo-any-size")
+    names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
+    race = Race(job, names, 1.0, executor).start()
+    assert list(race.states(pause=0.01))
+    table, plot = standings(race), race_plot(race)
+    assert plot.count("<polyline") == 6
+    for lap in race.laps:
+        assert lap.name in table
+        assert lap.name in plot
+        assert lap.checks[-1][1] >= race.bound - 1e-6 * abs(race.bound), lap.name
+    assert race.distances(race.laps[0])[-1][1] < 1e-2
+    with pytest.raises(PageError, match="No method"):
+        Race(job, (), 1.0, executor)
+
+
+def test_a_race_in_a_scanner(executor):
+    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
+    race.result()
+    assert all(lap.checks and not lap.note for lap in race.laps)
+
+
+def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
+    """A weight is searched if the card has none for the estimated kind of noise."""
+    monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
+    run = Run(long_job(), 600.0, executor).start()
+    assert wait_until(lambda: run._solver is not None, 60.0)
+    run.stop()
+    result = run.result(60.0)  # the search may take 300 s
+    assert result.status is Status.STOPPED
+    assert result.reconstruction.weight.note
+
+
+def test_stop_ends_a_race_and_skips_the_other_methods(executor):
+    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 600.0, executor).start()
+    for _ in race.states(pause=0.01):
+        if race.laps[0].checks:
+            break
+    race.result(60.0)  # a method has 600 s, and no more than one of them was begun
+    assert [lap.note for lap in race.laps[1:]] == ["not run"] * 2
