@@ -302,8 +302,10 @@ GREY = noisy()
         (GREY, {"truth": np.ones((2, 32, 32))}, r"the truth given has 2 plane\(s\)"),
         (GREY, {"sigma": 25.0}, "25 of 255 is 0.098"),
         (GREY, {"noise": "poisson"}, "noise= is gaussian or salt-and-pepper, got poisson"),
-        (GREY, {"weight": "much"}, "weight= is card, auto, discrepancy or a number > 0, got much"),
-        (GREY, {"weight": -1.0}, "a weight is a number > 0, got -1"),
+        (GREY, {"weight": "much"}, "weight= is card, auto, discrepancy or a number > 0, got 'm"),
+        (GREY, {"weight": -1.0}, "weight= is card, auto, discrepancy or a number > 0, got -1.0"),
+        (GREY, {"weight": (1.0, 2.0)}, "weight= is card, auto, discrepancy or a number > 0"),
+        (GREY, {"weight": True}, "weight= is card, auto, discrepancy or a number > 0, got True"),
         (GREY, {"tolerance": -1.0}, "tolerance= is a relative gap from 0 on"),
         (GREY, {"batch": 0}, "batch= is auto or a whole number from 1 on, got 0"),
         (GREY, {"method": "magic"}, "no method 'magic'; choose one of default, paper"),
@@ -319,6 +321,12 @@ GREY = noisy()
 def test_errors_name_what_is_wrong(image, options, message):
     with pytest.raises(ValueError, match=message):
         cl.reconstruct(image, **options)
+
+
+@pytest.mark.parametrize("weight", [np.float32(0.5), torch.tensor(0.5), np.array(0.5), 0.5])
+def test_a_number_of_any_type_is_a_weight(weight):
+    result = cl.reconstruct(GREY, sigma=0.1, weight=weight, max_iterations=1)
+    assert (result.weight.value, result.weight.rule) == (0.5, "given")
 
 
 def test_unknown_options_are_errors():

@@ -175,7 +175,11 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
         (["a.txt"], "a.txt ends in none of .npy, .png"),
         (["empty"], "the folder empty has no file that ends in"),
         (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
-        (["a.png", "--weight", "-1"], "a weight is a number > 0"),
+        (
+            ["a.png", "--weight", "-1"],
+            "--weight is card, auto, discrepancy or a number > 0, got -1",
+        ),
+        (["a.png", "--weight", "1 2"], "--weight is card, auto, discrepancy or a number > 0, got"),
         (["a.png", "--sigma", "25"], "25 of 255 is 0.098"),
         (["a.png", "--batch", "0"], "--batch is auto or a whole number"),
         (["a.png", "--range", "5,1"], "--range needs LOW < HIGH"),

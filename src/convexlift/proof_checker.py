@@ -238,6 +238,7 @@ class Activation(NamedTuple):
     value: Callable[[Array], list[Array]]  # terms of h(a)
     dual: Callable[[Array], list[Array]]  # terms of h*(s)
     group: int = 1
+    steepest: Callable[[Array], Array] | None = None  # |h'| up to |a|, where slopes are unbounded
 
     def norms(self, a: Array) -> Array:
         """|a_g|, for groups; a itself otherwise."""
@@ -245,13 +246,16 @@ class Activation(NamedTuple):
         return a if self.group == 1 else np.sqrt((groups**2).sum(2))
 
     def at(self, a: Ball) -> Ball:
-        """h(a). Its slopes are at most 1, except for the half square."""
+        """h(a); the error of a grows by the steepest slope nearby."""
         if self.group > 1:
             norms = self.norms(a.value)  # whose squares may underflow
             a = Ball(norms, 2 * self.norms(a.error) + self.group * ROUNDINGS * norms + 1e-150)
         h = formula(*self.value(a.value))
-        steepest = 1.0 if np.isfinite(self.high) else np.abs(a.value) + a.error
-        return Ball(h.value, (h.error + steepest * a.error) * (1 + ROUNDINGS))
+        bound: Any = max(abs(self.low), abs(self.high))
+        if not np.isfinite(bound):
+            require(self.steepest is not None, "no bound on the slopes of this activation")
+            bound = self.steepest(np.abs(a.value) + a.error)  # type: ignore[misc]
+        return Ball(h.value, (h.error + bound * a.error) * (1 + ROUNDINGS))
 
     def slope(self, p: Array, t: Array) -> Array:
         """p / t, moved into the domain of the conjugate; there exactly, whatever the rounding."""
@@ -274,10 +278,12 @@ def activation(described: Any) -> Activation:
     ((kind, q),) = described.items()
     if kind == "GroupNorm":
         ((profile, _),) = q["profile"].items()
+        # Even activations only: h of a norm is convex for them.
         require(profile in ("Abs", "Huber", "HalfSquare"), f"{profile} is no profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
-        return Activation(-np.inf, np.inf, lambda a: [a * a / 2], lambda s: [s * s / 2])
+        half_square: Any = lambda a: [a * a / 2]
+        return Activation(-np.inf, np.inf, half_square, half_square, steepest=lambda a: a)
     if kind == "Softplus":  # log(1 + exp(b a)) / b, and (s log s + (1 - s) log(1 - s)) / b
         b = number(q["sharpness"])
         value = lambda a: [np.abs(a) / 2, a / 2, np.log1p(np.exp(-b * np.abs(a))) / b]

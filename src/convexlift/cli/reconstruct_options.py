@@ -94,10 +94,13 @@ def descriptions(kind: type[Reconstructor]) -> dict[str, str]:
     return found
 
 
-def read_numbers(text: str | None, separator: str, kind: type[float] | type[int] = float) -> Any:
-    """A number or several; a text that is none is left to the library, which says what it is."""
+def read_numbers(
+    text: str | None, separator: str | None, kind: type[float] | type[int] = float
+) -> Any:
+    """A number, or several between separators; the library refuses texts that are none."""
     try:
-        values = tuple(kind(part) for part in (text or "").split(separator))
+        parts = [text or ""] if separator is None else (text or "").split(separator)
+        values = tuple(kind(part) for part in parts)
     except ValueError:
         return text
     return values[0] if len(values) == 1 else values
@@ -112,8 +115,8 @@ def read_window(text: str) -> Window | str:
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
-    "weight": lambda text: read_numbers(text, " "),
-    "batch": lambda text: read_numbers(text, " ", int),
+    "weight": lambda text: read_numbers(text, None),
+    "batch": lambda text: read_numbers(text, None, int),
     "range": lambda text: read_numbers(text, ","),
     "rows": lambda text: read_numbers(text, ":", int),
     "window": read_window,

@@ -33,7 +33,13 @@ from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
 from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.weight import SEARCH, Weight, WeightChoice, choose_weight
+from convexlift.reconstruction.weight import (
+    SEARCH,
+    Weight,
+    WeightChoice,
+    checked_weight,
+    choose_weight,
+)
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Bounds, Measurement
@@ -108,12 +114,8 @@ class Reconstructor(ABC):
             )
         if self.batch != "auto" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise InputError(f"--batch is auto or a whole number from 1 on, got {self.batch}")
-        if isinstance(self.weight, str) and self.weight not in ("card", "auto", "discrepancy"):
-            raise InputError(
-                f"--weight is card, auto, discrepancy or a number > 0, got {self.weight}"
-            )
-        if isinstance(self.weight, int | float) and not 0 < self.weight < math.inf:
-            raise InputError(f"a weight is a number > 0, got {self.weight:g}")
+        if self.weight is not None:
+            object.__setattr__(self, "weight", checked_weight(self.weight))
         for name in self.positive:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

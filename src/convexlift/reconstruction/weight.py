@@ -20,13 +20,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from numbers import Real
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from convexlift.models.cards import ModelCard
 from convexlift.networks.architectures import TotalVariation
+from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Kind, Noise
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
@@ -108,6 +111,18 @@ class Weight:
         return record | ({"note": self.note} if self.note else {})
 
 
+def checked_weight(weight: object) -> WeightChoice:
+    """A rule, or a number > 0, which may be an array or a tensor of one element."""
+    for rule in get_args(Rule):
+        if isinstance(weight, str) and weight == rule:
+            return rule  # type: ignore[no-any-return]
+    single = isinstance(weight, Tensor | np.ndarray) and weight.ndim == 0
+    number = weight.item() if single else weight  # type: ignore[attr-defined]
+    if isinstance(number, Real) and not isinstance(number, bool) and 0 < float(number) < math.inf:
+        return float(number)
+    raise InputError(f"--weight is card, auto, discrepancy or a number > 0, got {weight!r}")
+
+
 def choose_weight(
     choice: WeightChoice,
     data: Measurement,
@@ -126,8 +141,8 @@ def choose_weight(
         solver: with the network; half of its time limit at most is used.
         search: when the solves of a search stop.
     """
-    if isinstance(choice, int | float):
-        return Weight(float(choice), "given")
+    if isinstance(choice, float):
+        return Weight(choice, "given")
     is_tv = isinstance(solver.network, TotalVariation)
     known = card_weight(known_weights(solver.network.card, is_tv), task, noise)
     if choice == "card" and known is not None:
