@@ -6,6 +6,7 @@ checker must confirm.
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import signal
@@ -24,6 +25,19 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 # Shells start background jobs with Ctrl-C ignored; tests that press it need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test marked ``sampled(n)``, every n-th is quick and the others are slow."""
+    seen: collections.Counter[tuple[object, ...]] = collections.Counter()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            test = item.path, item.originalname
+            if seen[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ def scans(tmp_path_factory):
     return folder, mu
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -119,6 +119,7 @@ def test_files_and_tables_of_tomography(scanned):
     assert "weights.output" not in parts["training-as-printed"].arrays
 
 
+@pytest.mark.slow
 def test_a_deeper_network_has_five_step_sizes_and_no_shipped_row_until_there_is_one(
     tmp_path, monkeypatch
 ):
@@ -151,6 +152,7 @@ def schemes(tmp_path_factory):
         yield folder, parts, document
 
 
+@pytest.mark.slow
 def test_bilevel_learning_is_better_than_adversarial_training(schemes):
     _, parts, _ = schemes
     # On images held out from both: what each of them was chosen by.
