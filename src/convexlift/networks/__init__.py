@@ -1,5 +1,6 @@
 """Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
 
+# Not used here: its classes register themselves, so that files may name them.
 from convexlift.networks import exponential_activations as _exponential  # noqa: F401
 from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.architectures import baseline as baseline

@@ -49,8 +49,8 @@ class GroupNorm(Activation, name="GroupNorm"):
             or not torch.allclose(self.profile.value(points), self.profile.value(-points))
         ):
             raise ValueError(
-                "GroupNorm needs an even profile, phi(-r) = phi(r): Abs(), Huber(delta) or "
-                f"HalfSquare(), got {self.profile}"
+                "GroupNorm needs an even profile, phi(-r) = phi(r), such as Abs(), Huber(delta) "
+                f"or HalfSquare(), got {self.profile}"
             )
 
     @property
