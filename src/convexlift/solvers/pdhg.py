@@ -1,4 +1,4 @@
-"""PDHG as a method: the paper's, and the one that needs no tuning."""
+"""PDHG as a method: with the paper's fixed steps, or with steps that need no tuning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PDHG(Method):
 
     def solver(self, problem: VariationalProblem) -> Solver[Any]:
         """Lift the problem and compute the operator norms."""
-        if isinstance(self.steps, PaperSteps):  # and the paper's lift
+        if isinstance(self.steps, PaperSteps):  # use the paper's lift as well
             saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=False)
             return FixedStepPDHG(problem, saddle, self.steps)
         head = SaturatedHead.of(problem)

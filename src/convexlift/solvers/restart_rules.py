@@ -1,12 +1,12 @@
-"""When to restart PDHG, how far to go beyond its steps, and with which step sizes.
+"""Rules of restarted PDHG: when to restart, how far to extrapolate, which step sizes to use.
 
 The measure of progress is the fixed-point residual ||w - T(w)|| of w = (u, v), where T is one
 PDHG step and
 
     ||(du, dv)||^2 = sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i.
 
-The metric of PDHG has the term -2 <dv, K du> besides; without it, no product with K is needed.
-Everything here is per image.
+The metric of PDHG has the additional term -2 <dv, K du>; without it, no product with K is needed.
+All rules are per image.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from convexlift.tensors import Blocks
 Array = npt.NDArray[Any]
 
 SUFFICIENT = 0.2
-"""Restart once the residual fell below this fraction of that at the last restart (cuPDLPx)."""
+"""Restart when the residual is below this fraction of its value at the last restart (cuPDLPx)."""
 NECESSARY = 0.8
-"""Restart once it fell below this fraction and has started to rise again."""
+"""Restart when the residual is below this fraction and has started to rise again."""
 LONG = 0.5
-"""Restart once the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
+"""Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST = 160
-"""So many iterations are relaxed where R has kinks and the fidelity has none."""
+"""Relaxed iterations at the start, where R has kinks and the fidelity is smooth."""
 WHOLE_WAY = (100, 400)
-"""Steps are balanced for the whole way up to so many iterations, then ever more for the recent."""
+"""Iterations between which the balance shifts from the whole way to the recent way."""
 FIRST_MOVE = 0.05
-"""How far pixels are expected to move from the first image, before anything is known."""
+"""Guessed move of a pixel from the first image to the solution."""
 FIRST = 5
-"""The first restart, which corrects the guessed step sizes, comes after so many iterations."""
+"""Iterations before the first restart, which corrects the guessed step sizes."""
 LARGEST_CHANGE = 10.0
-"""The largest change of a step size at one restart."""
+"""Largest factor by which a restart changes a step size."""
 TEST_EVERY = 5
-"""Test for a restart every so many iterations."""
+"""Iterations between tests for a restart."""
 RELAXATION = 1.8
-"""How far beyond T(w) relaxed iterations go: 1 is T itself, 2 the limit of convergence."""
+"""Relaxation factor: 1 gives T itself, 2 is the limit of convergence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """The memory of the rules: numbers for each image, (B,), on the CPU wherever images are.
+    """State of the rules: one number per image, (B,), on the CPU wherever the images are.
 
     Attributes:
         inner: iterations since the last restart.
         total: iterations.
         due: whether the next iteration is a restart.
-        residual_at_restart: that of the first iteration after the last restart.
-        residual_at_test: that of the last test.
+        residual_at_restart: in the first iteration after the last restart.
+        residual_at_test: at the last test.
     """
 
     inner: Tensor
@@ -69,21 +69,21 @@ class Pace:
 
     @staticmethod
     def at_start(batch: int) -> Pace:
-        """Nothing has happened yet."""
+        """The state before the first iteration."""
         count = torch.zeros(batch, dtype=torch.long)
         infinite = torch.full((batch,), math.inf, dtype=torch.float64)
         return Pace(count, count, count > 0, infinite, infinite)
 
 
 class RestartRules:
-    """The rules for one problem; in NumPy, since the host must not be slower than a GPU.
+    """The rules for one problem, in NumPy, so that the host keeps up with a GPU.
 
     reflected Halpern:  w <- (k+1)/(k+2) (2 T(w) - w) + 1/(k+2) anchor
     relaxation:         w <- w + 1.8 (T(w) - w)
     restart:            w <- T(w), with new steps
 
-    The first is made for problems like linear programs, where T turns around a solution for
-    long. The second is faster on smooth ones, and on others with a smooth fidelity at first.
+    The Halpern iteration suits problems like linear programs, where T circles a solution for a long
+    time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
     """
 
     def __init__(self, problem: VariationalProblem) -> None:
@@ -92,7 +92,7 @@ class RestartRules:
 
     @property
     def choice(self) -> Choice:
-        """For ``explain``."""
+        """The rule for this problem and its reason, for ``explain``."""
         relaxation, halpern = f"relaxation by {RELAXATION}", "reflected Halpern"
         if self.relaxed == math.inf:
             chosen, why = relaxation, "data term and regularizer are smooth"
@@ -106,7 +106,7 @@ class RestartRules:
     def mix(self, pace: Pace, count: int = 1) -> Array:
         """(a, b, e) of the next iterations, (3, count, B): next w is a T(w) + b w + e anchor.
 
-        Those after the first are for images whose first one is not a restart.
+        Columns after the first are for images whose first iteration is not a restart.
         """
         ahead = np.arange(count)[:, None]
         k = pace.inner.numpy() + ahead
@@ -130,19 +130,19 @@ class RestartRules:
         return tested
 
     def until_decision(self, pace: Pace, limit: int) -> int:
-        """How many iterations, at most ``limit``, until one is a restart or is tested."""
+        """Number of iterations, at most ``limit``, until one is a restart or is tested."""
         if pace.due.numpy().any():
             return 1
         tested = self.tested(pace, limit).any(1)
         return int(tested.argmax()) + 1 if tested.any() else limit
 
     def counted(self, pace: Pace, r: Tensor | None, count: int = 1) -> Pace:
-        """After ``count`` iterations, the last of which may be a restart or have been tested.
+        """The state after ``count`` iterations; only the last may be a restart or be tested.
 
         Args:
-            pace: before them.
-            r: the residual of the last one, where some image is tested.
-            count: how many.
+            pace: the state before them.
+            r: the residual of the last one; needed if some image is tested.
+            count: number of iterations.
         """
         inner = torch.where(pace.due, 0, pace.inner + count)
         total = pace.total + count
@@ -163,12 +163,12 @@ class RestartRules:
         )
 
     def _relaxed_tested(self, total: Any) -> Any:
-        """Relaxed iterations are restarted at fixed times, and when they give way to others."""
+        """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
         return time_to_rebalance(total) | (total == self.relaxed)
 
 
 def relaxed_iterations(problem: VariationalProblem) -> float:
-    """How many iterations are relaxed, before the reflected Halpern iteration takes over."""
+    """Number of relaxed iterations before the reflected Halpern iteration takes over."""
     if problem.smooth:
         return math.inf
     return RELAXED_AT_FIRST if problem.fidelity.smooth else 0
@@ -184,7 +184,7 @@ def should_restart(
 ) -> Tensor:
     """Per image, from the residuals now, at the last test and at the last restart."""
     first = total == FIRST
-    sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: it is solved
+    sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: already solved
     necessary = (current <= NECESSARY * at_restart) & (current > previous)
     long = (inner >= LONG * total) & (total > FIRST)
     return first | sufficient | necessary | long
@@ -197,10 +197,10 @@ def time_to_rebalance(total: Any) -> Any:
 
 
 def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
-    """How much the recent way counts for the steps, (B,): ``late`` of ``rebalance``.
+    """Share of the recent way in the step sizes, (B,): ``late`` in ``rebalance``.
 
-    Only the recent way counts where R has kinks and the fidelity has none (measured), and where
-    the steps of a problem ask for it.
+    Only the recent way counts where R has kinks and the fidelity is smooth (measured), and where
+    the coupling asks for it.
     """
     if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
         return torch.ones_like(total, dtype=torch.float64)
@@ -217,27 +217,27 @@ def rebalance(
 ) -> Blocks:
     """log sigma halfway to the balanced one for the displacements du (``reach``) and dv.
 
-    First those of the whole way, later those since the last restart. The bound on the error
-    holds for the distance between start and solution, which is what the whole way becomes.
-    Displacements since the last restart, the rule of codes for linear programs, let sigma
-    drift: when duals still move and images hardly do, sigma grows, and leaves the duals,
-    hence the certificate, behind. But where the first steps were far off (duals that went a long
-    way to zero, say) the whole way misleads, and long runs show it.
+    The displacements are measured over the whole way at first, later since the last restart. The
+    error bound contains the distance between start and solution, which the whole way approaches.
+    Displacements since the last restart, the rule of linear-programming codes, let sigma drift:
+    when duals still move and images hardly do, sigma grows, and the duals, hence the certificate,
+    lag behind. But where the first steps were far off (duals that went a long way to zero, for
+    example), the whole way is misleading in long runs.
 
-    A dual block that did not move (a last layer whose units are all on) would like sigma = 0;
-    one step changes sigma by a factor of ``LARGEST_CHANGE`` at most.
+    A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
+    one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
 
     Args:
         coupling: of the problem.
         sigma: the steps so far.
-        whole: how far rows of K moved at most, and ||dv||, since the start.
+        whole: upper bounds on the movement of rows of K, and ||dv||, since the start.
         recent: the same since the last restart.
-        late: from 0, only the whole way counts, to 1, only the recent one; (B,).
+        late: from 0 (only the whole way counts) to 1 (only the recent way); (B,).
     """
     far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}
     for name, old in sigma.items():
-        # 0/0: nothing moved, nothing learned.
+        # 0/0: nothing moved, nothing is known.
         ratios = [(target[name] / old).nan_to_num(1.0) for target in (far, near)]
         limited = [r.sqrt().clamp(1 / LARGEST_CHANGE, LARGEST_CHANGE) for r in ratios]
         part = late.to(old.dtype)
