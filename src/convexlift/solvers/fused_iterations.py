@@ -178,13 +178,13 @@ class FusedIterations(Iterations):
             raise DoesNotApply("Triton is not installed")
         layer = FirstLayer.of(saddle) if coupling.scalar else None
         if layer is None:
-            raise DoesNotApply("no convolution of one channel that the kernels know")
+            raise DoesNotApply("no one-channel convolution that the kernels support")
         pixels = Pixels.of(saddle, layer)
         if pixels is None:
-            raise DoesNotApply("a data term that the kernels do not know")
+            raise DoesNotApply("a data term that the kernels do not support")
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
         if rest is not None and not rest.stays_on_the_device:
-            raise DoesNotApply("projections that ask the host when to stop")
+            raise DoesNotApply("projections that need the host to decide when to stop")
         self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers

@@ -143,7 +143,7 @@ class SaturatedPDHG(Solver[State]):
         head = Choice(
             "last layer",
             "left out while all its units have their steepest slope",
-            "the problem is the same there, and smaller; an image that leaves gets it back",
+            "the problem is the same there, but smaller; images that leave get the layer back",
         )
         return head, *self.without.choices
 

@@ -20,11 +20,11 @@ class Status(Enum):
 
     CONVERGED = "The certified gap is below the tolerance."
     ITERATION_LIMIT = (
-        "The iteration limit came first. Raise StopWhen(max_iterations=...), or continue with "
+        "The iteration limit was reached. Raise StopWhen(max_iterations=...), or continue with "
         "solve(problem, start=solution.state)."
     )
     TIME_LIMIT = (
-        "The time limit came first. Raise StopWhen(seconds=...), or continue with "
+        "The time limit was reached. Raise StopWhen(seconds=...), or continue with "
         "solve(problem, start=solution.state)."
     )
     PRECISION_LIMIT = (
@@ -33,8 +33,8 @@ class Status(Enum):
         "problem.to(dtype=torch.float64), or remove a large offset from the data."
     )
     NOT_FINITE = (
-        "The iterates became infinite or NaN; x is the best finite one. Check step sizes and the "
-        "scale of the data."
+        "The iterates became infinite or NaN; x is the best finite one. Check the step sizes and "
+        "the scale of the data."
     )
     STOPPED = "The callback asked to stop; x is the best iterate so far."
     INTERRUPTED = "Interrupted from the keyboard; x is the best iterate so far."

@@ -125,10 +125,10 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
             f"got {method!r}"
         )
     if not problem.smooth:
-        return PDHG(), "the problem has kinks, which the lift takes by projections"
+        return PDHG(), "the problem has kinks, which the lift handles by projections"
     if len(problem.network.layers) > 2:
-        return LBFGS(), "three layers or more, all smooth: lifted layers would agree slowly"
-    return PDHG(), "smooth, but with one or two layers the lift is as fast, and cheaper"
+        return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
+    return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
 def _iterate(

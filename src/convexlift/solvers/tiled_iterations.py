@@ -56,7 +56,7 @@ class TiledIterations(Iterations):
             raise DoesNotApply("not a convolution of stride 1 on a CPU")
         size = torch.Size(operator.output_shape(saddle.K.shapes["x"])).numel()
         if size < WORTHWHILE:
-            raise DoesNotApply(f"{size} dual variables fit a cache as they are")
+            raise DoesNotApply(f"{size} dual variables are few enough for a cache")
         self.saddle, self.coupling, self.operator, self.term = saddle, coupling, operator, term
 
     def load(self, state: RestartState) -> None:
