@@ -157,7 +157,7 @@ def test_networks_that_have_no_filters_to_set():
         start_from_filters_(cl.InputConvexNetwork([dense], image_size=(SIZE, SIZE)))
     first = convolutional(**COMMON).layers[0]
     skips = cl.ConvexLayer(cl.ReLU(), channels=8, skip=convolutional(**COMMON).layers[0].skip)
-    with pytest.raises(ValueError, match="needs layers that follow one another"):
+    with pytest.raises(ValueError, match="needs layers that read the previous one"):
         start_from_filters_(cl.InputConvexNetwork([first, skips]))
     pool = cl.ConvexLayer(cl.ReLU(), channels=8, previous=Chain(AveragePool(2)))
     with pytest.raises(ValueError, match="cannot set a Chain"):
