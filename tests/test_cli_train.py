@@ -139,7 +139,7 @@ def test_a_used_folder_is_refused(here, finished):
     assert result.exit_code == 2
     assert result.output == (
         f"convexlift: {folder} holds the checkpoint of an earlier training. "
-        "Go on with it by --resume, or name another folder with --output.\n"
+        "Continue it with --resume, or name another folder with --output.\n"
     )
     result = adversarial(here, folder, "--resume")
     assert result.exit_code == 2
@@ -327,7 +327,7 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert errors.startswith("convexlift: Interrupted after step ")
-    assert errors.endswith("Go on with the same command and --resume.\n")
+    assert errors.endswith("Continue with the same command and --resume.\n")
     assert errors.count("\n") == 1
     assert printed.startswith("step 0 of 100000: start, PSNR")
     names = {path.name for path in (tmp_path / "out").iterdir() if "tfevents" not in path.name}

@@ -135,9 +135,9 @@ def test_a_threshold_turns_units_off():
 
 
 def test_only_a_shallow_ridge_is_deepened():
-    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+    with pytest.raises(ValueError, match=r"a one-layer network made by networks\.ridge"):
         deepened(baseline(SIZE, hidden=4, **POOLED), 2)
-    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+    with pytest.raises(ValueError, match=r"a one-layer network made by networks\.ridge"):
         deepened(ridge(depth=2, **COMMON), 3)
     with pytest.raises(ValueError, match="scale > 0, got scale=0"):
         deepened(ridge(**COMMON), 2, scale=0.0)
