@@ -209,7 +209,7 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["adversarial", "empty"], "empty has no pictures; their names must end in"),
         (["adversarial", "broken"], "bad.png cannot be read as a picture"),
         (["adversarial", "mask.png"], "mask.png is not a folder"),
-        (["adversarial", "few"], "a split needs two images or more"),
+        (["adversarial", "few"], "a split needs at least two images"),
         (["adversarial", "mixed", "--held-out", "1"], "not 16 x 16; use images of one size"),
         (["adversarial", "pictures", "pictures"], "is given twice"),
         (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
