@@ -312,11 +312,11 @@ def test_every_image_needs_a_generator(task):
         (lambda: SparseViewCT(filter="box"), "filter must be one of .* got 'box'"),
         (
             lambda: SparseViewCT(scanner=SCANNER).measure(images(1, 8, 8), generators(0)),
-            r"the scanner sees images of \(1, 32, 32\), but these are \(1, 8, 8\)",
+            r"the scanner takes images of \(1, 32, 32\), but these are \(1, 8, 8\)",
         ),
         (
             lambda: fill_from_neighbours(images(1), torch.ones(1, 1, 12, 10), size=4),
-            "squares of odd size, 3 or more; got size=4",
+            "size must be odd and at least 3, got size=4",
         ),
     ],
 )
