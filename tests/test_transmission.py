@@ -209,7 +209,7 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: cl.line_integrals([[1.0]], 2.0), TypeError, "the intensity: a torch.Tensor is"),
+        (lambda: cl.line_integrals([[1.0]], 2.0), TypeError, "the intensity must be a torch.Tensor"),
         (
             lambda: cl.line_integrals(READING * WITH_NAN, FLAT),
             ValueError,
@@ -220,7 +220,7 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
             ValueError,
             r"flat must be finite, got nan at index \(1,\)",
         ),
-        (lambda: cl.line_integrals(READING, FLAT, math.nan), ValueError, "dark: .* got nan$"),
+        (lambda: cl.line_integrals(READING, FLAT, math.nan), ValueError, "dark must be .* got nan$"),
         (lambda: cl.line_integrals(READING[0], FLAT), ValueError, r"\(angles, bins\) or .* \(5,\)"),
         (
             lambda: cl.line_integrals(READING.expand(3, 2, BINS), FLAT),
@@ -230,7 +230,7 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
         (
             lambda: cl.line_integrals(READING, FLAT[:4]),
             ValueError,
-            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); it is a number",
+            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); give a number",
         ),
         (
             lambda: cl.line_integrals(READING, FLAT, DARK.expand(1, 1, 3, BINS)),
@@ -240,7 +240,7 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
         (
             lambda: cl.line_integrals(READING, FLAT.expand(2, 2, BINS)),
             ValueError,
-            r"flat of shape \(2, 2, 5\) does not fit .* one for each reading",
+            r"flat of shape \(2, 2, 5\) does not fit .* one value for each reading",
         ),
         (lambda: cl.line_integrals(READING, FLAT, gain=0), ValueError, "gain > 0, got gain=0"),
         (lambda: cl.line_integrals(READING, FLAT, floor=math.nan), ValueError, "got floor=nan"),
