@@ -319,6 +319,7 @@ def _mean_multiplier(
         done = (tl.abs(phi) <= 4 * EPS * (scale + mu * steepest)) | (
             above - below <= 2 * EPS * above
         )
+        # From pass 8 on, every other pass bisects.
         usable = (newton >= below) & (newton <= above) & (done | (passes < 8) | (passes % 2 == 0))
         newton = tl.where(usable, newton, (below + above) / 2)
         mu = tl.where(outside, newton, 0.0)

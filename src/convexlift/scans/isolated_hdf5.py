@@ -121,6 +121,7 @@ def _main() -> None:
         result: dict[str, Any] = {"arrays": files, "texts": texts}
     except Exception as error:
         result = {"error": _sentence(error)}
+    # Renamed when complete: a killed child leaves no result.
     part = folder / f"{_RESULT}.part"
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(folder / _RESULT)

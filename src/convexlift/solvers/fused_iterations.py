@@ -69,6 +69,7 @@ def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        # Other threads may use CUDA during the capture.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             launch()

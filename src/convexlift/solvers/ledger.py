@@ -159,7 +159,7 @@ class Ledger:
                 self._end_one(i, Status.CONVERGED)
                 continue
             self._refusals[i] += 1
-            self._next_claim[i] = checks + 2 ** self._refusals[i]
+            self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
             rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end_one(i, Status.PRECISION_LIMIT)

@@ -36,7 +36,7 @@ LONG = 0.5
 RELAXED_AT_FIRST = 160
 """Relaxed iterations at the start, where R has kinks and the fidelity is smooth."""
 WHOLE_WAY = (100, 400)
-"""Iterations between which the balance shifts from the whole way to the recent way."""
+"""Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST_MOVE = 0.05
 """Guessed move of a pixel from the first image to the solution."""
 FIRST = 5
@@ -197,10 +197,10 @@ def time_to_rebalance(total: Any) -> Any:
 
 
 def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
-    """Share of the recent way in the step sizes, (B,): ``late`` in ``rebalance``.
+    """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``.
 
-    Only the recent way counts where R has kinks and the fidelity is smooth (measured), and where
-    the coupling asks for it.
+    It is 1 where R has kinks and the fidelity is smooth (measured), and where the coupling asks
+    for it.
     """
     if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
         return torch.ones_like(total, dtype=torch.float64)
@@ -217,12 +217,12 @@ def rebalance(
 ) -> Blocks:
     """log sigma halfway to the balanced one for the displacements du (``reach``) and dv.
 
-    The displacements are measured over the whole way at first, later since the last restart. The
-    error bound contains the distance between start and solution, which the whole way approaches.
+    At first the total displacements count, later those since the last restart. The error bound
+    contains the distance between start and solution, which the total displacement approaches.
     Displacements since the last restart, the rule of linear-programming codes, let sigma drift:
     when duals still move and images hardly do, sigma grows, and the duals, hence the certificate,
     lag behind. But where the first steps were far off (duals that went a long way to zero, for
-    example), the whole way is misleading in long runs.
+    example), the total displacement is misleading in long runs.
 
     A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
     one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
@@ -232,7 +232,7 @@ def rebalance(
         sigma: the steps so far.
         whole: upper bounds on the movement of rows of K, and ||dv||, since the start.
         recent: the same since the last restart.
-        late: from 0 (only the whole way counts) to 1 (only the recent way); (B,).
+        late: from 0 (only ``whole`` counts) to 1 (only ``recent`` counts); (B,).
     """
     far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}

@@ -68,7 +68,7 @@ class SaturatedHead:
         return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
 
     def duals(self, v: Blocks) -> Blocks:
-        """The dual variables of the full problem, from those without the last layer."""
+        """The dual variables of the full problem, from the ones without the last layer."""
         batch = next(iter(v.values())).shape[0]
         short, name, last = self._names
         parts = {name if key == short else key: part for key, part in v.items()}

@@ -174,7 +174,7 @@ def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopw
     if stop.seconds is None or count == 1:
         return count
     if iteration == 0:
-        return 1
+        return 1  # to measure the pace
     pace = clock.seconds() / iteration
     return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
 

@@ -29,8 +29,8 @@ class Coupling:
     """n_i ||K_ij||^2 for every block of K, from which step sizes follow.
 
     Attributes:
-        recent: whether steps are balanced for the recent way from the start, rather than for the
-            whole way at first (measured).
+        recent: whether steps are balanced for the recent displacement from the start, rather than
+            for the total one at first (measured).
         scalar: whether a step is one number for each block and image.
     """
 

@@ -110,7 +110,7 @@ class TiledIterations(Iterations):
     def _pass(
         self, x_bar: Tensor, sigma: Tensor, mix: tuple[Tensor, Tensor, Tensor], measure: bool
     ) -> None:
-        """Update w and c, and v if wanted; returns ||v - w||^2 for the old w if asked for."""
+        """Update w and c, v if wanted, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, v, anchor = self.w, self.v, self.anchor_v[self.row]
         padded = self.operator.padded(x_bar)
         c = torch.zeros_like(padded)
@@ -125,6 +125,7 @@ class TiledIterations(Iterations):
                     v[one, :, strip] = new
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
+                # b == 0 occurs in restarts only, where a == 1.
                 here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
                 if e:
                     here.add_(anchor[one, :, strip], alpha=e)

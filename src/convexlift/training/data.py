@@ -329,7 +329,7 @@ def mix(purpose: str, *numbers: int) -> int:
 def _permutation(count: int, seed: int) -> NDArray[np.int64]:
     """A permutation: the order of ``count`` raw random numbers, equal in all NumPy versions."""
     order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
-    order.setflags(write=False)
+    order.setflags(write=False)  # callers share the cached array
     return order
 
 

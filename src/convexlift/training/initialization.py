@@ -25,8 +25,8 @@ _VARIETY = 0.02  # share of the random weights that is kept, so that units diffe
 def cosine_filters(count: int, size: int) -> Tensor:
     """The first ``count`` of the size^2 - 1 non-constant DCT waves, low frequencies first.
 
-    They are orthonormal, (count, size, size). If ``count`` is larger, small random filters of mean
-    zero follow.
+    They are orthonormal, (count, size, size). If ``count`` is larger, random filters of mean zero
+    and norm 1 follow.
     """
     if count < 1 or size < 2:
         raise ValueError(

@@ -90,8 +90,8 @@ class Adversarial(Objective):
     Args:
         task: makes damaged images from clean ones; None if they are given.
         penalty: lambda_GP.
-        paired: whether a line joins a clean image to its own damaged version, or to that of the
-            next image.
+        paired: whether a line joins a clean image to its own damaged version, or to another
+            image's.
         damaged: images that replace the task's, one for each training image and of its size, for
             batches of whole images that are not mirrored.
     """
@@ -234,7 +234,7 @@ class Bilevel(Objective):
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
         if self.decibels:
-            chain = 20 / math.log(10) / error
+            chain = 20 / math.log(10) / error  # derivative of 10 log10(error) in error / 2
             return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
         return Loss(half_squares.mean(), error.mean() / 2, metrics)
 
