@@ -151,7 +151,7 @@ def check_activation(
 
 
 def _check_ramp(activation: Activation, a: Tensor, tolerance: float) -> None:
-    """With u = clip((a - left)/width, 0, 1), both h' and h, away from kinks."""
+    """Compare h' and h with the ramp u = clip((a - left)/width, 0, 1), away from kinks."""
     if (ramp := activation.ramp) is None:
         return
     distance = a - ramp.left

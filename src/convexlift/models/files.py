@@ -64,7 +64,7 @@ class Sheet:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the file of weights holds."""
+        """Number of weights in the file."""
         return sum(math.prod(layout.shape) for layout in self.tensors.values())
 
     def to_json(self) -> dict[str, Any]:

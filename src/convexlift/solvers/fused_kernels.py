@@ -135,7 +135,7 @@ class Pixels:
 
     @staticmethod
     def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels | None:
-        """For the fidelities implemented in the kernel, behind a diagonal operator; else None."""
+        """The primal half, or None if the kernel lacks the fidelity or A is not diagonal."""
         term = saddle.g.get("x")
         if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.kernel is None:
             return None
@@ -231,7 +231,7 @@ class FirstLayer:
 
     @staticmethod
     def of(saddle: SaddlePointProblem) -> FirstLayer | None:
-        """For a one-channel convolution of stride 1 in single precision with a ramp; else None."""
+        """The dual half for a one-channel float32 convolution of stride 1 with a ramp, or None."""
         for names, term in saddle.f:
             row = saddle.K.rows[names[0]]
             operator = row["x"].convolution if "x" in row else None

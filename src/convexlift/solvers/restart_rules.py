@@ -175,14 +175,14 @@ def relaxed_iterations(problem: VariationalProblem) -> float:
 
 
 def time_to_test(inner: Any, total: Any) -> Any:
-    """Per image: whether a restart of the Halpern iteration may be decided after this one."""
+    """Whether a restart of the Halpern iteration may be decided after this one, per image."""
     return (inner == 1) | (total % TEST_EVERY == 0)
 
 
 def should_restart(
     current: Tensor, previous: Tensor, at_restart: Tensor, inner: Tensor, total: Tensor
 ) -> Tensor:
-    """Per image, from the residuals now, at the last test and at the last restart."""
+    """Whether to restart, per image, from the residuals now, at the last test and restart."""
     first = total == FIRST
     sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: already solved
     necessary = (current <= NECESSARY * at_restart) & (current > previous)
@@ -191,7 +191,7 @@ def should_restart(
 
 
 def time_to_rebalance(total: Any) -> Any:
-    """Per image: after 5, 10, 20, 40, ... iterations."""
+    """Whether to rebalance, per image: after 5, 10, 20, 40, ... iterations."""
     doublings = total // FIRST
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 

@@ -45,7 +45,7 @@ class SaturatedHead:
 
     @staticmethod
     def of(problem: VariationalProblem) -> SaturatedHead | None:
-        """For two or more layers, the last of which sees only the one before it; else None."""
+        """None for one layer, or if the last layer sees more than the one before it."""
         network = problem.network
         *below, last = network.layers
         h = last.activation

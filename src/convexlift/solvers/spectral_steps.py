@@ -81,7 +81,7 @@ class FourierCoupling(Coupling):
 
     @staticmethod
     def applies(problem: VariationalProblem) -> bool:
-        """For ray transforms with networks that act on the image by convolutions, or with TV."""
+        """Whether A is a ray transform, and the network acts on x by convolutions or TV."""
         on_image = [layer.operators[0] for layer in problem.network.layers if 0 in layer.operators]
         return problem.operator.invertible and all(
             K.symbol(1, 1, problem.fidelity.y) is not None for K in on_image

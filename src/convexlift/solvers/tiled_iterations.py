@@ -36,7 +36,7 @@ WORTHWHILE = 2**17
 
 
 class TiledIterations(Iterations):
-    """For one convolution of stride 1 on the CPU, image by image."""
+    """Tiled iterations for one convolution of stride 1 on the CPU, image by image."""
 
     name = "tiled"
     advantage = "one large convolution on a CPU: strips of rows that fit its cache"

@@ -203,7 +203,7 @@ class Batch:
     def generators(
         self, device: torch.device | str = "cpu", stream: int = 0
     ) -> list[torch.Generator]:
-        """One per sample, seeded by (seed, step, position, stream) or (seed, image, stream).
+        """Generators of the samples, from (seed, step, position, stream) or (seed, image, stream).
 
         Streams serve independent purposes, such as a mask and the noise. PyTorch's CPU generator
         uses 32 bits of the seed; generators of different devices give different numbers.
