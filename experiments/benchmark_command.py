@@ -114,7 +114,7 @@ def benchmark_command(
         json_file: JsonFile = None,
         debug: Debug = False,
     ) -> None:
-        """Methods side by side: iterations and seconds to each accuracy.
+        """Compare methods: iterations and seconds to each accuracy.
 
         Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
         done, and a plot for each task at the end.

@@ -70,7 +70,7 @@ def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..
         json_file: JsonFile = None,
         debug: Debug = False,
     ) -> None:
-        """One experiment of the paper, its numbers beside the paper's.
+        """Repeat one experiment of the paper, its numbers beside the paper's.
 
         Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
         Finished parts are kept in the folder, so that an interrupted run resumes from them; those

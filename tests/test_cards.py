@@ -63,7 +63,7 @@ def test_the_text_says_everything_in_lines_that_fit():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": 3}, "card.name must be a text, got 3"),
+        ({"name": 3}, "card.name must be a string, got 3"),
         ({"name": " "}, "card.name must not be empty"),
         ({"task": ""}, "card.task must not be empty"),
         ({"weight": "large"}, "card.weight must be a finite number, got 'large'"),
@@ -74,11 +74,11 @@ def test_the_text_says_everything_in_lines_that_fit():
         ({"weights": {"denoising": 8}}, "card.weights says 8 for 'denoising', but card.weight"),
         ({"weights": 7}, "card.weights must be an object, got 7"),
         ({"seed": 1.5}, "card.seed must be a whole number, got 1.5"),
-        ({"training_time": -1}, "card.training_time is negative: -1"),
+        ({"training_time": -1}, "card.training_time must not be negative, got -1"),
         ({"training_time": "1 h"}, "card.training_time must be a finite number"),
-        ({"recipe": {"net": object()}}, "card.recipe.net must be a number, a text, a list"),
+        ({"recipe": {"net": object()}}, "card.recipe.net must be a number, a string, a list"),
         ({"recipe": {"rate": [float("inf")]}}, r"card.recipe.rate\[0\] must be finite, got inf"),
-        ({"recipe": {3: 4}}, "card.recipe must have texts as keys, got 3"),
+        ({"recipe": {3: 4}}, "card.recipe must have strings as keys, got 3"),
         ({"results": {"test": 28.5}}, "card.results.test must be an object, got 28.5"),
         ({"results": {"test": {"psnr": "28"}}}, "card.results.test.psnr must be a finite number"),
     ],

@@ -212,9 +212,9 @@ def one_layer(activation: cl.Activation) -> cl.InputConvexNetwork:
         (lambda: {"regularizer": one_layer(WrongConjugate())}, "activation WrongConjugate"),
         (
             lambda: {"regularizer": one_layer(cl.GroupNorm(2, WrongConjugate()))},
-            r"activation GroupNorm.* cl\.check_activation examines it",
+            r"activation GroupNorm.* test it with cl\.check_activation",
         ),
-        (lambda: {"fidelity": Cauchy(Y)}, r"fidelity Cauchy .* cl\.check_functional examines it"),
+        (lambda: {"fidelity": Cauchy(Y)}, r"fidelity Cauchy .* test it with cl\.check_functional"),
         (lambda: {"fidelity": Cauchy(1e6 * Y)}, "fidelity Cauchy"),
         (lambda: {"operator": Affine()}, r"A\(0\) is not 0"),
         (lambda: {"operator": 2 * Affine()}, r"A\(0\) is not 0"),

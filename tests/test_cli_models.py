@@ -106,7 +106,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     (tmp_path / "weights" / "bare.json").write_text("{")
     result = run()
     assert result.exit_code == 1
-    assert "bare.json: this is not valid JSON" in result.output
+    assert "bare.json: not valid JSON" in result.output
     assert "Traceback" not in result.output
     with pytest.raises(ValueError, match="not valid JSON"):
         CliRunner().invoke(app, ["models", "--debug"], catch_exceptions=False)

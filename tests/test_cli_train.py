@@ -139,7 +139,7 @@ def test_a_used_folder_is_refused(here, finished):
     assert result.exit_code == 2
     assert result.output == (
         f"convexlift: {folder} holds the checkpoint of an earlier training. "
-        "Go on with it by --resume, or name another folder with --output.\n"
+        "Continue it with --resume, or name another folder with --output.\n"
     )
     result = adversarial(here, folder, "--resume")
     assert result.exit_code == 2
@@ -206,10 +206,10 @@ SP = ("--preset", "paper-salt-and-pepper")
     ("arguments", "message"),
     [
         (["adversarial", "nowhere"], "nowhere does not exist; give a folder with pictures"),
-        (["adversarial", "empty"], "empty has no pictures; their names end in"),
+        (["adversarial", "empty"], "empty has no pictures; their names must end in"),
         (["adversarial", "broken"], "bad.png cannot be read as a picture"),
-        (["adversarial", "mask.png"], "mask.png is no folder"),
-        (["adversarial", "few"], "a split needs two images or more"),
+        (["adversarial", "mask.png"], "mask.png is not a folder"),
+        (["adversarial", "few"], "a split needs at least two images"),
         (["adversarial", "mixed", "--held-out", "1"], "not 16 x 16; use images of one size"),
         (["adversarial", "pictures", "pictures"], "is given twice"),
         (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
@@ -231,7 +231,7 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["bilevel", "pictures", "--crop", "64"], "is 16 x 16, smaller than 64 x 64"),
         (["bilevel", "pictures", "--steps", "0"], "steps must be at least 1, got 0"),
         (["bilevel", "pictures", "--learning-rate", "-1"], "learning_rate must be positive"),
-        (["bilevel", "pictures", "--batch-size", "0"], "batch_size is at least 1"),
+        (["bilevel", "pictures", "--batch-size", "0"], "batch_size must be at least 1"),
         (["bilevel", "pictures", "--images", "9"], "cannot be taken of them"),
         (["bilevel", "pictures", "--start", "nothing"], "there is no model 'nothing'"),
         (["bilevel", "pictures", "--json", "few"], "is a folder. Name a file in it"),
@@ -327,7 +327,7 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert errors.startswith("convexlift: Interrupted after step ")
-    assert errors.endswith("Go on with the same command and --resume.\n")
+    assert errors.endswith("Continue with the same command and --resume.\n")
     assert errors.count("\n") == 1
     assert printed.startswith("step 0 of 100000: start, PSNR")
     names = {path.name for path in (tmp_path / "out").iterdir() if "tfevents" not in path.name}

@@ -114,10 +114,13 @@ def drop_field(path):
 W = "layers.1.previous.weight"
 PROBLEMS = {
     "truncated": (truncate, r"toy\.safetensors is not the file that toy\.json describes"),
-    "truncated, hash": (truncate_with_its_hash, r"toy\.safetensors: this is no safetensors file"),
+    "truncated, hash": (
+        truncate_with_its_hash,
+        r"toy\.safetensors: not a readable safetensors file",
+    ),
     "changed byte": (change_a_byte, r"One of the two was damaged, changed or copied alone"),
     "changed hash": (field("sha256", "0" * 64), r"its SHA-256 is \w{12}..., not 000000000000"),
-    "hash no text": (field("sha256", 3), r"toy\.json: model\.sha256 must be a text, got 3"),
+    "hash no text": (field("sha256", 3), r"toy\.json: model\.sha256 must be a string, got 3"),
     "no weights": (
         lambda path: path.with_suffix(".safetensors").unlink(),
         r"toy\.safetensors is missing beside toy\.json; a model is a pair",
@@ -134,7 +137,7 @@ PROBLEMS = {
     "infinite": (value("layers.0.bias", 2, torch.inf), r"layers\.0\.bias is inf at \(2,\)"),
     "shape": (
         tensor("layers.0.bias", lambda t: t[:2].clone()),
-        r"layers\.0\.bias is float64 of shape \(2,\), in its architecture .*\(3,\)",
+        r"layers\.0\.bias is float64 of shape \(2,\), but in its architecture .*\(3,\)",
     ),
     "one dtype": (
         tensor("output", torch.Tensor.float),
@@ -151,11 +154,11 @@ PROBLEMS = {
     ),
     "further tensor": (
         lambda path: retensor(path, lambda ts: ts.update(extra=torch.ones(2))),
-        "the tensor extra is none of its architecture",
+        "the tensor extra is not part of its architecture",
     ),
     "other layouts": (
         lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape=[9])),
-        r"the tensor output is float64 of shape \(4,\), in its description .*\(9,\)",
+        r"the tensor output is float64 of shape \(4,\), but in its description .*\(9,\)",
     ),
     "layout no list": (
         lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape="(4,)")),
@@ -165,25 +168,25 @@ PROBLEMS = {
         lambda path: edit_json(path, lambda c: c["architecture"]["layers"][0].update(channels=9)),
         r"toy\.json: network: layer 1 has channels=9",
     ),
-    "activation": (activation("Swish"), r"toy\.json: network\.layers\[0\].*'Swish' is not known"),
+    "activation": (activation("Swish"), r"toy\.json: network\.layers\[0\].*'Swish' is unknown"),
     "later version": (field("version", 2), r"toy\.json: the format has version 2, but .* reads 1"),
     "no version": (field("version", None), r"the format has version None"),
-    "other format": (field("format", "x"), r"this is no model: it does not say"),
-    "garbage": (text("{not json"), r"toy\.json: this is not valid JSON \(Expecting"),
+    "other format": (field("format", "x"), r"not a model: it does not say"),
+    "garbage": (text("{not json"), r"toy\.json: not valid JSON \(Expecting"),
     "binary": (
         lambda path: path.with_suffix(".json").write_bytes(b"\xff\xfe\x00"),
-        r"toy\.json: this is not valid JSON",
+        r"toy\.json: not valid JSON",
     ),
-    "empty": (text(""), r"toy\.json: this is not valid JSON"),
-    "a list": (text("[]"), r"toy\.json: this is no model"),
-    "deep": (text("[" * 100_000), r"toy\.json: this is not valid JSON"),
-    "NaN in JSON": (text('{"format": NaN}'), r"NaN is no number in JSON"),
+    "empty": (text(""), r"toy\.json: not valid JSON"),
+    "a list": (text("[]"), r"toy\.json: not a model"),
+    "deep": (text("[" * 100_000), r"toy\.json: not valid JSON"),
+    "NaN in JSON": (text('{"format": NaN}'), r"NaN is not a number in JSON"),
     "unknown field": (field("code", "x"), r"toy\.json: model has no field code"),
     "missing field": (drop_field, r"toy\.json: model lacks the field tensors"),
-    "card": (field("card", {"name": 3}), r"toy\.json: card\.name must be a text, got 3"),
+    "card": (field("card", {"name": 3}), r"toy\.json: card\.name must be a string, got 3"),
     "a pickle": (put_a_pickle, r"is not the file that toy\.json describes"),
-    "a pickle, hash": (put_a_pickle_with_its_hash, "this is no safetensors file"),
-    "a torch file": (put_a_torch_file_with_its_hash, "this is no safetensors file"),
+    "a pickle, hash": (put_a_pickle_with_its_hash, "not a readable safetensors file"),
+    "a torch file": (put_a_torch_file_with_its_hash, "not a readable safetensors file"),
 }
 
 

@@ -122,7 +122,9 @@ def with_activation(h: cl.Activation) -> cl.InputConvexNetwork:
 
 
 def test_a_class_keyword_registers_a_new_activation(registry):
-    with pytest.raises(ValueError, match=r"layers\[0\]\.activation: Unnamed has no name in files"):
+    with pytest.raises(
+        ValueError, match=r"layers\[0\]\.activation: Unnamed is not registered for files"
+    ):
         describe(with_activation(Unnamed(Unnamed(cl.Huber(0.3)))))
 
     @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def test_a_class_keyword_registers_a_new_activation(registry):
     description = json.loads(json.dumps(describe(net)))
     assert build(description).layers[0].activation == Nested(Nested(cl.Huber(0.3)))
     description["layers"][0]["activation"]["Nested"]["inner"] = {"Convolution": {}}
-    with pytest.raises(ValueError, match=r"Nested\.inner: 'Convolution' is not known; known are A"):
+    with pytest.raises(ValueError, match=r"Nested\.inner: 'Convolution' is unknown; known are A"):
         build(description)
 
 
@@ -175,7 +177,7 @@ def test_a_subclass_is_a_plain_network_or_refused():
     again.load_state_dict(net.state_dict())
     x = torch.rand(1, 1, 5, 5)
     assert torch.equal(again(x), net(x))
-    with pytest.raises(ValueError, match="Loud changes forward of InputConvexNetwork"):
+    with pytest.raises(ValueError, match="Loud overrides forward of InputConvexNetwork"):
         describe(Loud(3))
     with pytest.raises(ValueError, match="only an InputConvexNetwork"):
         describe(torch.nn.Linear(2, 2))
@@ -189,7 +191,7 @@ def test_a_foreign_layer_is_refused():
     net = cl.InputConvexNetwork(
         [OtherLayer(cl.ReLU(), channels=3, skip=Convolution(1, 3, 3))], in_channels=1
     )
-    with pytest.raises(ValueError, match=r"layers\[0\]: OtherLayer has no name in files"):
+    with pytest.raises(ValueError, match=r"layers\[0\]: OtherLayer is not registered for files"):
         describe(net)
 
 
@@ -207,8 +209,8 @@ SKIP = ("layers", 0, "skip")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (ACTIVATION, {"Swish": {}}, r"layers\[0\].activation: 'Swish' is not known; known are Abs"),
-        (ACTIVATION, {"Convolution": {}}, "'Convolution' is not known; known are Abs, ELU"),
+        (ACTIVATION, {"Swish": {}}, r"layers\[0\].activation: 'Swish' is unknown; known are Abs"),
+        (ACTIVATION, {"Convolution": {}}, "'Convolution' is unknown; known are Abs, ELU"),
         (ACTIVATION, "ReLU", r'must be written as \{"NAME": \{...\}\} with one of the names Abs'),
         (ACTIVATION, {"ReLU": {}, "Abs": {}}, "must be written as"),
         (ACTIVATION, {"ReLU": {"slope": 1}}, r"activation\.ReLU has no field slope; its fields"),
@@ -221,10 +223,10 @@ SKIP = ("layers", 0, "skip")
         (
             SKIP,
             {"Identity": {}},
-            "'Identity' is not known; known are AveragePool, Chain",
+            "'Identity' is unknown; known are AveragePool, Chain",
         ),
         (SKIP, {"Chain": {"maps": []}}, r"skip\.Chain: a chain needs at least one map"),
-        (SKIP, {"Chain": {"maps": [{"ReLU": {}}]}}, r"maps\[0\]: 'ReLU' is not known"),
+        (SKIP, {"Chain": {"maps": [{"ReLU": {}}]}}, r"maps\[0\]: 'ReLU' is unknown"),
         (SKIP, {"AveragePool": {"size": 2.5}}, "size must be a whole number, got 2.5"),
         (SKIP, {"AveragePool": {"size": 0}}, "size must be at least 1, got 0"),
         (SKIP, None, "a layer needs a map"),
@@ -234,7 +236,7 @@ SKIP = ("layers", 0, "skip")
         ((*SKIP, "Convolution", "in_channels"), 7, "a convolution with 7 input channels"),
         (("layers", 0, "bias"), 1, "bias must be true or false, got 1"),
         (("layers", 0, "channels"), 5, "layer 1 has channels=5, but its maps give"),
-        (("layers", 1, "links"), {"a": {}}, "links must have whole numbers as keys, got 'a'"),
+        (("layers", 1, "links"), {"a": {}}, "links must have integers as keys, got 'a'"),
         (("layers", 1, "links"), [], r"links must be an object, got \[\]"),
         (("layers", 1, "surprise"), 1, r"layers\[1\] has no field surprise; its fields are act"),
         (("layers",), [], "at least one layer"),

@@ -151,7 +151,7 @@ def test_sinograms_are_read_as_they_were_written(tmp_path, suffix):
     frames = torch.rand(2, 3, 5, dtype=torch.float32)
     sinogram = scans.Sinogram(frames, geometry, "transmission")
     if suffix in READ_ONLY_SINOGRAMS:
-        with pytest.raises(scans.ScanFileError, match=r"let it end in \.h5 or \.npy"):
+        with pytest.raises(scans.ScanFileError, match=r"use the ending \.h5 or \.npy"):
             scans.write_sinogram(sinogram, tmp_path / f"a{suffix}")
         return
     again = scans.read_sinogram(scans.write_sinogram(sinogram, tmp_path / f"a{suffix}"))

@@ -14,7 +14,8 @@ from convexlift.functionals.fidelity import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.solvers import fused_iterations
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import DoesNotApply, PlainIterations
+from convexlift.solvers.iterations import PlainIterations
+from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.restarted import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.step_sizes import Coupling
@@ -95,10 +96,10 @@ def compare(problem, blocks, double=None):
     for name in ("sigma", "tau"):
         for block, part in getattr(expected, name).items():
             torch.testing.assert_close(getattr(state, name)[block], part, rtol=1e-3, atol=0)
-    for name in ("inner", "total", "due"):
-        torch.testing.assert_close(getattr(state.pace, name), getattr(expected.pace, name))
+    for name in ("inner", "total", "restart_next"):
+        torch.testing.assert_close(getattr(state.memory, name), getattr(expected.memory, name))
     torch.testing.assert_close(
-        state.pace.residual_at_test, expected.pace.residual_at_test, rtol=1e-4, atol=1e-6
+        state.memory.residual_at_test, expected.memory.residual_at_test, rtol=1e-4, atol=1e-6
     )
 
 
@@ -186,7 +187,7 @@ def test_layers_that_ask_the_host_are_not_captured(h):
     network = baseline().regularizer
     network.layers[1].activation = h
     problem = replace(baseline(), regularizer=network)
-    with pytest.raises(DoesNotApply, match="ask the host"):
+    with pytest.raises(DoesNotApply, match="need the host"):
         in_kernels(problem)
 
 
@@ -205,7 +206,7 @@ def test_where_kernels_do_not_apply():
         weight=1.0,
     )
     for problem, reason in (
-        (usual.to(dtype=torch.float64), "convolution"),
+        (usual.to(dtype=torch.float64), "not float32"),
         (behind_a_blur, "data term"),
         (total_variation, "convolution"),
     ):

@@ -133,7 +133,7 @@ def test_arrays_of_the_wrong_shape(tmp_path, shape):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_tiff_with_several_pages(tmp_path, dtype):
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 5, 6), dtype), photometric="minisblack")
-    with pytest.raises(ValueError, match=r"a\.tif cannot .* 3 pages; save each of them"):
+    with pytest.raises(ValueError, match=r"a\.tif cannot .* 3 pages; save each page"):
         load_image(tmp_path / "a.tif")
 
 

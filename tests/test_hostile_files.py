@@ -153,7 +153,7 @@ def test_npy_headers_are_compared_with_the_file(tmp_path, shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
     for read in (read_picture, load_image, read_npy):
-        with pytest.raises(ValueError, match="bytes, and 0 follow"):
+        with pytest.raises(ValueError, match="bytes, but 0 follow"):
             read(path)
 
 

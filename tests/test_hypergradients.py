@@ -154,7 +154,7 @@ def test_a_learned_weight_without_jacobian_has_the_right_sign():
         (lambda: Unrolled(3, step=-1.0), r"Unrolled needs step > 0, got step=-1\.0"),
         (lambda: Implicit(damping=-1.0), r"Implicit needs damping >= 0, got -1\.0"),
         (lambda: Implicit(damping=math.nan), "Implicit needs damping >= 0, got nan"),
-        (lambda: Implicit(linear_solver="lu"), "linear_solver is 'cg' or 'minres', got 'lu'"),
+        (lambda: Implicit(linear_solver="lu"), "linear_solver must be 'cg' or 'minres', got 'lu'"),
         (lambda: Implicit(iterations=0), "Implicit needs iterations >= 1, got 0"),
         (lambda: Implicit(tolerance=0.0), r"Implicit needs tolerance > 0, got tolerance=0\.0"),
         (lambda: ValueFunction(b=0.0), r"ValueFunction needs b > 0, got b=0\.0"),

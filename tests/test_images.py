@@ -34,7 +34,7 @@ def test_a_written_picture_reads_back(tmp_path):
 def test_nan_is_never_written(tmp_path):
     picture = torch.zeros(1, 1, 4, 4)
     picture[0, 0, 1, 2] = math.nan
-    with pytest.raises(ValueError, match=r"refusing to write .*nan at \(0, 0, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"cannot write .*nan at \(0, 0, 1, 2\)"):
         images.save_image(tmp_path / "a.png", picture)
     assert not list(tmp_path.iterdir())
 

@@ -135,9 +135,9 @@ def test_a_threshold_turns_units_off():
 
 
 def test_only_a_shallow_ridge_is_deepened():
-    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+    with pytest.raises(ValueError, match=r"a one-layer network made by networks\.ridge"):
         deepened(baseline(SIZE, hidden=4, **POOLED), 2)
-    with pytest.raises(ValueError, match=r"a network made by networks\.ridge, of one layer"):
+    with pytest.raises(ValueError, match=r"a one-layer network made by networks\.ridge"):
         deepened(ridge(depth=2, **COMMON), 3)
     with pytest.raises(ValueError, match="scale > 0, got scale=0"):
         deepened(ridge(**COMMON), 2, scale=0.0)
@@ -157,7 +157,7 @@ def test_networks_that_have_no_filters_to_set():
         start_from_filters_(cl.InputConvexNetwork([dense], image_size=(SIZE, SIZE)))
     first = convolutional(**COMMON).layers[0]
     skips = cl.ConvexLayer(cl.ReLU(), channels=8, skip=convolutional(**COMMON).layers[0].skip)
-    with pytest.raises(ValueError, match="needs layers that follow one another"):
+    with pytest.raises(ValueError, match="needs layers that read the previous one"):
         start_from_filters_(cl.InputConvexNetwork([first, skips]))
     pool = cl.ConvexLayer(cl.ReLU(), channels=8, previous=Chain(AveragePool(2)))
     with pytest.raises(ValueError, match="cannot set a Chain"):

@@ -119,7 +119,7 @@ def test_another_format_by_the_name_of_the_output(tmp_path):
     assert tifffile.imread(tmp_path / "b.tif").dtype == np.float32
     result = run("denoise", tmp_path / "a.npy", "-o", tmp_path / "c.png")
     assert result.exit_code == 2
-    assert "float32 is not written as PNG" in result.output
+    assert "float32 cannot be written as PNG" in result.output
     assert "try .tif or .npy" in result.output
 
 

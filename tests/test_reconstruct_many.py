@@ -227,7 +227,7 @@ def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
         (["inpaint", "a.png", "-o", "new/x.png", "--mask", "small.png"], "small.png is 8 x 8"),
         (["denoise", "a.png", "-o", "new/x.png", "--truth", "small.png"], "small.png is 8 x 8"),
         (["denoise", "a.png", "-o", "new/x.png", "--truth", "bad.png"], "bad.png cannot be read"),
-        (["denoise", "a.npy", "-o", "new/x.png"], "float32 is not written as PNG"),
+        (["denoise", "a.npy", "-o", "new/x.png"], "float32 cannot be written as PNG"),
     ],
 )
 def test_what_does_not_fit_is_found_before_any_work(arguments, message, tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_rounded_distances_are_not_gaps(tmp_path):
 
 def test_two_slices_at_the_same_place_are_refused(tmp_path):
     save_series(tmp_path, [0, 1, 1, 2])
-    with pytest.raises(scans.ScanFileError, match=r"1\.dcm and .*2\.dcm are slices of the same"):
+    with pytest.raises(scans.ScanFileError, match=r"1\.dcm and .*2\.dcm are slices at the same"):
         scans.read_dicom(tmp_path, allow_gaps=True)
 
 
@@ -181,20 +181,20 @@ def test_slices_of_another_size_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"Modality": "MR"}, "modality 'MR', and only CT"),
+        ({"Modality": "MR"}, "modality 'MR', but only CT"),
         ({"Modality": None}, "no Modality, which a CT slice needs; it may be cut short"),
         ({"RescaleSlope": None}, "no RescaleSlope"),
         ({"RescaleSlope": 0}, "RescaleSlope 0"),
         ({"RescaleIntercept": None}, "no RescaleIntercept"),
-        ({"RescaleType": "OD"}, "rescaled to 'OD' and not to HU"),
+        ({"RescaleType": "OD"}, "rescaled to 'OD', not to HU"),
         ({"PixelSpacing": None}, "no PixelSpacing"),
         ({"PixelSpacing": [0, 1]}, r"PixelSpacing \(0\.0, 1\.0\); both must be > 0"),
         ({"PixelSpacing": [1]}, "it needs 2 finite"),
         ({"ImageOrientationPatient": None}, "no ImageOrientationPatient"),
-        ({"ImageOrientationPatient": [1, 0, 0, 1, 0, 0]}, "two unit vectors at right angles"),
+        ({"ImageOrientationPatient": [1, 0, 0, 1, 0, 0]}, "two orthogonal unit vectors"),
         ({"ImagePositionPatient": None}, "no ImagePositionPatient"),
         ({"SeriesInstanceUID": None}, "no SeriesInstanceUID"),
-        ({"NumberOfFrames": 2}, r"2 frame\(s\) in one file .*one file for each slice"),
+        ({"NumberOfFrames": 2}, r"2 frame\(s\) in one file .*one file per slice"),
         ({"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB"}, "colour picture .*RGB"),
         ({"PixelData": None}, "ends before its pixels"),
         ({"Rows": 70}, "cut short or damaged"),

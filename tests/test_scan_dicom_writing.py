@@ -125,7 +125,7 @@ def test_bad_names_and_full_folders_are_refused(tmp_path):
         scans.write_volume(volume, tmp_path / "a", description="x" * 65)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "other.dcm").touch()
-    with pytest.raises(scans.ScanFileError, match="full: already there"):
+    with pytest.raises(scans.ScanFileError, match="full already exists"):
         scans.write_volume(volume, tmp_path / "full")
     assert [file.name for file in tmp_path.iterdir()] == ["full"]
 

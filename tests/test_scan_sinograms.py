@@ -150,7 +150,9 @@ def test_radians_and_pixels(tmp_path):
         assert scans.read_sinogram(path).geometry.bin_width == pytest.approx(width)
     with h5py.File(path, "a") as file:
         file["measurement/instrument/detector/actual_pixel_size_x"].attrs["units"] = "inch"
-    with pytest.raises(scans.ScanFileError, match=r"actual_pixel_size_x in 'inch'; m, mm, um or"):
+    with pytest.raises(
+        scans.ScanFileError, match=r"actual_pixel_size_x in 'inch'; use m, mm, um or"
+    ):
         scans.read_sinogram(path)
 
 
@@ -165,15 +167,13 @@ def test_implausible_pixel_sizes_are_refused(tmp_path):
 def test_angles_without_a_unit(tmp_path):
     path = tmp_path / "a.h5"
     exchange(path, None)
-    with pytest.raises(
-        scans.ScanFileError, match=r"a\.h5 does not say in which unit .*angle_unit="
-    ):
+    with pytest.raises(scans.ScanFileError, match=r"a\.h5 does not give the unit .*angle_unit="):
         scans.read_sinogram(path)
     degrees = scans.read_sinogram(path, angle_unit="degrees").geometry.angles
     assert np.allclose(degrees, np.arange(4) * math.pi / 4)
     assert scans.read_sinogram(path, angle_unit="radians").geometry.angles[1] == 45
     assert scans.read_sinogram(path, angles=[0, 1, 2, 3]).geometry.angles == (0, 1, 2, 3)
-    with pytest.raises(ValueError, match="angle_unit is 'degrees' or 'radians', got 'turns'"):
+    with pytest.raises(ValueError, match="angle_unit must be 'degrees' or 'radians', got 'turns'"):
         scans.read_sinogram(path, angle_unit="turns")
     exchange(path, "gon")
     with pytest.raises(scans.ScanFileError, match="theta in 'gon'"):
@@ -200,7 +200,7 @@ def test_other_hdf5_layouts_are_refused(tmp_path, datasets, message):
 
 def test_unknown_axes_are_refused(tmp_path):
     exchange(tmp_path / "a.h5", axes="energy:y:x")
-    with pytest.raises(scans.ScanFileError, match=r"with axes \['energy', 'y', 'x'\]"):
+    with pytest.raises(scans.ScanFileError, match=r"has the axes \['energy', 'y', 'x'\]"):
         scans.read_sinogram(tmp_path / "a.h5")
 
 
@@ -259,7 +259,7 @@ def test_a_geometry_written_by_hand(tmp_path):
     ("change", "message"),
     [
         ({"format": "other"}, "does not say"),
-        ({"version": 2}, "version 2; 1 is known"),
+        ({"version": 2}, "version 2; 1 is supported"),
         ({"colour": 1}, "unknown keys colour"),
         ({"quantity": "apples"}, "quantity to be one of counts"),
         ({"geometry": None}, "no geometry"),
@@ -330,7 +330,9 @@ def test_geometries_are_checked(geometry, change, message):
 
 
 def test_names_of_other_files_are_refused(tmp_path):
-    with pytest.raises(scans.ScanFileError, match=r"a\.mat does not name a sinogram; let it end"):
+    with pytest.raises(
+        scans.ScanFileError, match=r"a\.mat does not name a sinogram; use the ending"
+    ):
         scans.write_sinogram(counts(), tmp_path / "a.mat")
     (tmp_path / "a.mat").touch()
     with pytest.raises(scans.ScanFileError, match=r"a\.mat is not a sinogram"):

@@ -73,7 +73,9 @@ def test_unsigned_numbers_need_a_scale(tmp_path):
     tifffile.imwrite(path, stored, photometric="minisblack")
     with pytest.raises(scans.ScanFileError, match=r"a\.tif holds uint16.*slope=\.\.\., intercept="):
         scans.read_volume(path)
-    with pytest.raises(scans.ScanFileError, match=r"a\.tif does not say how large.*spacing=\(dy"):
+    with pytest.raises(
+        scans.ScanFileError, match=r"a\.tif does not give its pixel size.*spacing=\(dy"
+    ):
         scans.read_stack(path, intercept=-1024)
     volume = scans.read_stack(path, spacing=(1, 2), slope=0.5, intercept=-1024)
     assert np.array_equal(volume.values.numpy(), stored / 2 - 1024)
@@ -84,7 +86,7 @@ def test_unsigned_numbers_need_a_scale(tmp_path):
 def test_resolutions_per_inch_are_ignored(tmp_path):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.zeros((4, 5), np.float32), resolution=(72, 72), resolutionunit="INCH")
-    with pytest.raises(scans.ScanFileError, match="does not say how large"):
+    with pytest.raises(scans.ScanFileError, match="does not give its pixel size"):
         scans.read_volume(path)
 
 
@@ -144,10 +146,10 @@ def test_clipped_pictures_are_not_read_as_hounsfield_units(tmp_path):
     ("change", "message"),
     [
         ({"window": "belly"}, "no window 'belly'; choose one of abdomen, bone"),
-        ({"bits": 12}, "8 or 16 bits here, got 12"),
+        ({"bits": 12}, "bits must be 8 or 16, got 12"),
         ({"image": torch.zeros(2, 3, 4)}, r"takes one slice, not 2"),
         ({"image": torch.zeros(2, 2, 3, 4)}, r"write_png takes .* got \(2, 2, 3, 4\)"),
-        ({"image": torch.full((2, 2), torch.nan)}, r"refusing to write pictures: nan at"),
+        ({"image": torch.full((2, 2), torch.nan)}, r"cannot write pictures: nan at"),
     ],
 )
 def test_bad_arguments_of_write_png_are_refused(tmp_path, change, message):
@@ -159,7 +161,7 @@ def test_bad_arguments_of_write_png_are_refused(tmp_path, change, message):
 def test_colours_are_refused(tmp_path):
     colour = np.zeros((4, 5, 3), dtype=np.uint8)
     Image.fromarray(colour).save(tmp_path / "a.png")
-    with pytest.raises(scans.ScanFileError, match=r"a\.png has 3 channel.*slices are grey"):
+    with pytest.raises(scans.ScanFileError, match=r"a\.png has 3 channel.*slices must be grey"):
         scans.read_stack(tmp_path / "a.png", spacing=(1, 1), intercept=0)
     tifffile.imwrite(tmp_path / "a.tif", colour, photometric="rgb")
     with pytest.raises(scans.ScanFileError, match=r"a\.tif is RGB with 3 sample"):

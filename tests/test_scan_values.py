@@ -36,9 +36,9 @@ def test_conversions_have_inverses():
 
 @pytest.mark.parametrize("water", [0, -1.0, math.nan, math.inf])
 def test_the_attenuation_of_water_is_positive(water):
-    with pytest.raises(ValueError, match="water is an attenuation in 1/mm"):
+    with pytest.raises(ValueError, match="water must be an attenuation in 1/mm"):
         scans.hounsfield_to_attenuation(torch.zeros(1), water)
-    with pytest.raises(ValueError, match="water is an attenuation in 1/mm"):
+    with pytest.raises(ValueError, match="water must be an attenuation in 1/mm"):
         scans.attenuation_to_hounsfield(torch.zeros(1), water)
 
 
@@ -84,13 +84,13 @@ GOOD = {"values": torch.zeros(1, 2, 2), "spacing": (1.0, 1.0), "positions": ((0.
         ({"values": torch.zeros(2, 2)}, r"\(slices, H, W\), got .* of shape \(2, 2\)"),
         ({"values": torch.zeros(1, 2, 2, dtype=torch.int16)}, "got torch.int16"),
         ({"values": torch.full((1, 2, 2), math.nan)}, "finite values, got nan"),
-        ({"spacing": (1.0, 0.0)}, r"spacing is \(dy, dx\) in mm"),
-        ({"spacing": (1.0, math.nan)}, r"spacing is \(dy, dx\) in mm"),
+        ({"spacing": (1.0, 0.0)}, r"spacing must be \(dy, dx\) in mm"),
+        ({"spacing": (1.0, math.nan)}, r"spacing must be \(dy, dx\) in mm"),
         ({"positions": ()}, "each of 1 slices, got 0"),
         ({"positions": ((0.0, 0.0),)}, "three finite numbers"),
-        ({"orientation": (1.0, 0, 0, 0, 2.0, 0)}, "two unit vectors"),
-        ({"orientation": (1.0, 0, 0)}, "two unit vectors"),
-        ({"thickness": 0.0}, "thickness is > 0"),
+        ({"orientation": (1.0, 0, 0, 0, 2.0, 0)}, "two orthogonal unit vectors"),
+        ({"orientation": (1.0, 0, 0)}, "two orthogonal unit vectors"),
+        ({"thickness": 0.0}, "thickness must be > 0"),
     ],
 )
 def test_volumes_are_checked(change, message):
@@ -104,7 +104,7 @@ def test_values_can_be_replaced():
     assert torch.equal(volume.with_values(torch.ones(1, 1, 2, 2)).values, torch.ones(1, 2, 2))
     with pytest.raises(ValueError, match=r"slices \(1, 2, 2\), got \(2, 2, 2\)"):
         volume.with_values(torch.ones(2, 2, 2))
-    with pytest.raises(ValueError, match="slice_spacing is > 0"):
+    with pytest.raises(ValueError, match="slice_spacing must be > 0"):
         scans.Volume.stacked(torch.zeros(1, 2, 2), (1, 1), 0)
 
 
@@ -120,5 +120,5 @@ def test_the_unit_of_regularizers_in_attenuation():
         scans.unit_to_hounsfield(torch.tensor([0.0, 1.0])), water
     )
     assert scans.unit_attenuation(water) == pytest.approx(float(step[1] - step[0]))
-    with pytest.raises(ValueError, match="water is an attenuation"):
+    with pytest.raises(ValueError, match="water must be an attenuation"):
         scans.unit_attenuation(-1.0)

@@ -175,10 +175,10 @@ def test_fewer_iterations_to_the_same_certificate(name):
         with torch.no_grad():
             state = solver.start(stated.initial_image())
             gap = 1.0
-            while gap > 1e-3 and int(state.pace.total) < 2000:
+            while gap > 1e-3 and int(state.memory.total) < 2000:
                 state = solver.advance(state, 10)
                 gap = float(cl.certify(stated, state.x, state.duals).gap)
-        needed.append(int(state.pace.total))
+        needed.append(int(state.memory.total))
     assert needed[0] <= 0.8 * needed[1], needed
 
 

@@ -298,7 +298,7 @@ def test_every_image_needs_a_generator(task):
         (lambda: GaussianDenoising(-0.1), r"GaussianDenoising needs sigma >= 0, got sigma=-0\.1"),
         (lambda: Inpainting(missing=-0.1), "Inpainting needs 0 <= missing <= 1"),
         (lambda: Inpainting(noise=math.inf), "Inpainting needs noise >= 0, got noise=inf"),
-        (lambda: Inpainting(fill="mean"), "fills with 'zero' or 'neighbours', got 'mean'"),
+        (lambda: Inpainting(fill="mean"), "needs fill='zero' or 'neighbours', got 'mean'"),
         (
             lambda: Inpainting(mask=torch.ones(1, 1, 4, 4)),
             r"one mask \(H, W\) for all images, got \(1, 1, 4, 4\)",
@@ -312,11 +312,11 @@ def test_every_image_needs_a_generator(task):
         (lambda: SparseViewCT(filter="box"), "filter must be one of .* got 'box'"),
         (
             lambda: SparseViewCT(scanner=SCANNER).measure(images(1, 8, 8), generators(0)),
-            r"the scanner sees images of \(1, 32, 32\), but these are \(1, 8, 8\)",
+            r"the scanner takes images of \(1, 32, 32\), but these are \(1, 8, 8\)",
         ),
         (
             lambda: fill_from_neighbours(images(1), torch.ones(1, 1, 12, 10), size=4),
-            "squares of odd size, 3 or more; got size=4",
+            "size must be odd and at least 3, got size=4",
         ),
     ],
 )

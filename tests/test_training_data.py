@@ -77,18 +77,18 @@ def test_folders_are_concatenated(folder, tmp_path):
     assert torch.equal(both[0], ImageSet.from_folder(folder)[0])
     with pytest.raises(ValueError, match=r"photos is given twice; name each folder once"):
         ImageSet.from_folders([folder, other, other / ".." / "photos"])
-    with pytest.raises(ValueError, match="there is no folder; give at least one"):
+    with pytest.raises(ValueError, match="no folder was given; give at least one"):
         ImageSet.from_folders([])
 
 
 def test_folders_that_cannot_be_used(folder, tmp_path):
     with pytest.raises(ValueError, match=r"missing does not exist; give a folder .*\.png, \.jpg"):
         ImageSet.from_folder(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"b\.png is no folder"):
+    with pytest.raises(ValueError, match=r"b\.png is not a folder"):
         ImageSet.from_folder(folder / "b.png")
     with pytest.raises(ValueError, match=r"folder\.png has no pictures; .*\.npy, \.png, .*\.tif"):
         ImageSet.from_folder(folder / "folder.png")
-    with pytest.raises(ValueError, match=r"limit is at least 1, or None .* got 0"):
+    with pytest.raises(ValueError, match=r"limit must be at least 1, or None .* got 0"):
         ImageSet.from_folder(folder, limit=0)
     (folder / "broken.png").write_bytes((folder / "b.png").read_bytes()[:40])
     with pytest.raises(ValueError, match=r"photos/broken\.png cannot be read as a picture"):
@@ -184,7 +184,7 @@ def test_images_by_name():
     odd = images.select(lambda name: int(name.removesuffix(".png")) % 2 == 1)
     assert odd.names == ("1.png", "3.png", "5.png")
     assert torch.equal(odd[1], images[3])
-    with pytest.raises(ValueError, match="no image is wanted among 6"):
+    with pytest.raises(ValueError, match="none of 6 images is wanted"):
         images.select(lambda name: False)
 
 
@@ -196,7 +196,7 @@ def test_images_by_name():
         (0.01, r"holding out 0\.01 of 10 images leaves none for validation"),
         (10, "holding out 10 of 10 images leaves none for training"),
         (0.99, "leaves none for training"),
-        (1.0, r"a fraction held out lies between 0 and 1, got 1\.0"),
+        (1.0, r"a held-out fraction must lie between 0 and 1, got 1\.0"),
         (float("nan"), "between 0 and 1, got nan"),
     ],
 )
@@ -206,7 +206,7 @@ def test_splits_that_leave_nothing(held_out, message):
 
 
 def test_one_image_cannot_be_split():
-    with pytest.raises(ValueError, match=r"there is only 0\.png; a split needs two"):
+    with pytest.raises(ValueError, match=r"there is only 0\.png; a split needs at least two"):
         numbered(1).split(1, seed=0)
 
 
@@ -355,9 +355,9 @@ def test_samplers_that_cannot_work():
         BatchSampler(mixed, 2, crop=5)
     with pytest.raises(ValueError, match="images of 2 x 3 cannot be rotated into a batch"):
         BatchSampler(numbered(2, (2, 3)), 2, rotations=True)
-    with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         BatchSampler(mixed, 0, crop=2)
-    with pytest.raises(ValueError, match="crop is at least 1, or None for whole images; got 0"):
+    with pytest.raises(ValueError, match=r"crop must be at least 1, or None for whole .*; got 0"):
         BatchSampler(mixed, 2, crop=0)
     sampler = BatchSampler(mixed, 6, crop=2)
     with pytest.raises(ValueError, match=r"4 processes cannot share a batch of 6 .* batch_size=8"):
@@ -365,5 +365,5 @@ def test_samplers_that_cannot_work():
     for rank, world in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=f"got rank {rank} of {world}"):
             sampler.batch(0, rank, world)
-    with pytest.raises(ValueError, match="steps count from 0, got -1"):
+    with pytest.raises(ValueError, match="step must be at least 0, got -1"):
         sampler.batch(-1)

@@ -117,7 +117,7 @@ def test_starved_dead_and_saturated_readings():
     flat = torch.tensor([1000.0, 1000.0, 1000.0, 100.0, 1000.0])
     reading = torch.tensor([[300.0, 100.0, 100.3, 250.0, 4095.0], [99.0, 50.0, 101.0, 90.0, 1e4]])
     with pytest.warns(UserWarning, match=(
-        r"of 10 readings, 4 were below 0.5 photons and raised to that; 2 are of dead pixels "
+        r"of 10 readings, 4 were below 0.5 photons and were raised to it; 2 are from dead pixels "
         r"\(flat <= dark\) and have weight 0; 2 are saturated and have weight 0"
     )) as caught:  # fmt: skip
         found = cl.line_integrals(reading, flat, 100.0, dark_variance=0.0, saturation=4095)
@@ -129,7 +129,7 @@ def test_starved_dead_and_saturated_readings():
     torch.testing.assert_close(found.values.flatten(), torch.tensor(values))
     torch.testing.assert_close(found.weights.flatten(), torch.tensor(weights))
     with pytest.warns(
-        UserWarning, match="of 6 readings, 5 were below 3 photons and raised to that$"
+        UserWarning, match="of 6 readings, 5 were below 3 photons and were raised to it$"
     ):
         found = cl.line_integrals(reading[:, :3], 1000.0, 100.0, floor=3.0)
     assert float(found.values.max()) == pytest.approx(-math.log(3 / 900))
@@ -160,7 +160,7 @@ def test_from_readings_to_a_certified_image():
     flats = poisson_counts(flat.expand(50, -1), generator)
     flats[:, 12] = 0
     darks = poisson_counts(torch.full((50, 35), 40.0), generator)
-    with pytest.warns(UserWarning, match="30 are of dead pixels"):
+    with pytest.warns(UserWarning, match="30 are from dead pixels"):
         integrals = cl.line_integrals(reading, flats, darks)
     fidelity = integrals.fidelity()
     assert isinstance(fidelity, cl.WeightedL2)
@@ -209,28 +209,28 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: cl.line_integrals([[1.0]], 2.0), TypeError, "the intensity: a torch.Tensor is"),
+        (lambda: cl.line_integrals([[1.0]], 2.0), TypeError, "the intensity must be a torch"),
         (
             lambda: cl.line_integrals(READING * WITH_NAN, FLAT),
             ValueError,
-            r"the intensity: finite numbers are needed, got nan at index \(0, 1\)",
+            r"the intensity must be finite, got nan at index \(0, 1\)",
         ),
         (
             lambda: cl.line_integrals(READING, FLAT * WITH_NAN),
             ValueError,
-            r"flat: finite numbers are needed, got nan at index \(1,\)",
+            r"flat must be finite, got nan at index \(1,\)",
         ),
-        (lambda: cl.line_integrals(READING, FLAT, math.nan), ValueError, "dark: .* got nan$"),
+        (lambda: cl.line_integrals(READING, FLAT, math.nan), ValueError, "dark must .* got nan$"),
         (lambda: cl.line_integrals(READING[0], FLAT), ValueError, r"\(angles, bins\) or .* \(5,\)"),
         (
             lambda: cl.line_integrals(READING.expand(3, 2, BINS), FLAT),
             ValueError,
-            r"the intensity has the shape .* got \(3, 2, 5\)",
+            r"the intensity must have the shape .* got \(3, 2, 5\)",
         ),
         (
             lambda: cl.line_integrals(READING, FLAT[:4]),
             ValueError,
-            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); it is a number",
+            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); give a number",
         ),
         (
             lambda: cl.line_integrals(READING, FLAT, DARK.expand(1, 1, 3, BINS)),
@@ -240,7 +240,7 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
         (
             lambda: cl.line_integrals(READING, FLAT.expand(2, 2, BINS)),
             ValueError,
-            r"flat of shape \(2, 2, 5\) does not fit .* one for each reading",
+            r"flat of shape \(2, 2, 5\) does not fit .* one value for each reading",
         ),
         (lambda: cl.line_integrals(READING, FLAT, gain=0), ValueError, "gain > 0, got gain=0"),
         (lambda: cl.line_integrals(READING, FLAT, floor=math.nan), ValueError, "got floor=nan"),
@@ -254,18 +254,18 @@ WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
         (
             lambda: cl.line_integrals(READING, FLAT, saturation=300),
             ValueError,
-            "all of 10 readings are saturated or of dead pixels",
+            "all 10 readings are saturated or from dead pixels",
         ),
         (
             lambda: cl.LineIntegrals(READING[None, None], -READING[None, None]),
             ValueError,
             "needs finite weights >= 0, but they are -300",
         ),
-        (lambda: cl.Counts([1]), TypeError, "counts: a torch.Tensor is needed, got list"),
+        (lambda: cl.Counts([1]), TypeError, "counts must be a torch.Tensor, got list"),
         (
             lambda: cl.Counts(torch.tensor([[1.0, 2.5]])),
             ValueError,
-            r"counts are whole numbers, but they are 2.5 at index \(0, 1\); .* cl.KullbackLeibler",
+            r"counts must be integers, but they are 2.5 at index \(0, 1\); .* cl.KullbackLeibler",
         ),
         (lambda: cl.Counts(torch.tensor([[1.0, math.nan]])), ValueError, r"got nan at index \(0"),
         (lambda: cl.Counts(torch.tensor([[1, -2]])), ValueError, "needs counts, but .* -2"),

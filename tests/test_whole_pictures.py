@@ -84,7 +84,9 @@ def test_formats_say_what_they_cannot_hold():
     with_alpha = Picture(np.zeros((3, 3, 4), np.uint8), np.zeros((1, 3, 4), np.uint8), 3)
     assert "no alpha" in (writable(with_alpha, ".jpg") or "")
     assert writable(with_alpha, ".png") is None
-    with pytest.raises(ValueError, match=r"a\.gif is not written: '\.gif' is none of \.npy, \.png"):
+    with pytest.raises(
+        ValueError, match=r"a\.gif cannot be written: '\.gif' is not one of \.npy, \.png"
+    ):
         write_picture(stack, "a.gif", ".gif")  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""Examinations of operators, activations and fidelities, for those that users write.
+"""Checks of operators, activations and fidelities written by users.
 
 Each function raises ``CheckFailed``, with the numbers, at the first property that does not hold;
-the library's own classes take the same exams in its tests.
+the tests apply the same checks to the library's own classes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, fits, foreign_parts, full_precision
 
 EXAMINED = 400
-"""The number of arguments or data that are tried when a problem is stated."""
+"""Number of arguments or data points checked when a problem is stated."""
 LINEARITY = 1e-4
-"""The largest relative error of a user's operator that counts as rounding, in single precision."""
+"""Largest relative error of a user's operator that counts as rounding, in single precision."""
 
 
 class CheckFailed(AssertionError):
-    """A property that the mathematics needs does not hold."""
+    """A mathematical property that the library relies on does not hold."""
 
 
 def check_operator(
@@ -40,8 +40,8 @@ def check_operator(
 
     Args:
         operator: A.
-        input_shape: the shape of one input; needed where the operator takes any.
-        dtype: precision of the exam; the operator is converted to it.
+        input_shape: the shape of one input; needed if the operator accepts any.
+        dtype: precision of the check; the operator is converted to it.
         seed: of the random vectors.
     """
     shape = operator.input_shape or input_shape
@@ -61,7 +61,7 @@ def check_operator(
         _require(Aty.shape == x.shape, f"A.adjoint gives {tuple(Aty.shape)}, not {tuple(x.shape)}")
         scale = float(Ax.norm() * y.norm()) + torch.finfo(dtype).tiny
         error = abs(float((Ax * y).sum() - (x * Aty).sum())) / scale
-        _at_most(error, tolerance, "<Ax, y> and <x, A*y> differ by {:.1e}, relatively")
+        _at_most(error, tolerance, "<Ax, y> and <x, A*y> have a relative difference of {:.1e}")
         _check_linear(A, x, x2, tolerance)
         if (transfer := A.transfer(shape)) is not None:
             circular = torch.fft.irfft2(transfer * torch.fft.rfft2(x.double()), s=shape[-2:])
@@ -93,7 +93,7 @@ def check_activation(
         activation: h.
         scale: the size of the random arguments.
         seed: of the random numbers.
-        count: how many of them.
+        count: number of random arguments.
     """
     random = _Random(seed, torch.float64)
     low, high = activation.slopes
@@ -107,7 +107,7 @@ def check_activation(
     beyond = (activation.clip(slope) - slope).abs()
     _at_most(beyond, 1e-12 * size, f"derivative leaves {(low, high)} by {{:.1e}}")
     above = h + _dot(slope, b - a) - activation.value(b)
-    _at_most(above, 1e-10 * size, "derivative is no subgradient: {:.1e}")
+    _at_most(above, 1e-10 * size, "derivative is not a subgradient: {:.1e}")
     _check_ramp(activation, a, 1e-12 * size)
 
     loss = activation.fenchel_young(a, slope)
@@ -144,14 +144,14 @@ def check_activation(
     height = activation.value(activation.prox(a, t / sigma_a)) - (z + t / sigma_z)
     _at_most(height, 1e-7 * size, "the projection leaves the epigraph by {:.1e}")
     _at_most((t * height).abs(), 1e-6 * size**2, "the projection is not complementary: {:.1e}")
-    _require(bool((t[h <= z] == 0).all()), "points of the epigraph are moved")
+    _require(bool((t[h <= z] == 0).all()), "points inside the epigraph are moved")
     p = scale * random.normal(*points)
     error = (activation.clip_to_slopes(p, eta) - each * activation.clip(p / each)).abs()
     _at_most(error, 1e-12 * scale, "clip_to_slopes and clip differ by {:.1e}")
 
 
 def _check_ramp(activation: Activation, a: Tensor, tolerance: float) -> None:
-    """With u = clip((a - left)/width, 0, 1), both h' and h, away from kinks."""
+    """Compare h' and h with the ramp u = clip((a - left)/width, 0, 1), away from kinks."""
     if (ramp := activation.ramp) is None:
         return
     distance = a - ramp.left
@@ -171,7 +171,7 @@ def check_functional(
 
     Args:
         fidelity: f.
-        sampler: makes arguments w in the domain of f from standard normal numbers; the default
+        sampler: maps standard normal numbers to arguments w in the domain of f; the default
             scatters them around the data.
         seed: of the random numbers.
     """
@@ -201,7 +201,7 @@ def check_functional(
     _at_most(
         (loss - direct).abs(), 1e-8 * (1 + float(direct.max())), "fenchel_young is off by {:.1e}"
     )
-    _at_most(f.fenchel_young(w, f.gradient(w)), 1e-8, "the gradient is no subgradient: {:.1e}")
+    _at_most(f.fenchel_young(w, f.gradient(w)), 1e-8, "gradient is not a subgradient: {:.1e}")
     if f.curvature is not None:
         error = (f.gradient(w) - f.curvature * (w - f.y)).abs()
         _at_most(error, 1e-8, "gradient and curvature * (w - y) differ by {:.1e}")
@@ -219,7 +219,7 @@ def check_functional(
 
 
 def examine_activation(activation: Activation) -> None:
-    """Raise ValueError for a user's activation that fails ``check_activation``; once for each."""
+    """Raise ValueError for a user's activation that fails ``check_activation``; checked once."""
     if any(True for _ in foreign_parts(activation)):
         _examined(activation)
 
@@ -268,14 +268,15 @@ def examine_operator(operator: LinearOperator, like: Tensor) -> None:
 
 
 def adjoint_error(operator: LinearOperator, like: Tensor) -> float:
-    """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x; of all factors, the largest.
+    """|<A x, y> - <x, A* y>| / (||A x|| ||y||) for y near A x; the largest over all factors.
 
-    y is A x and as much of a random vector: <A x, A x> = <x, A* A x> tells scanners and back
-    projections apart that only look alike, to which random vectors are nearly blind.
+    y is A x plus a random vector of the same norm: <A x, A x> = <x, A* A x> detects back
+    projections that merely resemble the adjoint of a scanner, to which random vectors are nearly
+    blind.
 
     Args:
-        operator: A; the result is remembered with each factor.
-        like: says how many inputs, of which shape, in which precision and where.
+        operator: A; the result is cached in each factor.
+        like: a batch of inputs with the shape, precision and device of the check.
     """
     largest = 0.0
     for factor, shape in operator.steps(tuple(like.shape[1:])):
@@ -312,8 +313,8 @@ def _refusing(what: str, remedy: str) -> Iterator[None]:
         yield
     except CheckFailed as failure:
         raise ValueError(
-            f"{what} is not what it says it is ({failure}), so no bound would hold; {remedy} "
-            "examines it"
+            f"{what} is not what it claims to be ({failure}), so no bound would hold; test it "
+            f"with {remedy}"
         ) from None
 
 
@@ -323,7 +324,7 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _Random:
-    """Reproducible numbers."""
+    """Reproducible random numbers."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -342,6 +343,6 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _at_most(values: Tensor | float, limit: float, message: str) -> None:
-    """Raise CheckFailed, with the largest value in the message, unless all are within the limit."""
+    """Raise CheckFailed, with the largest value in the message, if a value exceeds the limit."""
     largest = float(torch.as_tensor(values).max())
     _require(largest <= limit, message.format(largest))

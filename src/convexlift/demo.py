@@ -1,8 +1,8 @@
 """``convexlift demo``: three tasks, a shipped regularizer, and a proof with every image.
 
 Each task degrades a picture that the regularizer was not trained on, states the problem, and solves
-it with ``cl.solve`` and its default options. The regularizer is ``photo-any-size``, with one weight
-for each task.
+it by ``cl.solve`` with default options. The regularizer is ``photo-any-size``, with one weight for
+each task.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 TEST_IMAGE = "astronaut"
 REGULARIZER = "photo-any-size"
 DEBLURRING_WEIGHT = 40.0
-"""Chosen once for the best PSNR on another picture (camera); the other two are on the card."""
+"""Chosen once for the best PSNR on another picture (camera); the card has the other two."""
 
 NEXT = (
     ("reconstruct denoise PHOTO.png -o CLEAN.png", "a picture of your own"),
-    ("models photo-any-size", "what this regularizer is for, and its licence"),
+    ("models photo-any-size", "purpose and licence of this regularizer"),
     ("reproduce denoising --quick", "an experiment of the paper, in minutes"),
 )
 """Commands to try after the demo, and their purpose."""
@@ -58,7 +58,7 @@ class DemoTask:
     name: str
     title: str
     clean: Tensor
-    degraded: Tensor  # as a picture
+    degraded: Tensor  # shown as a picture
     problem: VariationalProblem
 
 
@@ -71,12 +71,12 @@ class DemoResult:
 
     @property
     def psnr_before(self) -> float:
-        """Of the degraded picture."""
+        """PSNR of the degraded picture."""
         return float(psnr(self.task.degraded, self.task.clean))
 
     @property
     def psnr_after(self) -> float:
-        """Of the reconstruction."""
+        """PSNR of the reconstruction."""
         return float(psnr(self.solution.x, self.task.clean))
 
 
@@ -94,19 +94,19 @@ def run_demo(
     device: torch.device,
     report: Callable[[str, float], object] = lambda text, fraction: None,
 ) -> Demo:
-    """Load the regularizer, and solve the three tasks.
+    """Load the regularizer and solve the three tasks.
 
     Args:
         options: sizes and limits.
         device: for the solver.
-        report: called with the progress, in words and as the fraction done.
+        report: called with the progress as text and as the fraction done.
     """
     network = load(REGULARIZER, device=device)
     results = []
     for task in make_tasks(network, options.size, device):
 
         def watch(progress: Progress, title: str = task.title) -> None:
-            # The gap falls about geometrically: its logarithm is the fraction done.
+            # The gap falls roughly geometrically, so its logarithm measures the fraction done.
             gap = float(progress.gap.max())
             done = math.log(max(gap, options.gap)) / math.log(options.gap) if gap < 1 else 0.0
             report(f"{title}: gap {gap:.1e} after {progress.iteration} iterations", done)
@@ -114,7 +114,7 @@ def run_demo(
         stop = StopWhen(gap=options.gap, max_iterations=options.max_iterations)
         solution = solve(task.problem, stop=stop, callback=watch)
         if solution.status == (Status.INTERRUPTED,):
-            raise KeyboardInterrupt  # no report about some of the tasks
+            raise KeyboardInterrupt  # no report on only some of the tasks
         results.append(DemoResult(task, solution))
     return Demo(tuple(results), options, network.card)
 

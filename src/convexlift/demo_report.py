@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def write_report(demo: Demo, folder: Path, version: str) -> list[Path]:
-    """Write everything into a folder; returns the files, the page last."""
+    """Write everything into a folder; returns the files, with the page last."""
     files = []
     for result in demo.results:
         for kind, picture in _pictures(result).items():
@@ -75,7 +75,7 @@ def regularizer_note(demo: Demo) -> str:
     """The name and the licence of the regularizer."""
     card = demo.card
     return (
-        f"Regularizer: {card.name}, which comes with the package. Licence: {card.license}. "
+        f"Regularizer: {card.name}, shipped with the package. Licence: {card.license}. "
         f"See `convexlift models {card.name}`."
     )
 
@@ -140,7 +140,7 @@ def plot_overview(demo: Demo) -> Any:
 
 
 def plot_convergence(results: Sequence[DemoResult], tolerance: float) -> Any:
-    """Above: objective and lower bound closing in on each other; below: the certified gap."""
+    """Above: objective and lower bound as they approach each other; below: the certified gap."""
     count = len(results)
     figure, axes = plt.subplots(2, count, figsize=(3.9 * count, 5.6), sharex="col", squeeze=False)
     for column, result in enumerate(results):
@@ -151,7 +151,7 @@ def plot_convergence(results: Sequence[DemoResult], tolerance: float) -> Any:
         above.plot(iterations, objective, color=OBJECTIVE, label="objective")
         above.plot(iterations, bound, color=BOUND, label="certified lower bound")
         above.fill_between(iterations, bound, objective, color="0.5", alpha=0.15, linewidth=0)
-        # From the second check on: the first values would flatten all others.
+        # From the second check on: the first values would flatten the rest.
         later = slice(1, None) if len(history) > 2 else slice(None)
         seen = torch.cat([objective[later], bound[later]])
         seen = seen[torch.isfinite(seen)]
@@ -172,7 +172,7 @@ def plot_convergence(results: Sequence[DemoResult], tolerance: float) -> Any:
 
 
 def page(demo: Demo, folder: Path, version: str) -> str:
-    """One HTML file with everything in it; the pictures are those in the folder."""
+    """A self-contained HTML file with the pictures of the folder."""
     environment = Environment(
         loader=PackageLoader("convexlift"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -190,7 +190,7 @@ def page(demo: Demo, folder: Path, version: str) -> str:
 
 
 def _embedded(png: bytes) -> str:
-    """A picture as an address, so that the page needs no other file."""
+    """A picture as a data URL, so that the page needs no other file."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
@@ -204,7 +204,7 @@ def _picture_file(folder: Path, result: DemoResult, kind: str) -> Path:
 
 
 def _png(figure: Any, dpi: int) -> bytes:
-    """The file of a figure, which is closed."""
+    """The PNG file of a figure, which is then closed."""
     file = io.BytesIO()
     figure.savefig(file, dpi=dpi, format="png")
     plt.close(figure)

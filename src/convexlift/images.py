@@ -1,4 +1,4 @@
-"""Pictures: the examples inside the package, files, noise, PSNR and SSIM.
+"""Images: shipped examples, files, noise, PSNR and SSIM.
 
 Images are tensors (B, C, H, W) with values in [0, 1].
 """
@@ -22,13 +22,13 @@ _GAUSSIAN = tuple(math.exp(-((k / 1.5) ** 2) / 2) for k in range(-5, 6))
 
 
 def example_names() -> tuple[str, ...]:
-    """The pictures inside the package."""
+    """The names of the shipped pictures."""
     folder = resources.files("convexlift") / "data"
     return tuple(sorted(Path(f.name).stem for f in folder.iterdir() if f.name.endswith(".png")))
 
 
 def load_example(name: str) -> Tensor:
-    """A picture inside the package, (1, 1, 256, 256) in float32."""
+    """A shipped picture, (1, 1, 256, 256) in float32."""
     if name not in example_names():
         raise ValueError(
             f"there is no example {name!r}; choose one of {', '.join(example_names())}"
@@ -42,7 +42,7 @@ def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
 
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
     NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
-    in TIFF or NPY, are taken as they are and must be finite. ``max_megapixels`` replaces the limits
+    in TIFF or NPY, are unchanged and must be finite. ``max_megapixels`` replaces the limits
     of ``files.limits`` on the size that a header may declare.
     """
     plane = read_plane(Path(path), max_megapixels=max_megapixels)
@@ -50,9 +50,9 @@ def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
 
 
 def save_image(path: Path, image: Tensor) -> None:
-    """Write one grey image, (H, W) or (1, 1, H, W), as an 8-bit PNG; clipped to [0, 1]."""
+    """Write one grey image, (H, W) or (1, 1, H, W), as an 8-bit PNG, clipped to [0, 1]."""
     if (place := first_non_finite(image)) is not None:
-        raise ValueError(f"refusing to write {path}: the image is {float(image[place])} at {place}")
+        raise ValueError(f"cannot write {path}: the image is {float(image[place])} at {place}")
     plane = image.detach().cpu().reshape(image.shape[-2:]).clamp(0, 1)
     pixels = (255 * plane).round().to(torch.uint8).numpy()
     with atomic_path(path) as part:
@@ -64,7 +64,7 @@ def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
 
     Args:
         x: images, (B, ...).
-        truth: of the same shape; a batch of one is for all images.
+        truth: of the same shape; a batch of one is compared with all images.
         peak: the value of white.
     """
     _require_same_size(x, truth)
@@ -82,12 +82,12 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
     Args:
         x: images, (B, C, H, W), with values in [0, 1].
-        truth: of the same shape; a batch of one is for all images.
+        truth: of the same shape; a batch of one is compared with all images.
     """
     _require_same_size(x, truth)
     if min(x.shape[-2:]) < len(_GAUSSIAN):
         return torch.full((len(x),), math.nan, dtype=torch.float64, device=x.device)
-    # One image at a time, so that the maps take little memory however large the batch is.
+    # One image at a time, so that memory does not grow with the batch.
     size = (max(len(x), len(truth)), *x.shape[1:])
     pairs = zip(x.expand(size), truth.expand(size), strict=True)
     return torch.stack([_similarity_map(a.double(), b.double()).mean() for a, b in pairs])
@@ -107,7 +107,7 @@ def _similarity_map(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _local_mean(image: Tensor) -> Tensor:
-    """Means with Gaussian weights: a separable filter, as a sum of shifted images."""
+    """Gaussian-weighted means: a separable filter, as a sum of shifted images."""
     for dim in (-2, -1):
         length = image.shape[dim] + 1 - len(_GAUSSIAN)
         shifted = (image.narrow(dim, k, length) for k in range(len(_GAUSSIAN)))
@@ -133,12 +133,12 @@ def gaussian_noise(x: Tensor, sigma: float, generator: torch.Generator) -> Tenso
 
 
 def poisson_counts(mean: Tensor, generator: torch.Generator) -> Tensor:
-    """Counts with the given mean at every pixel."""
+    """Poisson counts with the given mean at every pixel."""
     return torch.poisson(mean.to(generator.device), generator=generator).to(mean.device)
 
 
 def random_mask(x: Tensor, missing: float, generator: torch.Generator) -> Tensor:
-    """1 where a pixel is seen, 0 where it is missing; (1, 1, H, W), of the image's precision."""
+    """1 where a pixel is seen, 0 where it is missing; (1, 1, H, W), in the image's precision."""
     _require_fraction(missing)
     return (_uniform(x[:1, :1], generator) >= missing).to(x.dtype)
 
@@ -148,7 +148,7 @@ def _require_same_size(x: Tensor, truth: Tensor) -> None:
     if x.ndim < 2 or x.shape[1:] != truth.shape[1:] or len(batches) > 1:
         raise ValueError(
             f"x has the shape {tuple(x.shape)} and truth {tuple(truth.shape)}; compare images of "
-            "one size, (B, C, H, W) both"
+            "one size, both (B, C, H, W)"
         )
 
 
@@ -158,4 +158,4 @@ def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _require_fraction(value: float) -> None:
     if not 0 <= value <= 1 or math.isnan(value):
-        raise ValueError(f"a fraction lies between 0 and 1, got {value}")
+        raise ValueError(f"a fraction must lie between 0 and 1, got {value}")

@@ -1,4 +1,4 @@
-"""Guesses of missing and noisy pixels from their neighbours."""
+"""Estimates of missing and noisy pixels from their neighbours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
-    """Missing pixels become the mean of the seen pixels around them.
+    """Replace missing pixels by the mean of the seen pixels around them.
 
     Pixels without a seen neighbour in size x size are filled in the next round, where the pixels
     filled so far count as seen.
     """
     if size < 3 or size % 2 == 0:
-        raise ValueError(f"neighbours are in squares of odd size, 3 or more; got size={size}")
+        raise ValueError(f"size must be odd and at least 3, got size={size}")
     image, seen = data * mask, mask.expand_as(data)
     while bool((seen == 0).any()):
         count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
@@ -29,9 +29,9 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
 
 
 def median_of_neighbours(image: Tensor, size: int = 5) -> Tensor:
-    """Each pixel becomes the median of size x size pixels around it, of fewer at the edges."""
+    """Replace each pixel by the median of size x size pixels around it, of fewer at the edges."""
     margin = size // 2
     padded = F.pad(image, (margin, margin, margin, margin), value=torch.nan)
     windows = padded.unfold(-2, size, 1).unfold(-2, size, 1)  # (..., H, W, size, size)
-    strips = torch.split(windows, 64, dim=-4)  # a copy of all windows would be size^2 images
+    strips = torch.split(windows, 64, dim=-4)  # a copy of all windows would take size^2 images
     return torch.cat([strip.flatten(-2).nanmedian(-1).values for strip in strips], dim=-2)

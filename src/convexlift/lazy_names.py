@@ -1,7 +1,7 @@
-"""Public names of a package, imported when they are first used.
+"""Public names of a package, imported on first use.
 
-A package lists its names once, in a stub ``__init__.pyi`` that type checkers and editors read as
-well, and its ``__init__.py`` says
+A package lists its names once, in a stub ``__init__.pyi`` that type checkers and editors also
+read, and its ``__init__.py`` contains
 
     __getattr__, __dir__, __all__ = lazy_names(__name__)
 
@@ -27,7 +27,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     attributes as well, whether or not the stub names them.
     """
     module = sys.modules[package]
-    loader: Any = module.__loader__  # of folders, zip files, ...; all have get_data
+    loader: Any = module.__loader__  # for folders, zip files, ...; all have get_data
     stub = ast.parse(loader.get_data(str(Path(str(module.__file__)).with_suffix(".pyi"))))
     origins = {
         alias.name: statement.module
@@ -46,7 +46,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
             near = difflib.get_close_matches(name, origins, n=1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
-        setattr(module, name, value)  # found without this function from now on
+        setattr(module, name, value)  # later accesses bypass this function
         return value
 
     def names() -> list[str]:
@@ -57,4 +57,4 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
 def _is_module(name: str) -> bool:
     spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # folders of data have none
+    return spec is not None and spec.origin is not None  # folders of data have no origin

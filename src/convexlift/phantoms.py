@@ -1,6 +1,6 @@
 """Phantoms: images and exact sinograms of sums of ellipses.
 
-The ellipses lie in a square from -1 to 1; x points to the right, y up.
+The ellipses lie in the square from -1 to 1; x points to the right, y up.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from convexlift.operators.tomography.ray_transform import RayTransform
 
 @dataclass(frozen=True)
 class Ellipse:
-    """``value`` where (x/a)^2 + (y/b)^2 <= 1, turned by ``degrees`` and moved to its centre.
+    """``value`` where (x/a)^2 + (y/b)^2 <= 1, rotated by ``degrees`` and moved to (x, y).
 
     Attributes:
         value: added inside.
-        a: the semi-axis along x, before turning.
+        a: the semi-axis along x, before rotation.
         b: the semi-axis along y.
-        x: the centre's first coordinate.
-        y: the centre's second coordinate.
+        x: the first coordinate of the centre.
+        y: the second coordinate of the centre.
         degrees: counterclockwise.
     """
 
@@ -53,7 +53,7 @@ SHEPP_LOGAN = (
 
 
 def shepp_logan(size: int, samples: int = 4) -> Tensor:
-    """The phantom of Shepp and Logan, (1, 1, size, size); see ``ellipse_image``."""
+    """The Shepp-Logan phantom, (1, 1, size, size); see ``ellipse_image``."""
     return ellipse_image(SHEPP_LOGAN, size, samples)
 
 
@@ -79,7 +79,7 @@ def ellipse_sinogram(operator: RayTransform, ellipses: Sequence[Ellipse] = SHEPP
 
     A line at distance s from the centre of an ellipse, with the normal at angle t to its first
     axis, meets it on a length 2 a b sqrt(w^2 - s^2) / w^2 where w^2 = a^2 cos^2 t + b^2 sin^2 t.
-    The square from -1 to 1 is the largest one around the centre of the operator's image.
+    The square from -1 to 1 is the largest square around the centre of the operator's image.
     """
     grid, lines = operator.grid, operator.lines()
     half = min(grid.height * grid.pixel_height, grid.width * grid.pixel_width) / 2

@@ -35,16 +35,16 @@ from convexlift.tensors import foreign_parts, is_own
 FORMAT = 1
 """The version of the format."""
 METADATA = "convexlift_proof"
-"""The key of the JSON text in the header of the file."""
+"""The key of the JSON text in the file header."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """A problem and what is claimed about images of it, ready to be written.
+    """A problem and the claims about its images, ready to be saved.
 
-    ``Proof(problem, certificate)`` makes one from ``cl.certify``, ``solution.proof`` is that of a
+    ``Proof(problem, certificate)`` makes one from ``cl.certify``; ``solution.proof`` belongs to a
     solve.
     """
 
@@ -52,10 +52,10 @@ class Proof:
     claim: Claim
 
     def save(self, path: str | Path) -> Path:
-        """Write the file, atomically; returns its path.
+        """Write the file atomically; returns its path.
 
-        Raises ValueError if there is no bound to prove, or if a part of the problem is not the
-        library's own: the checker would not know it.
+        Raises ValueError if there is no bound to prove, or if a part of the problem is not one of
+        the library's own classes, which the checker requires.
         """
         arrays, sheet = self._contents()
         target = Path(path)
@@ -139,12 +139,12 @@ def _finite(end: float) -> float | None:
 
 def _made_by() -> dict[str, str]:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    version = sys.modules[__package__ or "convexlift"].__version__  # set once all is imported
+    version = sys.modules[__package__ or "convexlift"].__version__  # set after all imports
     return {"convexlift": version, "torch": str(torch.__version__), "date": now}
 
 
 def _network(network: InputConvexNetwork) -> dict[str, Any]:
-    """Its layers, if all activations and maps are the library's own."""
+    """The layers, if all activations and maps are the library's own."""
     for module in network.modules():
         if isinstance(module, ProblemPart) and not is_own(module):
             raise ValueError(_unknown("map", module))
@@ -154,7 +154,7 @@ def _network(network: InputConvexNetwork) -> dict[str, Any]:
 
 
 def _fidelity(fidelity: Fidelity, arrays: Arrays) -> dict[str, Any]:
-    """Its name and numbers; tensors other than the data go to ``arrays``."""
+    """Name and numbers of a fidelity; tensors other than the data go to ``arrays``."""
     numbers = {}
     for name, value in _arguments(fidelity, "fidelity").items():
         if not isinstance(value, Tensor):
@@ -165,7 +165,7 @@ def _fidelity(fidelity: Fidelity, arrays: Arrays) -> dict[str, Any]:
 
 
 def _operator(operator: LinearOperator, arrays: Arrays) -> dict[str, Any]:
-    """The tree of an operator; its tensors go to ``arrays`` under names that the tree mentions."""
+    """The tree of an operator; its tensors go to ``arrays`` under names used in the tree."""
 
     def written(name: str, value: Any) -> Any:
         if isinstance(value, LinearOperator):

@@ -1,6 +1,6 @@
-"""Ctrl-C while the command line is still being imported: one line, and the status 130.
+"""Ctrl-C while the command line is still being imported: one line and exit status 130.
 
-Importing torch takes seconds, and no command is there yet to catch the signal.
+Importing torch takes seconds, and no command is loaded yet to catch the signal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 def end_on_interrupt() -> None:
     """Let Ctrl-C end the process at once, until ``raise_on_interrupt``.
 
-    Replaces Python's own handler only: background jobs of a shell ignore the signal.
+    Replaces only Python's own handler: background jobs of a shell ignore the signal.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -31,7 +31,7 @@ def raise_on_interrupt() -> None:
 
 
 def _end(kind: int, frame: FrameType | None) -> None:
-    # Raising an exception would not do: some imports swallow it, and where it passes through
-    # `exec` of a string, Python ends by the signal even if it is caught. No file is open yet.
+    # An exception would not work: some imports swallow it, and where it passes through `exec` of a
+    # string, Python ends by the signal even if it is caught. No file is open yet.
     os.write(2, b"convexlift: Interrupted.\n")
     os._exit(INTERRUPTED)

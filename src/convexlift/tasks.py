@@ -1,7 +1,7 @@
-"""Imaging tasks: how a clean image becomes data, and the data term of each kind of data.
+"""Imaging tasks: from a clean image to data, and the data term for each kind of data.
 
-Each task is a frozen record. ``measure`` draws the noise of every image from a generator of its
-own, so that a sample does not depend on the batch it is in.
+Each task is a frozen record. ``measure`` draws the noise of every image from its own generator, so
+that a sample does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Bounds = tuple[float | None, float | None]
 
 @dataclass(frozen=True, eq=False)
 class Measurement(TensorRecord):
-    """Data of a batch of images with all that the problem needs, but regularizer and weight.
+    """Data of a batch of images with all that a problem needs except regularizer and weight.
 
     Attributes:
         fidelity: D with the data y.
         operator: A.
         box: bounds on the images.
-        picture: the data as an image, which the adversarial critic sees: an A^+ y.
+        picture: the data as an image A^+ y, the input of the adversarial critic.
     """
 
     fidelity: Fidelity
@@ -59,22 +59,22 @@ class Measurement(TensorRecord):
         )
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return len(self.fidelity.y)
 
     @property
     def image_shape(self) -> Shape:
-        """(C, H, W) of the images sought."""
+        """(C, H, W) of the unknown images."""
         return self.operator.input_shape or tuple(self.fidelity.y.shape[1:])
 
     def select(self, images: slice) -> Measurement:
-        """The data of some images; itself, with all that its operator has computed, for all."""
+        """The data of some images; for all of them, the same object with its operator's caches."""
         rows = torch.arange(len(self))[images]
         if len(rows) == len(self):
             return self
         operator = self.operator.select(rows)
         if operator is None:
-            raise ValueError(f"{type(self.operator).__name__} cannot be cut into single images")
+            raise ValueError(f"{type(self.operator).__name__} cannot be split into single images")
         return replace(
             self, fidelity=self.fidelity.select(rows), operator=operator,
             picture=self.picture[images],
@@ -92,7 +92,7 @@ class Measurement(TensorRecord):
 
     @staticmethod
     def join(parts: Sequence[Measurement]) -> Measurement:
-        """The data of several batches, of which each is ``joinable`` to the first, as one."""
+        """The data of several batches as one; each must be ``joinable`` to the first."""
         if len(parts) == 1:
             return parts[0]
         fidelity, operator = copy.copy(parts[0].fidelity), parts[0].operator
@@ -105,7 +105,7 @@ class Measurement(TensorRecord):
 
 
 class Task(ABC):
-    """A way in which images are damaged."""
+    """A kind of image degradation."""
 
     name: ClassVar[str]
 
@@ -132,7 +132,7 @@ class SaltAndPepper(Task):
             raise ValueError(f"SaltAndPepper needs scale > 0, got scale={self.scale}")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """The images with salt and pepper."""
+        """The images with salt-and-pepper noise."""
         noisy = _each(clean, generators, lambda x, g: salt_and_pepper(x, self.fraction, g))
         return Measurement(L1(noisy, self.scale), Identity(), self.box, noisy)
 
@@ -149,7 +149,7 @@ class GaussianDenoising(Task):
         _require_deviation(self, "sigma", self.sigma)
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """The images with noise."""
+        """The images with Gaussian noise."""
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.sigma, g))
         return Measurement(SquaredL2(noisy), Identity(), self.box, noisy)
 
@@ -159,10 +159,10 @@ class Inpainting(Task):
     """y = m (x + noise n): missing pixels and Gaussian noise on the others; 1/2 ||m x - y||^2.
 
     Args:
-        missing: fraction of the pixels that are not seen, where masks are drawn afresh.
-        noise: standard deviation on the seen ones.
-        mask: one mask for all images, (H, W), in place of random ones.
-        fill: what the picture shows in missing pixels: ``zero`` as in the paper, or the mean
+        missing: fraction of missing pixels, if masks are drawn at random.
+        noise: standard deviation of the noise on the seen pixels.
+        mask: one mask (H, W) for all images instead of random ones.
+        fill: values of missing pixels in the picture: ``zero`` as in the paper, or the mean
             of the seen ``neighbours``.
         box: bounds on the images.
     """
@@ -178,21 +178,21 @@ class Inpainting(Task):
         _require_fraction(self, "missing", self.missing)
         _require_deviation(self, "noise", self.noise)
         if self.fill not in ("zero", "neighbours"):
-            raise ValueError(f"Inpainting fills with 'zero' or 'neighbours', got {self.fill!r}")
+            raise ValueError(f"Inpainting needs fill='zero' or 'neighbours', got {self.fill!r}")
         if self.mask is not None and self.mask.ndim != 2:
             raise ValueError(
                 f"Inpainting takes one mask (H, W) for all images, got {tuple(self.mask.shape)}"
             )
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
-        """The seen pixels with noise, and the picture with the others filled."""
+        """The seen pixels with noise, and the picture with the missing ones filled in."""
         if self.mask is None:
             mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
         else:
             if self.mask.shape[-2:] != clean.shape[-2:]:
                 raise ValueError(
                     f"the mask is {_text(self.mask)}, but the images are {_text(clean)}; "
-                    "give a mask of their size, or crops of its size"
+                    "give a mask of their size, or take crops of its size"
                 )
             mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
@@ -212,8 +212,8 @@ class SparseViewCT(Task):
         scanner: A, a ``ParallelBeam``, a ``FanBeam`` of a full turn, or a multiple of one.
         background: r, the expected counts without an object; positive.
         filter: of the filtered back projection.
-        box: bounds on the images. Without an upper one, a certificate compares with more
-            images than there are, and takes more iterations to get small.
+        box: bounds on the images. Without an upper bound, the certificate covers needlessly large
+            images, and takes more iterations to become small.
     """
 
     name: ClassVar[str] = "ct"
@@ -238,7 +238,7 @@ class SparseViewCT(Task):
         A = _at(self.scanner, clean.device, clean.dtype)
         if tuple(clean.shape[1:]) != A.input_shape:
             raise ValueError(
-                f"the scanner sees images of {A.input_shape}, but these are "
+                f"the scanner takes images of {A.input_shape}, but these are "
                 f"{tuple(clean.shape[1:])}; give SparseViewCT(scanner=...) for their size"
             )
         mean = (A(clean) + self.background).clamp_min(0)
@@ -251,7 +251,7 @@ _MOVED: WeakKeyDictionary[LinearOperator, dict[object, LinearOperator]] = WeakKe
 
 
 def _at(scanner: LinearOperator, device: torch.device, dtype: torch.dtype) -> LinearOperator:
-    """The scanner elsewhere, always the same one: its weights and norm are computed once."""
+    """The scanner on another device, cached, so that weights and norm are computed once."""
     places = _MOVED.setdefault(scanner, {})
     if (device, dtype) not in places:
         places[device, dtype] = scanner.to(device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Small tools on tensors: records that move together, block vectors, sums per image.
+"""Tensor tools: records that move together, block vectors, sums per image.
 
 The first dimension of every tensor in the library counts the images of a batch.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 2**18
-"""Numbers of a difference that are stored at a time."""
+"""Numbers of a difference stored at a time."""
 Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
@@ -36,7 +36,7 @@ def fits(shape: Shape, target: Shape) -> bool:
 
 
 def sum_per_image(values: Tensor) -> Tensor:
-    """Sum over everything but the batch, (B, ...) -> (B,), accumulated in float64.
+    """Sum over all dimensions but the batch, (B, ...) -> (B,), accumulated in float64.
 
     The sums are objectives and gaps: their last digits decide when a solver stops.
     """
@@ -58,12 +58,12 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def is_own(part: object) -> bool:
-    """Whether an object is of a class of this library, and not of a user's."""
+    """Whether the class of an object is defined in this library."""
     return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def foreign_parts(value: Any) -> Iterator[object]:
-    """The records and activations among an object's parts, itself included, that are not own."""
+    """The records and activations in an object, itself included, whose classes users wrote."""
     if isinstance(value, tuple | list):
         for item in value:
             yield from foreign_parts(item)
@@ -79,8 +79,8 @@ def foreign_parts(value: Any) -> Iterator[object]:
 class TensorRecord:
     """An object made of tensors (and other records) that move together.
 
-    ``to`` and ``detach`` return a new object in which every tensor, record, module, tuple and
-    dictionary among the attributes was converted; cached properties are computed anew.
+    ``to`` and ``detach`` return a new object with every tensor, record, module, tuple and
+    dictionary among the attributes converted; cached properties are recomputed.
     """
 
     def to(
@@ -94,7 +94,7 @@ class TensorRecord:
         return self._map(move)
 
     def detach(self) -> Self:
-        """The same record, cut from the autograd graph; memory is shared."""
+        """The same record, detached from the autograd graph; memory is shared."""
         return self._map(Tensor.detach)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -166,8 +166,8 @@ class Blocks(Mapping[str, Tensor]):
     """A vector with named blocks, u = (x, z_1, ..., z_{L-1}), with the arithmetic of vectors.
 
     Multiplying by a number scales everything; by a tensor of shape (B,), each image; by
-    another ``Blocks`` whose parts have shape (B,), each block of each image: that is what the
-    diagonal step-size matrices T and S do.
+    another ``Blocks`` whose parts have shape (B,), each block of each image, as the diagonal
+    step-size matrices T and S do.
     """
 
     __slots__ = ("_parts",)
@@ -212,12 +212,12 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks({n: torch.linalg.vector_norm(p.flatten(1), dim=1) for n, p in self.items()})
 
     def distances(self, other: Blocks) -> Blocks:
-        """Norms of the difference, image by image and a few channels at a time: it may be large."""
+        """Norms of the difference, by image and a few channels at a time, since it may be large."""
         return Blocks({name: _distance(part, other[name]) for name, part in self.items()})
 
     @property
     def device(self) -> torch.device:
-        """Where all blocks are."""
+        """The device of all blocks."""
         return next(iter(self.values())).device
 
     def to(self, device: torch.device) -> Blocks:
@@ -228,11 +228,11 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks(dict(zip(self, together, strict=True)))
 
     def total(self) -> Tensor:
-        """The sum of all blocks, for blocks of one shape."""
+        """The sum of all blocks, which must have one shape."""
         return torch.stack(list(self.values())).sum(0)
 
     def where(self, mask: Tensor, other: Blocks) -> Blocks:
-        """This vector for the images with ``mask`` (B,), the other for the rest."""
+        """This vector for the images where ``mask`` (B,) is true, the other for the rest."""
         return type(self)(
             {n: torch.where(expand_per_image(mask.to(p.device), p), p, other[n])
              for n, p in self.items()}
@@ -249,18 +249,18 @@ def _distance(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _per_block(left: Tensor, right: Tensor) -> Tensor:
-    """The product, where one of the two may be a number for each image."""
+    """The product, where either factor may be one number per image."""
     if left.ndim > right.ndim:
         left, right = right, left
     return expand_per_image(left, right) * right if left.ndim == 1 else left * right
 
 
 def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
-    """Per image: ``chosen`` where ``mask`` (B,) holds, else ``other``.
+    """Per image: ``chosen`` where ``mask`` (B,) is true, else ``other``.
 
-    Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver
-    states (dataclasses) made of these. If all images choose the same, that is returned, uncopied;
-    otherwise what is None in ``other``, or of another kind, is taken from ``chosen``.
+    Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver states
+    (dataclasses) made of these. If all images choose the same, it is returned without a copy;
+    otherwise values that are None in ``other``, or of another type, are taken from ``chosen``.
     """
     if chosen is other or other is None or bool(mask.all()):
         return chosen
@@ -293,7 +293,7 @@ def select_images(record: Batch, images: slice, **others: Any) -> Batch:
     Args:
         record: its tensors have the batch dimension, its tuples one entry for each image.
         images: the rows.
-        others: values of fields that are not to be cut, such as records of other sizes.
+        others: values of fields that must not be cut, such as records of other sizes.
     """
 
     def rows(value: Any) -> Any:
@@ -309,7 +309,7 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
     """The images of several batches as one: the inverse of ``select_images``.
 
     Fields that are neither tensors, ``Blocks`` nor tuples, and that ``others`` does not name, are
-    those of the first record.
+    taken from the first record.
     """
     first = records[0]
 
@@ -331,7 +331,7 @@ def _fields_but(record: Any, others: Mapping[str, Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 and no autocast inside: their three digits would make certificates meaningless."""
+    """Disable TF32 and autocast: with three digits, certificates would be meaningless."""
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = matmul.fp32_precision, convolution.fp32_precision
     with contextlib.ExitStack() as stack:

@@ -1,16 +1,16 @@
-"""Readings of X-ray detectors, their expected values, and their data terms.
+"""Readings of X-ray detectors, their expected values and data terms.
 
 By the law of Beer and Lambert, the mean reading of a detector behind an object x is
 
     I = dark + (flat - dark) exp(-A x),
 
-``flat`` without the object and ``dark`` without the beam. A x holds integrals of the attenuation
-along rays, without unit: if x is per millimetre, lengths of A are in millimetres.
+with ``flat`` the reading without the object and ``dark`` without the beam. A x holds dimensionless
+integrals of the attenuation along rays: if x is per millimetre, lengths of A are in millimetres.
 
-Data enter in one of three ways, with different models of the noise:
+Data enter in one of three ways, with different noise models:
 
     line_integrals(I, flat, dark)     readings; p = -log of the transmission, with its variance
-    LineIntegrals(p, weights)         integrals, where the logarithm was taken before
+    LineIntegrals(p, weights)         integrals, where the logarithm was already taken
     Counts(y, background)             y ~ Poisson(A x + r), without a logarithm: emission
 
 Each has a ``fidelity()`` for ``VariationalProblem``.
@@ -37,7 +37,7 @@ class LineIntegrals(TensorRecord):
     """p = A x + noise with variances 1/weights, both (B, 1, angles, bins).
 
     Attributes:
-        values: p, without unit.
+        values: p, dimensionless.
         weights: the inverse variances omega; 0 where nothing was measured.
     """
 
@@ -56,8 +56,8 @@ class LineIntegrals(TensorRecord):
 class Counts(TensorRecord):
     """y ~ Poisson(A x + r): photons that x emits, on a background.
 
-    Nothing is converted, but the model is checked: counts are whole numbers. Data that were scaled
-    or corrected have other noise; use ``KullbackLeibler`` if that is meant.
+    Nothing is converted, but the model is checked: counts are integers. Scaled or corrected data
+    have other noise; use ``KullbackLeibler`` for them.
 
     Attributes:
         values: y, of any number type; (B, 1, angles, bins), as the operator returns it.
@@ -72,7 +72,7 @@ class Counts(TensorRecord):
         if (fractional := values != values.round()).any():
             place = tuple(int(i) for i in fractional.nonzero()[0])
             raise ValueError(
-                f"counts are whole numbers, but they are {float(values[place]):g} at index "
+                f"counts must be integers, but they are {float(values[place]):g} at index "
                 f"{place}; for data that were scaled or corrected, write "
                 "cl.KullbackLeibler(y, background)"
             )
@@ -116,25 +116,25 @@ def line_integrals(
     and 1/2 omega (A x - p)^2 is the second-order expansion around p of the negative log-likelihood
     of I / gain ~ Poisson, up to a constant (Sauer and Bouman 1993, "A local update strategy for
     iterative reconstruction from projections", IEEE Transactions on Signal Processing 41). With
-    dark = 0, omega is the number of photons. Flat and dark fields are taken as exact, so they
+    dark = 0, omega is the number of photons. Flat and dark fields are treated as exact, so they
     should be means of many exposures.
 
     A signal I - dark below ``floor`` photons, or negative, has no meaningful logarithm: it is
     raised to that floor, which means "nearly opaque" with hardly any weight. Readings of dead
     pixels (flat <= dark) and saturated ones have weight 0. A warning counts both. Transmissions
-    above one come from noise and are kept: p is negative there.
+    above one are due to noise and are kept: p is negative there.
 
     Args:
         intensity: I, (angles, bins) or (B, 1, angles, bins), integers or floats.
-        flat: readings without object: a number, one for each bin, (bins,), several exposures,
-            (n, bins), which are averaged, such exposures of each detector row of a batch,
-            (B, n, bins), or one for each reading, (B or 1, 1, angles, bins).
+        flat: readings without object: a number, one for each bin, (bins,), several exposures to
+            average, (n, bins), such exposures for each detector row of a batch, (B, n, bins), or
+            one for each reading, (B or 1, 1, angles, bins).
         dark: readings without beam, in the same shapes.
-        gain: units of the readings for one photon.
-        dark_variance: of the readings without beam, where they are not counts but an offset with
-            electronic noise; for example ``dark.var(0)`` of the exposures.
+        gain: units of the readings per photon.
+        dark_variance: variance of the readings without beam, where they are not counts but an
+            offset with electronic noise; for example ``dark.var(0)`` of the exposures.
         floor: the smallest signal, in photons.
-        saturation: readings of this value or more were cut off.
+        saturation: the value at and above which readings are saturated.
     """
     for name, value in (("gain", gain), ("floor", floor)):
         if not 0 < value < math.inf:
@@ -168,16 +168,16 @@ def _readings(intensity: Tensor) -> Tensor:
         reading = reading[None, None]
     if reading.ndim != 4 or reading.shape[1] != 1 or reading.numel() == 0:
         raise ValueError(
-            "the intensity has the shape (angles, bins) or (batch, 1, angles, bins), "
+            "the intensity must have the shape (angles, bins) or (batch, 1, angles, bins), "
             f"got {tuple(intensity.shape)}"
         )
     return reading
 
 
 def _as_float(name: str, values: Tensor) -> Tensor:
-    """Finite numbers in floating point; integers become torch's default type."""
+    """Finite floating-point numbers; integers become torch's default type."""
     if not isinstance(values, Tensor):
-        raise TypeError(f"{name}: a torch.Tensor is needed, got {type(values).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     _require_finite(name, values)
@@ -195,8 +195,8 @@ def _field(name: str, field: Field, readings: Tensor) -> Tensor:
     if values.ndim not in (0, 1, 4) or not fits(values.shape, readings.shape):
         raise ValueError(
             f"{name} of shape {tuple(torch.as_tensor(field).shape)} does not fit readings of "
-            f"{tuple(readings.shape)}; it is a number, (bins,), exposures (n, bins) or (batch, n, "
-            "bins), which are averaged, or one for each reading, (batch, 1, angles, bins)"
+            f"{tuple(readings.shape)}; give a number, (bins,), exposures (n, bins) or (batch, n, "
+            "bins) to average, or one value for each reading, (batch, 1, angles, bins)"
         )
     return values
 
@@ -204,22 +204,22 @@ def _field(name: str, field: Field, readings: Tensor) -> Tensor:
 def _require_finite(name: str, values: Tensor) -> None:
     if (place := first_non_finite(values)) is not None:
         where = f" at index {place}" if place else ""
-        raise ValueError(f"{name}: finite numbers are needed, got {float(values[place])}{where}")
+        raise ValueError(f"{name} must be finite, got {float(values[place])}{where}")
 
 
 def _report(starved: Tensor, dead: Tensor, cut: Tensor, floor: float) -> None:
-    """Warn of readings with little or no information; raise if there are no others."""
+    """Warn about readings with little or no information; raise if there are no others."""
     total, counts = dead.numel(), [int(mask.sum()) for mask in (starved, dead, cut)]
     if counts[1] == total:
         raise ValueError(
-            "flat <= dark for every reading: no beam was measured. Are flat and dark exchanged, or "
-            "dark left out of both?"
+            "flat <= dark for every reading: no beam was measured. Are flat and dark swapped, or "
+            "is dark missing from both?"
         )
     if counts[1] + counts[2] == total:
-        raise ValueError(f"all of {total} readings are saturated or of dead pixels")
+        raise ValueError(f"all {total} readings are saturated or from dead pixels")
     said = (
-        f"{counts[0]} were below {floor:g} photons and raised to that",
-        f"{counts[1]} are of dead pixels (flat <= dark) and have weight 0",
+        f"{counts[0]} were below {floor:g} photons and were raised to it",
+        f"{counts[1]} are from dead pixels (flat <= dark) and have weight 0",
         f"{counts[2]} are saturated and have weight 0",
     )
     if parts := [text for text, count in zip(said, counts, strict=True) if count]:

@@ -1,3 +1,3 @@
-"""The command line: a module for each command, imported when it is used."""
+"""The command line: one module for each command, imported when it is used."""
 
 from convexlift.cli.app import app as app

@@ -1,4 +1,4 @@
-"""The application, which imports a command when it is used, and the helpers all commands share."""
+"""The application, which imports commands on use, and the helpers that all commands share."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "benchmark": "Methods side by side: iterations and seconds to each accuracy.",
-    "demo": "Three tasks on a picture inside the package; half a minute on one core.",
-    "models": "The trained regularizers inside the package, or the whole card of one.",
-    "reconstruct": "Your own files, with a proof beside each result.",
-    "reproduce": "One experiment of the paper, its numbers beside the paper's.",
-    "serve": "The web page: reconstruct pictures in a browser, and watch the proof close in.",
+    "benchmark": "Compare methods: iterations and seconds to each accuracy.",
+    "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
+    "models": "List the shipped regularizers, or show the card of one.",
+    "reconstruct": "Reconstruct your own files, with a proof beside each result.",
+    "reproduce": "Repeat one experiment of the paper, its numbers beside the paper's.",
+    "serve": "Serve the web page: reconstruct pictures in a browser.",
     "train": "Train a regularizer on your own images.",
-    "verify": "Check proof files, which reconstruct --proof and solution.proof.save write.",
+    "verify": "Check proof files, written by reconstruct --proof or solution.proof.save.",
 }
 """Names and summaries. The module ``cli.NAME`` registers the command with ``app``."""
 MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
-"""Modules with another name than their command."""
+"""Modules whose name differs from the command's."""
 
 
 class Commands(TyperGroup):
-    """The commands: outlines for the help, of which the one that is invoked gets imported."""
+    """The commands: outlines for the help text; the invoked one is imported."""
 
     def __init__(self, *, commands: Any = None, **more: Any) -> None:
         outlines = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
@@ -74,7 +74,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 class Device(StrEnum):
-    """Where to compute."""
+    """The device to compute on."""
 
     auto = "auto"
     cpu = "cpu"
@@ -111,7 +111,7 @@ def common(
 
 @contextlib.contextmanager
 def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
-    """A sentence and an exit status instead of a traceback, unless ``debug``.
+    """One sentence and an exit status instead of a traceback, unless ``debug``.
 
     ``quiet`` leaves the sentence to another process, except for failures of this one.
     """
@@ -119,7 +119,7 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
     try:
         yield
     except typer.Exit:
-        raise  # with a status of the command's own
+        raise  # an exit status chosen by the command
     except BaseException as error:
         if debug and not isinstance(error, Interrupted | Failed):
             raise
@@ -140,7 +140,7 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
 
 
 def console() -> Console:
-    """Standard output; lines in a pipe are as long as they need to be."""
+    """Standard output; lines are not wrapped in a pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
@@ -158,7 +158,7 @@ def choose_device(choice: Device) -> torch.device:
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder of ``--output``, or say why it cannot be one."""
+    """Create the folder of ``--output``, or say why it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -37,7 +37,7 @@ def demo(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Three tasks on a picture inside the package; half a minute on one core.
+    """Solve three tasks on a built-in picture; half a minute on one core.
 
     Writes clean, degraded and reconstructed pictures, proofs, convergence plots, a table and
     report.html.
@@ -67,7 +67,7 @@ def demo(
         commands = [(f"{program} {command}", purpose) for command, purpose in NEXT]
         width = max(len(command) for command, _ in commands)
         lines = [
-            f"Proofs: checked, without the solver, by {program} verify {page.parent}/*.proof",
+            f"Proofs: check them without the solver by {program} verify {page.parent}/*.proof",
             "\nNext, try",
             *(f"  {command:<{width}}  # {purpose}" for command, purpose in commands),
         ]
@@ -75,7 +75,7 @@ def demo(
 
 
 def _program() -> str:
-    """What to type for this program: its name, or its path if no shell would find it."""
+    """The command to type for this program: its name, or its path if no shell would find it."""
     name, path = "convexlift", Path(sys.argv[0])
     if shutil.which(name):
         return name

@@ -2,8 +2,8 @@
 
 The paper's experiments and the benchmark of methods belong to the repository and are not in the
 wheel. In a checkout their commands are registered here with all their options. Elsewhere the
-folder is looked for in the current directory, and only once one of the commands is called: no
-other command imports code from the directory in which it happens to run.
+folder is searched for in the current directory, and only when one of the commands is called: no
+other command imports code from the current directory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load_commands(root: Path) -> ModuleType:
 
 
 def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[..., None]:
-    """A command of ``experiments`` with errors in one sentence and the exit codes of the others."""
+    """A command of ``experiments`` with one-sentence errors and the usual exit codes."""
 
     @functools.wraps(command)
     def run(*, debug: bool, **options: Any) -> None:
@@ -53,13 +53,13 @@ def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[...,
             except KeyboardInterrupt as error:
                 if not error.args:
                     raise
-                raise Interrupted(str(error)) from None  # says what is kept
+                raise Interrupted(str(error)) from None  # says which results are kept
 
     return run
 
 
 def register(name: str) -> None:
-    """Add a command to the application: the real one in a checkout, elsewhere a launcher of it."""
+    """Add a command to the application: the real one in a checkout, elsewhere a launcher."""
     if CHECKOUT is not None and (CHECKOUT / "experiments" / "commands.py").is_file():
         commands = load_commands(CHECKOUT)
         app.command(name)(guarded(commands, getattr(commands, name)))

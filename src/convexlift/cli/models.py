@@ -29,12 +29,12 @@ UNKNOWN = "-"
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, or the path of a saved one; all unless given."),
+        typer.Argument(help="The name of one, or the path of a saved one; all by default."),
     ] = None,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
-    """The trained regularizers inside the package, or the whole card of one.
+    """List the shipped regularizers, or show the card of one.
 
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
@@ -49,7 +49,7 @@ def models(
             screen.print(details(sheets[name]), markup=False, soft_wrap=True)
         elif sheets:
             screen.print(table(COLUMNS, rows(sheets), left=TEXTS, wrapped=["Licence"], tight=True))
-            screen.print("The whole card of one: convexlift models NAME. In Python: cl.load(NAME).")
+            screen.print("Show the card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
             screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")
 
@@ -77,7 +77,7 @@ def rows(sheets: dict[str, Sheet]) -> list[tuple[str, ...]]:
 
 
 def outline(sheet: Sheet) -> str:
-    """The network in a few words."""
+    """A short description of the network."""
     layers = sheet.architecture.get("layers", ())
     count = f"{len(layers)} layer{'s' if len(layers) != 1 else ''}"
     size = sheet.architecture.get("image_size")
@@ -86,7 +86,7 @@ def outline(sheet: Sheet) -> str:
 
 
 def details(sheet: Sheet) -> str:
-    """The whole card, and the network it belongs to."""
+    """The whole card, and the network it describes."""
     text = "It has no card." if sheet.card is None else sheet.card.text()
     return f"{text}\n{'Network':<17} {outline(sheet)}\n{'SHA-256':<17} {sheet.sha256}"
 

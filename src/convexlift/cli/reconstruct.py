@@ -38,13 +38,14 @@ STATUSES = (
 )
 
 group = typer.Typer(
-    help=f"Your own files, with a proof beside each result.\n\n{STATUSES}", no_args_is_help=True
+    help=f"Reconstruct your own files, with a proof beside each result.\n\n{STATUSES}",
+    no_args_is_help=True,
 )
 app.add_typer(group, name="reconstruct")
 
 
 def _command(kind: type[Reconstructor]) -> Callable[..., None]:
-    """The command of a task."""
+    """The command for a task."""
 
     def command(debug: bool, **given: Any) -> None:
         with one_sentence_errors(debug):
@@ -69,7 +70,7 @@ def _run(
     kind: type[Reconstructor], options: dict[str, Any], *, inputs: list[str], output: Path,
     proof: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
-    """Check everything that can be checked, then go through the files."""
+    """Check everything that can be checked, then process the files."""
     if force and resume:
         raise UserError(
             "--resume keeps finished results and --force replaces them. Leave one of them out."
@@ -108,7 +109,7 @@ def _run(
 
 
 def _write_json(json_file: str | None, content: dict[str, Any]) -> str:
-    """Why it could not be written, if it could not."""
+    """The reason if the file cannot be written, else an empty string."""
     try:
         if json_file == "-":
             print_json(content)
@@ -123,13 +124,13 @@ def _write_json(json_file: str | None, content: dict[str, Any]) -> str:
 
 
 def _finish(result: BatchResult, files: int, unwritten: str) -> None:
-    """The exit status."""
+    """Raise the exception that sets the exit status, if any."""
     done = f"{len(result.records)} of {files} results are written"
     if result.interrupted and not result.records:
         raise Interrupted("Interrupted; nothing was written.")
     if result.interrupted:
         raise Interrupted(
-            f"Interrupted; {done}, the last one with the gap it had. --resume does the others."
+            f"Interrupted; {done}, the last one with the gap reached. --resume does the others."
         )
     if unwritten:
         raise Failed(f"{unwritten}; {done}, each with its JSON file.")

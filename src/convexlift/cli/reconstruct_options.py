@@ -33,11 +33,11 @@ PLACES: dict[str, Any] = {
 }
 OF_RUNS: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(
-        "--proof", help="Also NAME.proof, which convexlift verify checks without the solver.")]),
+        "--proof", help="Also write NAME.proof, for convexlift verify.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
-        help="After a run that was killed: keep its finished results, do only what is missing.")]),
+        help="After a killed run: keep its finished results, and do only the missing ones.")]),
     "json_file": (None, Annotated[str | None, typer.Option(
         "--json", help="Also write all results to this file; - for standard output.")]),
     "debug": (False, Debug),
@@ -49,19 +49,19 @@ TYPES: dict[str, Any] = {
     "window": str, "device": Device, "truth": Path | None, "mask": Path | None,
     "flat": str | None, "dark": str | None,
 }  # fmt: skip
-"""Types on the command line, where those of the library are richer."""
+"""Types on the command line, where the library's are richer."""
 
 MORE: dict[str, dict[str, Any]] = {
     "regularizer": {"autocompletion": lambda: [*names(), "tv"]},
     "mask_colour": {"param_decls": ("--mask-colour", "--mask-color")},
     "colour_tolerance": {"param_decls": ("--colour-tolerance", "--color-tolerance")},
-    "gap_map": {"help": "Also NAME.gap.npy and .png: where the gap is."},
+    "gap_map": {"help": "Also write NAME.gap.npy and .png: a map of the gap."},
 }
 """Further arguments of ``typer.Option``."""
 
 
 def signature(kind: type[Reconstructor]) -> inspect.Signature:
-    """The options of a task as typer reads them: from a signature."""
+    """The options of a task as a signature, which typer reads."""
     hints, texts = get_type_hints(kind), descriptions(kind)
     found: dict[str, tuple[Any, Any]] = {
         name: (Parameter.empty, annotation) for name, annotation in PLACES.items()
@@ -97,7 +97,7 @@ def descriptions(kind: type[Reconstructor]) -> dict[str, str]:
 def read_numbers(
     text: str | None, separator: str | None, kind: type[float] | type[int] = float
 ) -> Any:
-    """A number, or several between separators; the library refuses texts that are none."""
+    """One number, or several between separators; other text is left to the library to refuse."""
     try:
         parts = [text or ""] if separator is None else (text or "").split(separator)
         values = tuple(kind(part) for part in parts)
@@ -107,7 +107,7 @@ def read_numbers(
 
 
 def read_window(text: str) -> Window | str:
-    """A name, or LEVEL,WIDTH."""
+    """The name of a window, or LEVEL,WIDTH."""
     values = read_numbers(text, ",")
     if text in WINDOWS or not isinstance(values, tuple) or len(values) != 2:
         return text
@@ -121,13 +121,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "rows": lambda text: read_numbers(text, ":", int),
     "window": read_window,
 }
-"""How texts become values, by the name of the option."""
+"""Parsers of option values, by the name of the option."""
 
 
 def checked(
     make: Callable[Arguments, Made], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Made:
-    """The result of the call; errors of options and files become sentences for the user."""
+    """The result of the call; errors in options and files become messages for the user."""
     try:
         return make(*arguments, **options)
     except (ValueError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""Output of ``convexlift reconstruct``: a bar on a terminal, a line for each file, a summary."""
+"""Output of ``convexlift reconstruct``: a progress bar, a line for each file, a summary."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from convexlift.reconstruction.sources import Source
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20
-"""Failures that are named at the end; JSON has all."""
+"""Failures named at the end; JSON has all."""
 
 
 class Narrator(BatchListener):
-    """Progress on a terminal; on a terminal and elsewhere, a line for each file.
+    """Prints a line for each file, and a progress bar on a terminal.
 
     Args:
-        to_stderr: standard output belongs to JSON.
+        to_stderr: whether standard output is reserved for JSON.
         debug: show tracebacks of files that failed.
         total: number of files.
-        tolerance: at which solves stop.
+        tolerance: the gap at which solves stop.
     """
 
     def __init__(self, *, to_stderr: bool, debug: bool, total: int, tolerance: float) -> None:
@@ -64,11 +64,11 @@ class Narrator(BatchListener):
         self.bar.stop()
 
     def reading(self, source: Source) -> None:
-        """The name of the file."""
+        """Show the name of the file."""
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
     def progress(self, sources: Sequence[Source], now: Check) -> None:
-        """Objective and gap."""
+        """Show objective and gap."""
         gap = float(now.gap.max())
         name = sources[0].path.name
         more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
@@ -76,7 +76,7 @@ class Narrator(BatchListener):
         self._show(text, share(gap, self.tolerance) * len(sources))
 
     def finished(self, source: Source, result: Reconstruction) -> None:
-        """One line."""
+        """Print one line about the file."""
         self.done += 1
         self._show(source.path.name, 0.0)
         self._print(line(result))
@@ -84,7 +84,7 @@ class Narrator(BatchListener):
             self._print(f"  note: {note}")
 
     def failed(self, source: Source, error: Exception) -> None:
-        """One sentence, or the traceback."""
+        """Print one sentence, or the traceback."""
         self.done += 1
         self._show(source.path.name, 0.0)
         self._print(f"{source.path}: failed: {_sentence(source, error)}")
@@ -92,11 +92,11 @@ class Narrator(BatchListener):
             self._print("".join(traceback.format_exception(error)))
 
     def warn(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        """A warning of the library, without its place in the code."""
+        """Print a warning of the library, without its place in the code."""
         self._print(f"  note: {message}")
 
     def summarise(self, result: BatchResult) -> None:
-        """How many files, and which ones failed."""
+        """Print how many files are done, and which ones failed."""
         if self.total == 1 and not result.failures and not result.earlier:
             return
         done = result.earlier + result.records
@@ -126,7 +126,7 @@ class Narrator(BatchListener):
 
 
 class _Screen(Console):
-    """A console for which a closed pipe is an error like others, and does not end the program."""
+    """A console that raises an error for a closed pipe instead of ending the program."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error, in place of ``SystemExit``."""
@@ -134,22 +134,22 @@ class _Screen(Console):
 
 
 def discard(stream: IO[str]) -> None:
-    """Discard the rest of a stream: else Python would try to write it at its exit."""
-    with contextlib.suppress(OSError, ValueError):  # streams of tests have no number
+    """Discard the rest of a stream, which Python would otherwise try to write at exit."""
+    with contextlib.suppress(OSError, ValueError):  # streams of tests have no file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
 def share(gap: float, tolerance: float) -> float:
-    """How much is done: the logarithm of the gap, between 1 and the tolerance."""
+    """Fraction done: the logarithm of the gap, between 1 and the tolerance."""
     if not 0 < gap < 1 or not 0 < tolerance < 1:
         return 0.0
     return min(1.0, math.log(gap) / math.log(tolerance))
 
 
 def line(result: Reconstruction) -> str:
-    """What was done with a file."""
+    """One line about a file: noise, weight, objective, gap and time."""
     record, weight = result.record, result.weight
     parts = [f"{record['input']} -> {record['output']}:"]
     if result.noise is not None:
@@ -188,7 +188,7 @@ def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """On standard output, whole."""
+    """Write the whole content to standard output."""
     typer.echo(json.dumps(content, indent=2))
 
 

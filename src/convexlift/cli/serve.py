@@ -33,25 +33,25 @@ def serve(
     name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name by which others reach it, e.g. the name of a proxy; repeatable."
+            help="A host name under which others reach it, e.g. a proxy's name; repeatable."
         ),
     ] = None,
     root_path: Annotated[
-        str, typer.Option(help="The path under which a proxy shows the page, e.g. /convexlift.")
+        str, typer.Option(help="The path under which a proxy serves the page, e.g. /convexlift.")
     ] = "",
     max_upload: Annotated[float, typer.Option(help="Largest upload, in MB.")] = (
         _DEFAULT.upload_bytes / MEGABYTE
     ),
     max_pixels: Annotated[int, typer.Option(help="Largest picture, in pixels.")] = _DEFAULT.pixels,
     max_seconds: Annotated[float, typer.Option(help="Longest run, in seconds.")] = _DEFAULT.seconds,
-    runs: Annotated[int, typer.Option(help="Runs at the same time.")] = _DEFAULT.runs,
-    waiting: Annotated[int, typer.Option(help="Runs that may wait.")] = _DEFAULT.waiting,
+    runs: Annotated[int, typer.Option(help="Number of simultaneous runs.")] = _DEFAULT.runs,
+    waiting: Annotated[int, typer.Option(help="Number of runs that may wait.")] = _DEFAULT.waiting,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     debug: Debug = False,
 ) -> None:
-    """The web page: reconstruct pictures in a browser, and watch the proof close in.
+    """Serve the web page: reconstruct pictures in a browser.
 
-    It can be reached from this machine only, unless --host says otherwise. Ctrl-C ends it.
+    It is reachable from this machine only, unless --host says otherwise. Ctrl-C stops it.
     Exit status: 0 done, 1 failed, 2 bad input.
     """
     from convexlift.web.server import ServerOptions, listen, require_gradio
@@ -79,12 +79,12 @@ def serve(
             place = listen(options)
         except (ValueError, ImportError) as error:
             raise UserError(f"{error}.") from None
-        # Ctrl-C is how it is meant to end.
+        # Ctrl-C is the normal way to stop.
         with place, contextlib.suppress(KeyboardInterrupt):
             run_server(
                 options,
                 place,
                 lambda address: screen.print(
-                    f"convexlift is at {address} - Ctrl-C ends it", highlight=False
+                    f"convexlift is at {address} - Ctrl-C stops it", highlight=False
                 ),
             )

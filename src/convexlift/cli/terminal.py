@@ -30,15 +30,15 @@ def progress(
     remaining: bool = False,
     transient: bool = False,
 ) -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal; in a pipe, nothing.
+    """A progress bar on a terminal; nothing in a pipe.
 
     Yields a function to call with any of ``description=``, ``completed=`` and ``total=``.
 
     Args:
-        screen: where the bar is shown.
-        total: the value of ``completed`` at the end; None if it is not known yet.
-        count: show "12/500" and the time that remains, in place of the time so far.
-        remaining: show the time that remains after the time so far.
+        screen: the console to show the bar on.
+        total: the value of ``completed`` at the end; None if unknown.
+        count: show "12/500" and the remaining time instead of the elapsed time.
+        remaining: show the remaining time after the elapsed time.
         transient: remove the bar at the end.
     """
     columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
@@ -68,15 +68,15 @@ def table(
     wrapped: Sequence[str] | None = None,
     tight: bool = False,
 ) -> Table:
-    """A table of plain texts.
+    """A table of plain text.
 
     Args:
         columns: the header.
         rows: the cells.
-        left: the columns that are aligned to the left; the others, of numbers, to the right.
-        title: above it.
-        wrapped: the columns that may be wrapped where the terminal is narrow; all unless given.
-        tight: one space between columns, which suits 80 characters.
+        left: the columns aligned to the left; the others, with numbers, to the right.
+        title: above the table.
+        wrapped: the columns that may wrap on a narrow terminal; all by default.
+        tight: one space between columns, to fit 80 characters.
     """
     padding = (0, 1, 0, 0) if tight else (0, 1)
     result = Table(

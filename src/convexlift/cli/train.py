@@ -22,14 +22,14 @@ app.add_typer(group, name="train")
 
 DETAILS = """
 
-Options that are not given are as in the recipe of --preset.
+Options not given are taken from the recipe of --preset.
 Writes model.safetensors, model.json, log.csv and checkpoint.pt to the folder of --output.
 Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
 """
 
 
 def _command(kind: type[TrainOptions]) -> Callable[..., None]:
-    """A command with the fields of a record as its options, for Typer, which reads signatures."""
+    """A command with the fields of a record as its options, as a signature for Typer."""
 
     def command(**given: Any) -> None:
         from convexlift.cli.training_job import run_job

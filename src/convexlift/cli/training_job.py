@@ -54,7 +54,7 @@ from convexlift.training.processes import process_group
 from convexlift.training.recipes import training_card, validated_task
 from convexlift.training.run_files import FULL, WriteError
 
-CONTINUE = "Go on with the same command and --resume"
+CONTINUE = "Continue with the same command and --resume"
 HYPERGRADIENTS: dict[str, Hypergradient] = {
     "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
     "value-function": ValueFunction(),
@@ -64,7 +64,7 @@ HYPERGRADIENTS: dict[str, Hypergradient] = {
 
 
 def changed_recipe(job: TrainOptions) -> AnyRecipe:
-    """The recipe of the preset, with the changes that the options ask for."""
+    """The recipe of the preset, changed by the options."""
     recipe = _preset(job)
     options = replace(recipe.options, **_given(job, "steps", "learning_rate", "validate_every"))
     changes = _given(job, "batch_size", "crop", "images", "held_out", "seed", "penalty")
@@ -100,7 +100,7 @@ def _damaged(job: TrainOptions) -> Path | None:
 
 
 def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
-    """One mask for all images in place of random ones."""
+    """The recipe with one mask for all images in place of random ones."""
     mask = (load_image(path)[0, 0] >= 0.5).float()
 
     def fixed(task: Task | None) -> Task | None:
@@ -116,7 +116,7 @@ def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
 
 @contextlib.contextmanager
 def _errors(debug: bool) -> Iterator[None]:
-    """Errors of the library as advice to the user, printed by one process of several."""
+    """Errors of the library as advice to the user, printed by one process only."""
     quiet = os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
@@ -191,7 +191,7 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
 
 @contextlib.contextmanager
 def _interruptions(job: TrainOptions) -> Iterator[None]:
-    """Say how to continue after a second Ctrl-C, which ends a step before it is done."""
+    """Say how to continue after a second Ctrl-C, which aborts the current step."""
     try:
         yield
     except KeyboardInterrupt:
@@ -214,12 +214,12 @@ def _check_output(job: TrainOptions) -> None:
     if not job.resume and (job.output / CHECKPOINT).exists():
         raise UserError(
             f"{job.output} holds the checkpoint of an earlier training. "
-            "Go on with it by --resume, or name another folder with --output."
+            "Continue it with --resume, or name another folder with --output."
         )
 
 
 def _check_held_out(recipe: AnyRecipe, count: int) -> None:
-    """Whether there are images to train on and others to validate on; one alone is another case."""
+    """Raise unless images remain for training and validation; a single image is handled later."""
     if validated_task(recipe) is None or count < 2 or 0 < recipe.held_out < count:
         return
     raise UserError(
@@ -232,7 +232,7 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 
 @contextlib.contextmanager
 def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
-    """A bar on a terminal; in a pipe, a line for each validation."""
+    """A progress bar on a terminal; in a pipe, a line for each validation."""
     with progress(screen, total=steps, count=True) as update:
         validated = ""
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from convexlift.cli.app import Debug, Device, JsonFile
 
-# The names in `training.presets`, whose import takes seconds.
+# The names in `training.presets`, repeated since importing it takes seconds.
 ADVERSARIAL = (
     "paper-salt-and-pepper", "paper-inpainting", "paper-ct", "paper-ct-deep", "faces-denoising",
     "faces-inpainting-adversarial",
@@ -33,7 +33,7 @@ class Differentiation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Options of both; None leaves the recipe of the preset as it is."""
+    """Options of both commands; None keeps the value of the preset's recipe."""
 
     presets: ClassVar[tuple[str, ...]]
     preset: str
@@ -42,17 +42,15 @@ class TrainOptions:
     output: Annotated[
         Path, Option("--output", "-o", help="Folder for model, log and checkpoint.")
     ] = Path("training-output")
-    steps: Annotated[int | None, Option(help="Steps of the optimiser.")] = None
-    batch_size: Annotated[
-        int | None, Option(help="Images in a step, of all processes together.")
-    ] = None
-    learning_rate: Annotated[float | None, Option(help="Of Adam.")] = None
+    steps: Annotated[int | None, Option(help="Number of optimiser steps.")] = None
+    batch_size: Annotated[int | None, Option(help="Images per step, over all processes.")] = None
+    learning_rate: Annotated[float | None, Option(help="Adam's learning rate.")] = None
     crop: Annotated[int | None, Option(help="Train on random square crops of this side.")] = None
-    images: Annotated[int | None, Option(help="Train on so many of the images.")] = None
-    held_out: Annotated[int | None, Option(help="Images kept for validation.")] = None
+    images: Annotated[int | None, Option(help="Number of images to train on.")] = None
+    held_out: Annotated[int | None, Option(help="Number of images held out for validation.")] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
-    seed: Annotated[int | None, Option(help="Of all random choices.")] = None
-    # torchrun takes --start for an abbreviation of an option of its own, wherever it stands.
+    seed: Annotated[int | None, Option(help="Seed of all random choices.")] = None
+    # torchrun takes --start for an abbreviation of one of its own options, wherever it appears.
     start: Annotated[
         str | None,
         Option(
@@ -64,12 +62,14 @@ class TrainOptions:
     mask: Annotated[
         Path | None, Option(help="A fixed mask for inpainting; white pixels are kept.")
     ] = None
-    resume: Annotated[bool, Option("--resume", help="Go on from the checkpoint in --output.")] = (
-        False
-    )
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from the checkpoint in --output.")
+    ] = False
     max_megapixels: Annotated[
         float | None,
-        Option(help="Largest picture to read; unless given, 500, and less for short files."),
+        Option(
+            help="Largest picture to read, in megapixels; by default 500, less for short files."
+        ),
     ] = None
     device: Annotated[Device, Option(help="Where to compute.")] = Device.auto
     json_file: JsonFile = None
@@ -78,14 +78,14 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialOptions(TrainOptions):
-    """R small on clean images and large on damaged ones."""
+    """Train R to be small on clean images and large on damaged ones."""
 
     presets = ADVERSARIAL
 
     preset: Annotated[str, Option(help=f"The recipe: {', '.join(ADVERSARIAL)}.")] = (
         "faces-denoising"
     )
-    penalty: Annotated[float | None, Option(help="On slopes of R above 1.")] = None
+    penalty: Annotated[float | None, Option(help="Penalty on slopes of R above 1.")] = None
     damaged: Annotated[
         Path | None,
         Option(help="Folder with a damaged version of each image, in the same order."),
@@ -94,7 +94,7 @@ class AdversarialOptions(TrainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BilevelOptions(TrainOptions):
-    """R whose reconstructions are near the clean images."""
+    """Train R so that reconstructions come close to the clean images."""
 
     presets = BILEVEL
 

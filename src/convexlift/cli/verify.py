@@ -24,11 +24,11 @@ def verify(
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
-    """Check proof files, which reconstruct --proof and solution.proof.save write.
+    """Check proof files, written by reconstruct --proof or solution.proof.save.
 
-    The checker shares no code with the solver: it computes objective and lower bound anew from the
+    The checker shares no code with the solver: it recomputes objective and lower bound from the
     image, the data, the network and the dual variables in the file, and accounts for rounding. The
-    numbers it prints are proved: no image has an objective below the lower bound.
+    printed numbers are proved: no image has an objective below the lower bound.
 
     Exit status: 0 all files confirmed, 1 some rejected, 2 bad usage, 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""Files: pictures of every registered format, limits on declared sizes, atomic writing."""
+"""Picture files of every registered format, limits on declared sizes, atomic writing."""
 
 # Importing these modules registers their formats.
 from convexlift.files import png_jpeg as png_jpeg

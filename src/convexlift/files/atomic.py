@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and the temporary files of killed processes."""
+"""Files written completely or not at all, and removal of temporary files of killed processes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
-"""The temporary names of ``atomic_path``."""
+"""Temporary names made by ``atomic_path``."""
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A temporary file or folder beside ``path`` that becomes it when the block ends well.
+    """A temporary file or folder beside ``path``, renamed to it when the block succeeds.
 
-    No partial file ever has the final name, and no interrupted series looks like a shorter one. A
-    folder may replace an empty folder only.
+    No partial file ever has the final name, and an interrupted series cannot pass for a shorter
+    one. A folder may replace an empty folder only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -28,7 +28,7 @@ def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
             part.mkdir()
         yield part
         if folder and path.exists():
-            path.rmdir()  # not every system lets a folder replace one
+            path.rmdir()  # not every system lets a folder replace another
         os.replace(part, path)
     finally:
         _remove(part)
@@ -66,7 +66,7 @@ def leftovers(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _in_use(part: Path, pid: int) -> bool:
-    """Whether another process may still be writing; process numbers are used again."""
+    """Whether another process may still be writing; process numbers are reused."""
     if pid == os.getpid():
         return False
     try:

@@ -1,11 +1,11 @@
-"""File formats that register themselves, pictures as they hold them, and NPY files.
+"""File formats that register themselves, the contents of picture files, and NPY files.
 
-A picture file becomes all its planes, as values
+A picture file is read with all its planes, as values
 
     v = (stored - low) / (high - low),    (low, high) = (0, largest integer), or (0, 1) for floats,
 
-and values become a file of the same kind again: bit depth, alpha channel, colour profile, EXIF,
-resolution and description are kept where the format has a place for them.
+and values are written to a file of the same kind: bit depth, alpha channel, colour profile, EXIF,
+resolution and description are kept where the format supports them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 class FileFormat(ABC):
-    """A kind of file, known by the ending of its name.
+    """A file format, recognised by the ending of the file name.
 
     A direct subclass is a family (pictures, volumes, sinograms). A class derived from a family is a
     format, and defining it registers it in that family.
@@ -44,7 +44,7 @@ class FileFormat(ABC):
     Attributes:
         name: for messages, such as "PNG".
         suffixes: endings of file names, in lower case and with the dot.
-        marks: every file of the format starts with one of these; () if that is not so.
+        marks: every file of the format starts with one of these; () if that does not hold.
     """
 
     name: ClassVar[str]
@@ -56,7 +56,7 @@ class FileFormat(ABC):
         super().__init_subclass__()
         if FileFormat in cls.__bases__:
             cls._registered = {}
-        elif "suffixes" in vars(cls):  # else a base of several formats
+        elif "suffixes" in vars(cls):  # otherwise an abstract base of several formats
             for suffix in cls.suffixes:
                 other = cls._registered.get(suffix, cls)
                 if other.__qualname__ != cls.__qualname__:  # equal if a notebook's cell runs again
@@ -65,17 +65,17 @@ class FileFormat(ABC):
 
     @classmethod
     def of(cls, path: Path) -> Self | None:
-        """The format of a file with this name, or None if no format has its ending."""
+        """The format of a file with this name, or None if its ending is unknown."""
         found = cls._registered.get(path.suffix.lower())
         return None if found is None else found()
 
     @classmethod
     def known_suffixes(cls) -> tuple[str, ...]:
-        """The endings of all formats of the family."""
+        """The file name endings of all formats of the family."""
         return tuple(cls._registered)
 
     def misnamed(self, start: bytes) -> bool:
-        """Whether a file that starts with these bytes has another format, despite its name."""
+        """Whether a file starting with these bytes has another format, despite its name."""
         return bool(self.marks) and not start.startswith(self.marks)
 
 
@@ -86,8 +86,8 @@ class Picture:
     Attributes:
         stored: the numbers in the file, (planes, H, W): pages and colour channels one by one.
         alpha: (pages, H, W) as stored, or None.
-        channels: of each page, without alpha.
-        layout: the shape of the array in the file, where it is an array (NPY, TIFF).
+        channels: number per page, without alpha.
+        layout: the shape of the array in the file, for array formats (NPY, TIFF).
         inverted: whether 0 is white (some TIFF files).
         metadata: for the writer of the format, by the names of its arguments.
     """
@@ -112,7 +112,7 @@ class Picture:
 
     @property
     def orientation(self) -> int:
-        """How the stored grid is turned to be displayed: 1 to 8, as in EXIF and TIFF."""
+        """Orientation in which the stored grid is displayed: 1 to 8, as in EXIF and TIFF."""
         turned = self.metadata.get("orientation")
         if turned is None and "exif" in self.metadata:
             exif = pillow().Exif()
@@ -127,7 +127,7 @@ class Picture:
         return 1 - values if self.inverted else values
 
     def with_values(self, values: NDArray[Any], numbers: Range) -> Picture:
-        """The same picture with other values, rounded and clipped where it holds integers."""
+        """The same picture with other values, rounded and clipped for integer types."""
         low, high = numbers
         inverted = 1 - values if self.inverted else values
         stored: NDArray[Any] = low + (high - low) * inverted.astype(np.float64)
@@ -140,7 +140,7 @@ class Picture:
         return replace(self, stored=stored.astype(kind).reshape(self.stored.shape))
 
     def as_array(self, layout: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """The planes with channels and alpha last, in the layout of the file or another one."""
+        """The planes with channels and alpha last, in the layout of the file or a given one."""
         shape = self.layout if layout is None else layout
         if self.channels == 1 and self.alpha is None:
             return self.stored.reshape(shape or self.stored.shape[-2:])
@@ -152,7 +152,7 @@ class Picture:
 
 
 def from_channels_last(array: NDArray[Any], alpha: bool, **rest: Any) -> Picture:
-    """The picture of an array (..., H, W, channels), the last channel of which may be alpha."""
+    """A picture from an array (..., H, W, channels), whose last channel may be alpha."""
     pages = array.reshape(-1, *array.shape[-3:])
     colours = pages[..., :-1] if alpha else pages
     planes = colours.transpose(0, 3, 1, 2).reshape(-1, *colours.shape[1:3])
@@ -160,12 +160,12 @@ def from_channels_last(array: NDArray[Any], alpha: bool, **rest: Any) -> Picture
 
 
 class PictureFormat(FileFormat):
-    """A kind of picture file.
+    """A picture file format.
 
-    Errors of its methods need not name the file: ``files.pictures`` does that.
+    Errors of its methods need not name the file: ``files.pictures`` adds the name.
 
     Attributes:
-        holds_nan: whether a pixel can be NaN, which means that it is missing.
+        holds_nan: whether a pixel can be NaN, which marks it as missing.
     """
 
     holds_nan: ClassVar[bool] = False
@@ -183,7 +183,7 @@ class PictureFormat(FileFormat):
         return None
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """One grey plane, for training: luma of colours with 8 bits, without alpha."""
+        """One grey plane, for training: colours become 8-bit luma, alpha is dropped."""
         picture = self.read(path, max_megapixels)
         require_one_page(picture.pages)
         if picture.channels == 3:
@@ -208,7 +208,7 @@ class Npy(PictureFormat):
         """The array as planes."""
         array = read_npy(path, max_megapixels)
         if array.ndim < 2 or array.size == 0:
-            raise ValueError(f"it has the shape {array.shape}; write (H, W), or more of them")
+            raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
         array = array.astype(array.dtype.newbyteorder("="))
         if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
             return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
@@ -220,7 +220,7 @@ class Npy(PictureFormat):
             np.save(file, picture.as_array(), allow_pickle=False)
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """The array itself, which is one plane or none."""
+        """The array itself, which must be a single plane."""
         return read_npy(path, max_megapixels)
 
 
@@ -236,7 +236,7 @@ def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
         needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
         if needed > held:
             raise ValueError(
-                f"its header declares {dtype} of shape {shape}, {needed} bytes, and {held} follow; "
+                f"its header declares {dtype} of shape {shape}, {needed} bytes, but {held} follow; "
                 "copy it again"
             )
         if math.prod(shape):
@@ -246,33 +246,31 @@ def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the array that follows in the file."""
+    """Shape and type of the array in the file."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     elif version == (2, 0):
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise ValueError(
-            f"its format has the version {version}; save numbers of one type with np.save"
-        )
+        raise ValueError(f"its format version is {version}; save numbers of one type with np.save")
     return shape, dtype
 
 
 def require_one_page(count: int) -> None:
-    """Raise ValueError for several pages."""
+    """Raise ValueError if there are several pages."""
     if count > 1:
-        raise ValueError(f"it has {count} pages; save each of them in a file of its own")
+        raise ValueError(f"it has {count} pages; save each page as a separate file")
 
 
 def displayed_size(shape: Sequence[int], orientation: int) -> tuple[int, int]:
-    """Height and width of planes (..., H, W) as they are displayed."""
+    """Height and width of planes (..., H, W) as displayed."""
     height, width = shape[-2:]
     return (width, height) if _TURNS[orientation][0] else (height, width)
 
 
 def regrid(planes: NDArray[Any], own: int, wanted: int) -> NDArray[Any]:
-    """Planes (..., H, W) of one orientation on a grid of another, where they look the same."""
+    """Planes (..., H, W) of one orientation, regridded to look the same in another."""
     if own == wanted:
         return planes
     swapped, *reversed_ = _TURNS[own]

@@ -1,4 +1,4 @@
-"""Protection from damaged and hostile files: limits on declared sizes, and errors in one line.
+"""Protection from damaged and hostile files: limits on declared sizes, and one-line errors.
 
 A header of a few bytes can declare terabytes. Declared sizes are checked before memory is allocated
 for them, against a number of megapixels and against the most that a file of that length can hold.
@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MEGAPIXELS = 500.0
-"""Millions of numbers, over all pages and channels, that are read unless a limit is given."""
+"""Default limit in millions of numbers, over all pages and channels."""
 
 SMALL = 16.0
 """Megapixels that any file may declare: constant images compress without bound."""
 
 EXPANSION = 1100.0
-"""Bytes that one byte of a compressed file can become; deflate makes at most 1032."""
+"""Largest expansion of a compressed byte; deflate reaches at most 1032."""
 
 _WRITTEN_FOR_PEOPLE = (ValueError, OSError, EOFError, SyntaxError, ImportError, NotImplementedError)
-"""Errors with readable messages; the messages of all others concern the decoder's code."""
+"""Errors with readable messages; all others describe the decoder's code."""
 
 
 class BoundedReader(io.BufferedReader):
-    """A file opened for reading whose ``read`` never allocates more than the rest of the file.
+    """A file opened for reading whose ``read`` allocates no more than the rest of the file.
 
     Decoders ask for as many bytes as a header declares, and Python allocates all of them before it
     notices that the file has fewer.
@@ -56,14 +56,14 @@ def require_plausible(
     max_megapixels: float | None,
     expansion: float = EXPANSION,
 ) -> None:
-    """Raise ValueError, without the name of the file, if the file declares too much.
+    """Raise ValueError, without the name of the file, if the file declares too large a size.
 
     Args:
         path: the file.
         shape: the size its header declares, over all pages and channels.
         itemsize: bytes of one number.
         max_megapixels: replaces both limits, or None.
-        expansion: bytes that a stored byte can become; 1 without compression.
+        expansion: largest number of bytes that a stored byte can become; 1 without compression.
     """
     if not all(isinstance(n, int) and n > 0 for n in shape):
         raise ValueError(f"its header declares the size {tuple(shape)}; copy or export it again")
@@ -74,14 +74,14 @@ def require_plausible(
         limit = allowed_megapixels(length, itemsize, expansion)
     if declared > limit:
         raise ValueError(
-            f"its header declares {declared:.4g} megapixels, and the limit for its "
+            f"its header declares {declared:.4g} megapixels, but the limit for its "
             f"{length} bytes is {limit:.4g}; if that is correct, allow it with "
             f"--max-megapixels {math.ceil(declared)} (max_megapixels= in Python)"
         )
 
 
 def require_limit(name: str, value: float | None) -> None:
-    """Raise ValueError unless a limit is a positive number, or None."""
+    """Raise ValueError unless a limit is a positive number or None."""
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number > 0, got {value:g}")
 
@@ -90,11 +90,11 @@ def reason_of(error: BaseException) -> str:
     """One line about why a file could not be decoded; decoders raise nearly every type of error."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
-        return "it needs more memory than there is"
+        return "it needs more memory than is available"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if text and isinstance(error, _WRITTEN_FOR_PEOPLE) and not isinstance(error, UnicodeError):
         return text
     if isinstance(error, struct.error | zlib.error | EOFError):
         return "it is cut short or damaged"
-    return f"it is damaged, or of a kind that is not supported ({type(error).__name__})"
+    return f"it is damaged, or of an unsupported kind ({type(error).__name__})"

@@ -1,7 +1,7 @@
 """Picture files of every registered format: whole pictures, and grey planes for training.
 
-A plane is an array (H, W) of uint8, uint16 or float32, and it means the values plane / white, where
-``white`` is 255, 65535 or 1. Integers are kept as they are: they are compact and exact.
+A plane is an array (H, W) of uint8, uint16 or float32, which represents the values plane / white,
+where ``white`` is 255, 65535 or 1. Integers are stored as such: they are compact and exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Content = TypeVar("_Content")
 
 
 def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
-    """All planes of a picture file; errors open with its name.
+    """All planes of a picture file; errors begin with its name.
 
     ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
     """
@@ -35,7 +35,7 @@ def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
         shape = picture.layout or picture.stored.shape
         raise ValueError(
             f"{path} holds {picture.stored.dtype} of shape {shape}; write real numbers, (H, W) or "
-            "more of them"
+            "a stack of such planes"
         )
     return picture
 
@@ -44,7 +44,7 @@ def write_picture(picture: Picture, path: Path, suffix: str) -> None:
     """Write to exactly this path, in the format of the ending ``suffix``."""
     kind = PictureFormat.of(Path(f"picture{suffix}"))
     if kind is None:
-        raise ValueError(f"{path} is not written: {writable(picture, suffix)}")
+        raise ValueError(f"{path} cannot be written: {writable(picture, suffix)}")
     kind.write(picture, path)
 
 
@@ -52,12 +52,12 @@ def writable(picture: Picture, suffix: str) -> str | None:
     """Why the picture cannot be written in the format of this ending, or None if it can."""
     kind = PictureFormat.of(Path(f"picture{suffix}"))
     if kind is None:
-        return f"{suffix!r} is none of {', '.join(PictureFormat.known_suffixes())}"
+        return f"{suffix!r} is not one of {', '.join(PictureFormat.known_suffixes())}"
     return kind.unwritable(picture)
 
 
 def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
-    """The grey plane of one file. Colours become luma, with 8 bits; an alpha channel is dropped.
+    """The grey plane of one file. Colours become 8-bit luma; an alpha channel is dropped.
 
     ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
     """
@@ -65,7 +65,7 @@ def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
 
 
 def _format(path: Path) -> PictureFormat:
-    # Pillow knows its formats by their content, so that other endings are left to it.
+    # Pillow recognises its formats by content, so other endings are left to it.
     return PictureFormat.of(path) or Png()
 
 
@@ -76,15 +76,15 @@ def _decoded(
         return read(path, max_megapixels)
     except ImportError:
         raise
-    except Exception as error:  # decoders of damaged files raise nearly everything
+    except Exception as error:  # decoders of damaged files raise nearly every type
         raise ValueError(f"{path} cannot be read as a picture: {reason_of(error)}") from None
 
 
 def as_plane(array: Plane, name: str) -> Plane:
-    """An array (H, W) or (1, ..., 1, H, W) as a plane; errors call it ``name``.
+    """An array (H, W) or (1, ..., 1, H, W) as a plane; error messages call it ``name``.
 
-    Integers other than uint8 and uint16 are divided by the maximum of their type; floats are taken
-    as they are.
+    Integers other than uint8 and uint16 are divided by the maximum of their type; floats are kept
+    unchanged.
     """
     if array.ndim < 2 or array.size == 0 or set(array.shape[:-2]) - {1}:
         raise ValueError(
@@ -114,18 +114,18 @@ def as_plane(array: Plane, name: str) -> Plane:
 
 def _divided_by_maximum(plane: Plane, name: str) -> Plane:
     # Small numbers in a large type are 8- or 16-bit pictures that some program widened: divided by
-    # the maximum of the large type they would be black, without any warning.
+    # the maximum of the large type they would silently become black.
     largest = max(abs(int(plane.min())), abs(int(plane.max())))
     if plane.dtype.itemsize > 2 and 0 < largest <= 65535:
         raise ValueError(
-            f"{name} holds {plane.dtype} with values up to {largest}, which is black next to the "
-            f"maximum of its type; save it as uint8 or uint16, or as float32 between 0 and 1"
+            f"{name} holds {plane.dtype} with values up to {largest}, nearly black on the scale of "
+            f"its type; save it as uint8 or uint16, or as float32 between 0 and 1"
         )
     return (plane / np.iinfo(plane.dtype).max).astype(np.float32)
 
 
 def white(plane: Plane) -> float:
-    """The number in a plane that means 1."""
+    """The number in a plane that represents 1."""
     return 1.0 if plane.dtype.kind == "f" else float(np.iinfo(plane.dtype).max)
 
 

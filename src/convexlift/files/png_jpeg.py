@@ -1,9 +1,9 @@
-"""PNG and JPEG files, by Pillow; and PNG with 16 bits for each of several channels.
+"""PNG and JPEG files with Pillow, and PNG files with 16 bits for each of several channels.
 
-Pillow cuts deep colours to 8 bits: its decoder undoes compression, filters and interlacing, and
-then keeps the first byte of each sample, or the second one if it is told that bytes come in the
-other order. Both together make the sample. To write such a file, the pixels in Pillow's 8-bit file
-are replaced, so that metadata are kept.
+Pillow reduces deep colours to 8 bits: its decoder undoes compression, filters and interlacing, and
+then keeps the first byte of each sample, or the second one if it is told the opposite byte order.
+Both together make the sample. To write such a file, the pixels in Pillow's 8-bit file are replaced,
+so that metadata are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from convexlift.files.limits import BoundedReader, require_plausible
 
 _JPEG_QUALITY = 95
 _TEXT = "tEXt"
-_PILLOW_LIMIT = threading.Lock()  # for a global variable of Pillow, changed while a file is opened
+_PILLOW_LIMIT = threading.Lock()  # for a global variable of Pillow, changed while opening a file
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {2: 3, 4: 2, 6: 4}  # by the colour type in the header: RGB, grey with alpha, RGBA
@@ -41,13 +41,13 @@ _UP = 2  # the filter that subtracts the row above
 
 
 class _PillowFormat(PictureFormat):
-    """Decoded by content: a JPEG file named .png is read, too."""
+    """Files decoded by content: a JPEG file named .png is read, too."""
 
     def read(self, path: Path, max_megapixels: float | None) -> Picture:
-        """One page; palettes become colours, transparent levels an alpha channel."""
+        """One page; palettes become colours, transparent levels become an alpha channel."""
         with open_picture(path, max_megapixels) as image:
             if getattr(image, "n_frames", 1) > 1:
-                raise ValueError(f"it has {image.n_frames} frames; save each as a file of its own")
+                raise ValueError(f"it has {image.n_frames} frames; save each as a separate file")
             info = dict(image.info)
             kept = {name: info[name] for name in ("exif", "icc_profile", "dpi") if info.get(name)}
             if text := dict(getattr(image, "text", {})):
@@ -63,18 +63,18 @@ class _PillowFormat(PictureFormat):
                 image = image.convert("RGB")
             pixels, mode = np.asarray(image), image.mode
         if mode not in ("1", "L", "LA", "RGB", "RGBA", "F"):
-            raise ValueError(f"it has the colours {mode}; save it as grey or RGB")
+            raise ValueError(f"its colour mode is {mode}; save it as grey or RGB")
         return _picture(pixels if pixels.ndim == 3 else pixels[..., None], None, kept)
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """8-bit luma, except for 16 bits and floats."""
+        """8-bit luma; 16-bit grey and floats are kept."""
         with open_picture(path, max_megapixels) as image:
             return grey_pixels(image)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """Several pages."""
+        """The reason if there are several pages."""
         if picture.pages > 1:
-            return f"{self.suffixes[0]} holds one page, and this has {picture.pages}"
+            return f"{self.suffixes[0]} holds one page, but this has {picture.pages}"
         return None
 
     def _save(self, picture: Picture, path: Path, **options: Any) -> None:
@@ -101,7 +101,7 @@ class Png(_PillowFormat):
     marks = (_SIGNATURE,)
 
     def write(self, picture: Picture, path: Path) -> None:
-        """With all bits, text, EXIF, colour profile and resolution."""
+        """Write with all bits, text, EXIF, colour profile and resolution."""
         options = {}
         if text := picture.metadata.get(_TEXT):
             from PIL.PngImagePlugin import PngInfo
@@ -112,9 +112,9 @@ class Png(_PillowFormat):
         self._save(picture, path, **options)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """Several pages, or numbers that are not of 1, 8 or 16 bits."""
+        """The reason if there are several pages, or numbers other than 1, 8 or 16 bits."""
         if picture.stored.dtype not in (np.uint8, np.uint16, np.bool_):
-            return f"{picture.stored.dtype} is not written as PNG here"
+            return f"{picture.stored.dtype} cannot be written as PNG"
         return super().unwritable(picture)
 
 
@@ -126,20 +126,20 @@ class Jpeg(_PillowFormat):
     marks = (b"\xff\xd8\xff",)
 
     def write(self, picture: Picture, path: Path) -> None:
-        """With little loss, EXIF, colour profile and resolution."""
+        """Write with little loss, EXIF, colour profile and resolution."""
         self._save(picture, path, quality=_JPEG_QUALITY, subsampling=0)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """Several pages, more than 8 bits, or an alpha channel."""
+        """The reason if there are several pages, more than 8 bits, or an alpha channel."""
         if picture.stored.dtype not in (np.uint8, np.bool_):
-            return f"JPEG has 8 bits, and this is {picture.stored.dtype}"
+            return f"JPEG has 8 bits, but this is {picture.stored.dtype}"
         if picture.alpha is not None:
             return "JPEG has no alpha channel"
         return super().unwritable(picture)
 
 
 def _picture(pixels: NDArray[Any], clear: Any, metadata: dict[str, Any]) -> Picture:
-    """From (H, W, channels), with alpha from the last channel or from a transparent colour."""
+    """A picture from (H, W, channels), with alpha from the last channel or a transparent colour."""
     if pixels.shape[-1] in (2, 4):
         return from_channels_last(pixels, alpha=True, metadata=metadata)
     if clear is None:
@@ -153,7 +153,7 @@ def _picture(pixels: NDArray[Any], clear: Any, metadata: dict[str, Any]) -> Pict
 def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
     """A PNG, JPEG or TIFF file opened by Pillow, if the size in its header is allowed.
 
-    Pillow has a limit of its own, which an explicit ``max_megapixels`` replaces.
+    Pillow's own limit is replaced by an explicit ``max_megapixels``.
     """
     with BoundedReader(path) as content, _opened(content, max_megapixels) as picture:
         itemsize = 1 / 8 if picture.mode == "1" else 1.0  # deeper samples only take longer
@@ -180,7 +180,7 @@ def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
 
 
 def grey_pixels(picture: Any) -> NDArray[Any]:
-    """The pixels of Pillow's picture: 8-bit luma, except for 16 bits and floats."""
+    """The pixels of a Pillow image: 8-bit luma; 16-bit grey and floats are kept."""
     if picture.mode.startswith("I"):  # also "I" for 16-bit PNG files, from older versions of Pillow
         return np.asarray(picture).astype(np.uint16)
     return np.asarray(picture if picture.mode == "F" else picture.convert("L"))
@@ -190,7 +190,7 @@ def grey_pixels(picture: Any) -> NDArray[Any]:
 
 
 def has_deep_colours(data: bytes) -> bool:
-    """Whether the header says 16 bits and several channels; the first 26 bytes are enough."""
+    """Whether the header declares 16 bits and several channels; the first 26 bytes suffice."""
     return data.startswith(_SIGNATURE) and data[24:25] == b"\x10" and data[25] in _CHANNELS
 
 
@@ -204,7 +204,7 @@ def read_deep_colours(data: bytes) -> NDArray[np.uint16]:
         image = pillow().frombytes(mode, (width, height), packed, "zip", order, interlaced)
         return np.asarray(image)
 
-    if _CHANNELS[colour_type] == 2:  # four bytes for a pixel, as they are
+    if _CHANNELS[colour_type] == 2:  # a pixel has four bytes, read as RGBA
         return unpacked("RGBA", "RGBA").view(">u2").astype(np.uint16)
     mode = "RGB" if _CHANNELS[colour_type] == 3 else "RGBA"
     first, second = unpacked(mode, f"{mode};16B"), unpacked(mode, f"{mode};16L")
@@ -227,14 +227,14 @@ def with_deep_colours(shallow: bytes, pixels: NDArray[Any]) -> bytes:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Kinds and contents."""
+    """Types and contents of the chunks of a PNG file."""
     place = len(_SIGNATURE)
     while place < len(data):
         if place + 12 > len(data):
             raise ValueError("the file ends in the middle of a chunk")
         (length,) = struct.unpack_from(">I", data, place)
         kind, content = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
-        if data[place : place + 12 + length] != _chunk(kind, content):  # its checksum is wrong
+        if data[place : place + 12 + length] != _chunk(kind, content):  # wrong checksum
             raise ValueError(f"its {kind.decode('latin1')} chunk is damaged")
         yield kind, content
         place += 12 + length

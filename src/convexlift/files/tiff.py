@@ -1,4 +1,4 @@
-"""TIFF files: any number of pages, bits and channels; sizes in headers are checked first."""
+"""TIFF files with any number of pages, bits and channels; declared sizes are checked first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SILENCE = logging.NullHandler()
 
 
 class Tiff(PictureFormat):
-    """Pages of grey levels or RGB with one more sample at most, in integers or floats."""
+    """Pages of grey levels or RGB with at most one extra sample, in integers or floats."""
 
     name = "TIFF"
     suffixes = (".tif", ".tiff")
@@ -48,7 +48,7 @@ class Tiff(PictureFormat):
         with open_tiff(path, max_megapixels) as file:
             if len(file.series) != 1:
                 raise ValueError(
-                    f"it has {len(file.series)} series of pages; save each as a file of its own"
+                    f"it has {len(file.series)} series of pages; save each as a separate file"
                 )
             page = file.pages.first
             if page.photometric == _PALETTE:
@@ -60,7 +60,7 @@ class Tiff(PictureFormat):
             return decoded(file)
 
     def write(self, picture: Picture, path: Path) -> None:
-        """With all bits, resolution, description, orientation and colour profile."""
+        """Write with all bits, resolution, description, orientation and colour profile."""
         kept = picture.metadata
         grey = "miniswhite" if picture.inverted else "minisblack"
         options: dict[str, Any] = {"photometric": "rgb" if picture.channels == 3 else grey}
@@ -83,7 +83,7 @@ class Tiff(PictureFormat):
         _tifffile(path).imwrite(path, picture.as_array(), metadata=None, **options)
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """Pillow reads 8 and 16 bits, colours and float32; tifffile reads all other numbers."""
+        """Read 8 and 16 bits, colours and float32 with Pillow, all other types with tifffile."""
         module = pillow()
         try:
             with open_picture(path, max_megapixels) as picture:
@@ -101,7 +101,7 @@ class Tiff(PictureFormat):
             if mark not in (b"II", b"MM"):  # not a TIFF file at all
                 raise
         with open_tiff(path, max_megapixels) as file:
-            require_one_page(len(file.pages))  # a second one may look like a level of a pyramid
+            require_one_page(len(file.pages))  # a second page may look like a level of a pyramid
         return super().read_plane(path, max_megapixels)
 
 
@@ -126,8 +126,8 @@ def decoded(file: Any) -> Picture:
         return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape, **rest)
     colour, extra = page.photometric in (_RGB, _YCBCR), tuple(map(int, page.extrasamples))
     if colour and len(extra) > 1:
-        raise ValueError(f"it has {len(extra)} samples beside RGB; save it with one at most")
-    # A sample beside RGB is not a colour: it is kept in the same way as alpha.
+        raise ValueError(f"it has {len(extra)} extra samples; save it with at most one")
+    # An extra sample is not a colour: it is treated like alpha.
     alpha = bool(extra) and (colour or extra[-1] in _ALPHA)
     if alpha:
         rest["metadata"]["extrasamples"] = (extra[-1],)
@@ -136,12 +136,12 @@ def decoded(file: Any) -> Picture:
 
 
 def colours_of(page: Any) -> str:
-    """The name of the photometric interpretation, or its number if it has none."""
+    """The name of the photometric interpretation, or its number if unnamed."""
     return str(getattr(page.photometric, "name", page.photometric))
 
 
 def _metadata(page: Any) -> dict[str, Any]:
-    """The tags that are written again; values that no TIFF file can have are left out."""
+    """The tags that are written again, without values that are invalid in TIFF files."""
     kept: dict[str, Any] = {"compressed": int(page.compression) != _UNCOMPRESSED}
 
     def value(name: str) -> Any:
@@ -154,8 +154,8 @@ def _metadata(page: Any) -> dict[str, Any]:
         if value("ResolutionUnit") in (1, 2, 3):
             kept["resolutionunit"] = int(value("ResolutionUnit"))
     text = page.description
-    if isinstance(text, str) and text and not text.startswith('{"shape"'):  # tifffile's own
-        kept["description"] = text.encode()  # bytes may hold any letter
+    if isinstance(text, str) and text and not text.startswith('{"shape"'):  # not from tifffile
+        kept["description"] = text.encode()  # as bytes it may hold any character
     if value("Orientation") in range(1, 9):
         kept["orientation"] = int(value("Orientation"))
     if isinstance(value("InterColorProfile"), bytes):
@@ -165,17 +165,17 @@ def _metadata(page: Any) -> dict[str, Any]:
 
 def _tifffile(path: Path) -> Any:
     module = load_extra("tifffile", f"{path}: TIFF files", "cli")
-    # Its remarks on odd tags would appear on the terminal; our errors say what matters.
+    # Its messages about odd tags would appear on the terminal; our errors are sufficient.
     logging.getLogger("tifffile").addHandler(_SILENCE)
     return module
 
 
 @contextlib.contextmanager
 def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
-    """A ``tifffile.TiffFile`` whose pages are not too large to be read."""
+    """A ``tifffile.TiffFile`` whose pages are small enough to be read."""
     tifffile = _tifffile(path)
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
-        # The first page is checked alone, since finding the series already works with its size.
+        # The first page is checked alone, since finding the series already depends on its size.
         _require_page(path, file.pages.first, max_megapixels)
         _require_end(file)
         _require_ome(path, file, max_megapixels)
@@ -196,7 +196,7 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
 
 
 def _require_end(file: Any) -> None:
-    """Raise if the pages, each of which says where the next one is, form an endless loop."""
+    """Raise if the chain of pages, each pointing to the next one, is an endless loop."""
     tiff, content = file.tiff, file.filehandle
     seen: set[int] = set()
     offset = file.pages.first.offset
@@ -209,12 +209,12 @@ def _require_end(file: Any) -> None:
         count = struct.unpack(tiff.tagnoformat, head)[0] if len(head) == tiff.tagnosize else 0
         entries = content.read(count * tiff.tagsize + tiff.offsetsize)
         if len(entries) < tiff.offsetsize:
-            return  # cut short, which tifffile notices
+            return  # cut short, which tifffile reports
         (offset,) = struct.unpack(tiff.offsetformat, entries[-tiff.offsetsize :])
 
 
 def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
-    """Check the sizes in a microscope's XML: tifffile makes lists of as many pages."""
+    """Check the sizes in OME-XML metadata: tifffile makes lists of as many pages."""
     text = html.unescape(file.ome_metadata or "")
     for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
         sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]
@@ -225,8 +225,8 @@ def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
     """Check size, tiles and type of one page."""
     if page.dtype is None:
         raise ValueError(
-            f"its {page.bitspersample} bits of the format {page.sampleformat} are not a type of "
-            "numbers; save it with 8, 16 or 32 bits"
+            f"its {page.bitspersample} bits of the format {page.sampleformat} are not a number "
+            "type; save it with 8, 16 or 32 bits"
         )
     require_plausible(path, page.shape, _itemsize(page), max_megapixels)
     if page.is_tiled:  # decoders allocate whole tiles, however small the picture is
@@ -235,6 +235,6 @@ def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
 
 
 def _itemsize(page: Any) -> float:
-    """Bytes of a number in the file; bits may be packed."""
+    """Bytes per number in the file; a fraction for packed bits."""
     bits = page.bitspersample
     return bits / 8 if isinstance(bits, int) and bits > 0 else 1.0

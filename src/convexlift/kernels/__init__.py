@@ -1,1 +1,1 @@
-"""Triton kernels, on plain tensors; imported only where they are used."""
+"""Triton kernels on plain tensors, imported only where they are used."""

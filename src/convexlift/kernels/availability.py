@@ -20,16 +20,16 @@ def kernel_module(name: str) -> Any:
         return None
     try:
         return importlib.import_module(f"convexlift.kernels.{name}")
-    except ImportError:  # a Triton that does not work here
+    except ImportError:  # Triton is installed but broken
         return None
 
 
 class KernelsUnavailable(Exception):
-    """Nothing can be launched here: there is no C compiler, say."""
+    """Kernels cannot be launched here, for example without a C compiler."""
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What is raised where kernels cannot be compiled or do not fit a GPU."""
+    """The exceptions raised where kernels cannot be compiled or do not fit a GPU."""
     if importlib.util.find_spec("triton") is None:
         return ()
     try:
@@ -41,7 +41,7 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def first_launch() -> Iterator[None]:
-    """The first launch of all: Triton builds its launcher, with a C compiler if there is one."""
+    """Guard for the first launch, in which Triton builds its launcher with a C compiler."""
     try:
         yield
     except (RuntimeError, SubprocessError, OSError) as error:
@@ -49,5 +49,5 @@ def first_launch() -> Iterator[None]:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, whatever the tensors."""
+    """Make ``device`` current: Triton launches there, wherever the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -4,21 +4,21 @@
     x_bar = 2 u - w_u,                            w_u <- a u + b w_u + e anchor_u
     v     = prox_{sigma f*}(w_v + sigma V x_bar), w_v <- a v + b w_v + e anchor_v
 
-``primal_step`` does the first two lines, ``dual_step`` the third, and reads and writes w_v once.
+``primal_step`` computes the first two lines, ``dual_step`` the third, reading and writing w_v once.
 V is a convolution with stride 1 of images with one channel. In ``dual_step`` a program holds the
 preactivations of a tile of pixels. V on the tile is the product of its patches with the filters;
-V* is that of w_v with the filters, which gives for each pixel the part of each tap, to be summed
-up over the tile and a margin around it (``spill``). Up to four tiles meet in a pixel, and
-``primal_step`` adds what they spilt there: no program adds to what another one writes, and results
-do not depend on the order in which programs run. x_bar is kept with its margins, as V sees it.
+V* is the product of w_v with the filters, which gives the contribution of each tap for each pixel,
+summed over the tile and a margin around it (``spill``). Up to four tiles overlap in a pixel, and
+``primal_step`` adds their contributions: no program adds to what another one writes, and results
+do not depend on the order in which programs run. x_bar is stored with its margins, as V reads it.
 
-The activation is one whose derivative is a ramp (``networks.activations.Ramp``). Its multipliers t
-are given, or those of the epigraph of its mean over the tile (``functionals.pooled``).
+The derivative of the activation is a ramp (``networks.activations.Ramp``). Its multipliers t are
+given, or follow from the epigraph of its mean over the tile (``functionals.pooled``).
 
 The numbers of an iteration and image (tau, sigma, sigma_mean, a, b, e, ...) are a row of a table.
-Which row is counted in ``clock``: ``primal_step`` reads its first number and writes the second,
-``dual_step`` reads the second and writes the first, so that a captured graph of both goes on
-from row to row by itself.
+``clock`` holds the row's index twice: ``primal_step`` reads the first entry and writes the second,
+``dual_step`` reads the second and writes the first, so that a captured graph of both advances from
+row to row by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import triton.language as tl
 NO_FIDELITY, SQUARED_L2, L1, KULLBACK_LEIBLER = (tl.constexpr(n) for n in range(4))
 TAU, SIGMA, SIGMA_MEAN, MIX_NEW, MIX_OLD, MIX_ANCHOR = (tl.constexpr(n) for n in range(6))
 PASSES = tl.constexpr(60)
-"""Enough for bisection to single precision; Newton's method takes a few."""
+"""Enough for bisection in single precision; Newton's method takes a few."""
 EPS = tl.constexpr(2.0**-23)
 TINY = tl.constexpr(1e-37)
 
@@ -46,11 +46,11 @@ def primal_step(
     KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr,
     COPIES: tl.constexpr, TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The image's half of an iteration; a program has a tile of an image.
+    """The primal half of an iteration; a program handles one tile of an image.
 
-    ``copies_of_rows`` (COPIES, height) and ``copies_of_columns`` say where a pixel is found in the
-    padded image: first itself, then its copies in the margins, -1 for none. With MORE, ``more``
-    is what other rows of K add to c.
+    ``copies_of_rows`` (COPIES, height) and ``copies_of_columns`` give the positions of a pixel in
+    the padded image: first itself, then its copies in the margins, -1 for none. With MORE, ``more``
+    is the contribution of other rows of K to c.
     """
     image, programs = tl.program_id(1), tl.num_programs(0)
     batch = tl.num_programs(1)
@@ -71,7 +71,7 @@ def primal_step(
     spilt: tl.constexpr = (TILE_HEIGHT + KERNEL_HEIGHT - 1) * (TILE_WIDTH + KERNEL_WIDTH - 1)
     of_image = spill + image.to(tl.int64) * programs * spilt
 
-    # c = V* w: what was spilt on the pixel, and on its copies in the margins
+    # c = V* w: the spill of all tiles on the pixel, and on its copies in the margins
     c = _spilt_on(
         of_image, i + KERNEL_HEIGHT // 2, j + KERNEL_WIDTH // 2, inside, down, across,
         KERNEL_HEIGHT, KERNEL_WIDTH, TILE_HEIGHT, TILE_WIDTH,
@@ -110,7 +110,7 @@ def primal_step(
         z = tl.where(shifted >= 0, (shifted + root) / 2, flipped) - r
     new = tl.where(d != 0, z / safe, free)
     boxed = tl.minimum(tl.maximum(new, lower), upper)
-    new = tl.where(new == new, boxed, new)  # NaN must be seen, not put into the box
+    new = tl.where(new == new, boxed, new)  # keep NaN visible instead of clipping it to the box
 
     following = a * new + b * w
     if e != 0:
@@ -139,7 +139,7 @@ def _spilt_on(
     KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """What tiles spilt on places of the padded image: the tile there, and those before it."""
+    """Sum of the spill at positions of the padded image: of the tile there and those before it."""
     rows: tl.constexpr = TILE_HEIGHT + KERNEL_HEIGHT - 1
     columns: tl.constexpr = TILE_WIDTH + KERNEL_WIDTH - 1
     total = tl.zeros(top.shape, tl.float32)
@@ -168,13 +168,13 @@ def dual_step(
     CHANNELS: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TAPS: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr, SPILL: tl.constexpr,
 ):  # fmt: skip
-    """The layer's half of an iteration; a program has a tile of an image, in all channels.
+    """The dual half of an iteration; a program handles one tile of an image, in all channels.
 
-    ``filters`` is (2, ROOM, TAPS), the halves of ``_halves``, filled up with zeros;
-    ``multipliers`` one number for each channel and block of COARSE x COARSE pixels (0: for each
-    channel), or, with POOLED, where to put those of the tiles, whose means must stay below
-    ``mean``. SPILL is the size of the tile and its margin, up to a power of two. With FULL, tiles
-    and chunks have nothing outside. Without STEP, nothing is done but V* w.
+    ``filters`` is (2, ROOM, TAPS), the halves of ``_halves``, padded with zeros. ``multipliers``
+    holds one number for each channel and block of COARSE x COARSE pixels (0: for each channel);
+    with POOLED it receives the multipliers of the tiles, whose means must stay below ``mean``.
+    SPILL is the size of the tile and its margin, rounded up to a power of two. With FULL, no tile
+    or chunk reaches outside. Without STEP, only V* w is computed.
     """
     image, programs, batch = tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     row = tl.load(clock + 1)
@@ -261,7 +261,7 @@ def dual_step(
     if OBSERVED:
         tl.store(moved + image * programs + tl.program_id(0), way)
 
-    # Pixels of a tile meet in memory, which is near: what was just written is in a cache.
+    # The taps of a tile are summed through memory; the data just written are still in a cache.
     program = image.to(tl.int64) * programs + tl.program_id(0)
     own = scratch + program * (taps * pixels)
     tl.store(own + pixel[:, None] + o[None, :] * pixels, parts, mask=(o < taps)[None, :])
@@ -280,14 +280,14 @@ def dual_step(
 
 @triton.jit
 def _halves(x):
-    """x = high + low; matrix units, which read 10 bits of a mantissa (TF32), read all of high."""
+    """x = high + low, where TF32 matrix units (10 bits of mantissa) read high exactly."""
     high = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     return high, x - high
 
 
 @triton.jit
 def _product(a_high, a_low, b_high, b_low, total):
-    """total + a b, without the product of the low halves: as good as single precision."""
+    """total + a b without the product of the low halves: accurate to single precision."""
     total = tl.dot(a_low, b_high, total, input_precision="tf32")
     total = tl.dot(a_high, b_low, total, input_precision="tf32")
     return tl.dot(a_high, b_high, total, input_precision="tf32")
@@ -297,7 +297,7 @@ def _product(a_high, a_low, b_high, b_low, total):
 def _mean_multiplier(
     y, target, sigma, sigma_mean, low, high, left, ramp_width, offset, COUNT: tl.constexpr
 ):
-    """The root mu >= 0 of phi, zero where phi(0) <= 0; a column of y is a block.
+    """The root mu >= 0 of phi, zero where phi(0) <= 0; each column of y is a block.
 
     phi(mu) = mean h(a) - target - mu/sigma_mean, where a = prox_{eta h}(y), eta = mu/(COUNT sigma).
     """
@@ -319,6 +319,7 @@ def _mean_multiplier(
         done = (tl.abs(phi) <= 4 * EPS * (scale + mu * steepest)) | (
             above - below <= 2 * EPS * above
         )
+        # From pass 8 on, every other pass bisects.
         usable = (newton >= below) & (newton <= above) & (done | (passes < 8) | (passes % 2 == 0))
         newton = tl.where(usable, newton, (below + above) / 2)
         mu = tl.where(outside, newton, 0.0)
@@ -329,7 +330,7 @@ def _mean_multiplier(
 
 @triton.jit
 def _mean_at_prox(y, eta, low, high, left, ramp_width, offset):
-    """Means of columns of h(a), of -dh(a)/d eta and of |h| in its parts, a = prox_{eta h}(y)."""
+    """Column means of h(a), of -dh(a)/d eta and of |slope y|, for a = prox_{eta h}(y)."""
     flat = ramp_width + eta * (high - low)
     rise = (y - left - eta[None, :] * low) * (1 / tl.maximum(flat, TINY))[None, :]
     rise = tl.minimum(tl.maximum(rise, 0.0), 1.0)

@@ -1,20 +1,18 @@
-"""Joseph's integrals along rays and their transpose, with weights computed on the way.
+"""Joseph's integrals along rays and their transpose, with weights computed on the fly.
 
-A program of ``project`` has a block of neighbouring rays, and goes from step to step:
+A program of ``project`` handles a block of neighbouring rays, step by step:
 
     y_k = length_k sum_i (1 - f) x[i, j] + f x[i, j + 1],    start_k + slope_k i = j + f
 
-The transpose is a gather, so that nothing is added to what another program writes and results do
-not depend on the order of programs. A program has a tile of pixels, and asks each angle for its
-rays that pass by: pixel (i, j) gets max(0, 1 - |c - j|) length y of the rays whose crossing c
-of row i is less than a pixel away. Of parallel rays their numbers are an affine function
-of the pixel (``backproject_parallel``), of others they are found by bisection
-(``backproject_runs``).
+The transpose is a gather, so that no program adds to what another one writes, and results do not
+depend on the order of programs. A program handles a tile of pixels and, for each angle, finds the
+rays that pass by: pixel (i, j) receives max(0, 1 - |c - j|) length y from the rays whose crossing
+c of row i is less than a pixel away. Indices of parallel rays are an affine function of the pixel
+(``backproject_parallel``); others are found by bisection (``backproject_runs``).
 
-Images and sinograms come in groups of GROUP images, whose numbers at a pixel or ray lie side by
-side: weights are computed once for all of them, and loads are as wide as the hardware's. Places
-are computed in double precision, as everywhere: single precision is 3e-5 pixels wrong at the end
-of a row of 512.
+Images and sinograms come in groups of GROUP images, interleaved at each pixel or ray: weights are
+computed once for the group, and loads are as wide as the hardware's. Positions are computed in
+double precision throughout: single precision is off by 3e-5 pixels at the end of a row of 512.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ import triton
 import triton.language as tl
 
 SHIFT = tl.constexpr(1.5 * 2.0**20)
-"""Added to a number up to 2^19 in double precision, it leaves 32 bits behind the point."""
+"""Added in double precision to a number up to 2^19, it leaves 32 bits for the fraction."""
 SHIFT_BITS = tl.constexpr(0x41380000)
-"""The upper half of it: what follows in there counts whole numbers."""
+"""The upper 32 bits of SHIFT; their difference to those of a sum is the integer part."""
 UNIT = tl.constexpr(2.0**-32)
 
 
@@ -35,11 +33,11 @@ def project(
     height, width, rays, batch,
     GROUP: tl.constexpr, RAYS: tl.constexpr, PARTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Integrals along a block of rays, of a group of images.
+    """Integrals along a block of rays for a group of images.
 
     ``images`` is (2, groups, height * width, GROUP): the images, and the same with rows and columns
-    exchanged. Of each block, ``turned`` says which of them it reads, and ``first`` and ``last``
-    its steps. ``sinograms`` is (batch, rays); ``ray`` is a place in there, or -1 for none.
+    exchanged. For each block, ``turned`` selects one of the two, and ``first`` and ``last`` delimit
+    its steps. ``sinograms`` is (batch, rays); ``ray`` is an index into it, or -1 for none.
     The steps of a ray are shared by PARTS lanes.
     """
     block, group, groups = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -53,7 +51,7 @@ def project(
     begin, end = tl.load(first + block), tl.load(last + block)
     count = tl.cdiv(end - begin, PARTS)
     row = begin + lane // RAYS * count
-    step = row.to(tl.float64)  # a conversion at each step would take longer
+    step = row.to(tl.float64)  # converting at each step would take longer
     c_0, c_i = _shifted(tl.load(start + k), kind), tl.load(slope + k)
     total = tl.zeros((PARTS * RAYS, GROUP), kind)
     done = 0
@@ -86,12 +84,12 @@ def backproject_parallel(
     GROUP: tl.constexpr, MOST: tl.constexpr, UNROLL: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """What parallel rays with values length y bring to a tile of pixels, of a group of images.
+    """Contributions of parallel rays with values length y to a tile of pixels of a group of images.
 
     At an angle, bin b passes pixel (i, j) at a distance of gap |a_0 i + a_1 j + a_2 + 1/gap - b|
-    pixels; ``turn`` is (angles, 3). No pixel has more than MOST bins of an angle less than a pixel
-    away. Tables go on to a multiple of UNROLL angles. ``sinograms`` is (groups, angles * bins,
-    GROUP), ``images`` (batch, height, width).
+    pixels; ``turn`` is (angles, 3). No pixel has more than MOST bins of an angle within a pixel's
+    distance. Tables are padded to a multiple of UNROLL angles. ``sinograms`` is (groups,
+    angles * bins, GROUP), ``images`` (batch, height, width).
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
     across = tl.cdiv(width, TILE_WIDTH)
@@ -107,7 +105,7 @@ def backproject_parallel(
         for _ in tl.static_range(UNROLL):
             a = turn + angle * 3
             a_2 = _shifted(tl.load(a + 2), kind)
-            # The last bin that is too far on one side
+            # The last bin too far away on one side
             before, f = _split(tl.load(a) * row + (tl.load(a + 1) * column + a_2), kind)
             at = values + ((angle * bins + before) * GROUP)[:, None]
             distance = tl.load(gap + angle)
@@ -127,11 +125,11 @@ def backproject_runs(
     GROUP: tl.constexpr, HALVINGS: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The same for any rays that come in runs: neighbours that do not cross inside the image.
+    """``backproject_parallel`` for rays in runs: neighbours that do not cross inside the image.
 
-    ``runs`` is (run_count, 4): the first ray, how many there are, whether they go by columns, and
-    how many of them at most are less than a pixel away from a pixel. 2^HALVINGS exceeds all counts.
-    ``start`` and ``slope`` are (rays,), ``sinograms`` is (groups, rays, GROUP).
+    ``runs`` is (run_count, 4): the first ray, the number of rays, whether they go by columns, and
+    the largest number of them within a pixel's distance. 2^HALVINGS exceeds all counts. ``start``
+    and ``slope`` are (rays,), ``sinograms`` is (groups, rays, GROUP).
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
     tiles = tl.cdiv(width, TILE_WIDTH)
@@ -150,7 +148,7 @@ def backproject_runs(
         end = ray + count - 1
         c_first = tl.load(start + ray) + tl.load(slope + ray) * step
         c_last = tl.load(start + end) + tl.load(slope + end) * step
-        # Counted such that crossings rise: the first ray of those beyond the pixel before
+        # Count so that crossings increase; bisect for the first one beyond the previous pixel.
         origin = tl.where(c_last >= c_first, ray, end)
         sign = tl.where(c_last >= c_first, 1, -1)
         low, high = tl.zeros(i.shape, tl.int32), tl.zeros(i.shape, tl.int32) + count
@@ -177,17 +175,17 @@ def backproject_runs(
 
 @triton.jit
 def _shifted(c, kind: tl.constexpr):
-    """What ``_split`` is given a sum with."""
+    """c as ``_split`` expects it in a sum: shifted for single precision."""
     return c if kind == tl.float64 else c + SHIFT
 
 
 @triton.jit
 def _split(c, kind: tl.constexpr):
-    """floor(c), and c - floor(c), which 32 bits are enough for in single precision."""
+    """floor(c) and c - floor(c), the latter from 32 bits in single precision."""
     if kind == tl.float64:
         whole = tl.floor(c)
         return whole.to(tl.int32), c - whole
-    else:  # without conversions of double precision, which are slow
+    else:  # bit operations, since conversions of double precision are slow
         bits = c.to(tl.int64, bitcast=True)
         fraction = bits.to(tl.uint32).to(tl.float32) * UNIT
         return (bits >> 32).to(tl.int32) - SHIFT_BITS, fraction
@@ -195,13 +193,13 @@ def _split(c, kind: tl.constexpr):
 
 @triton.jit
 def _within(j, size):
-    """0 <= j < size, at once."""
+    """0 <= j < size in one comparison."""
     return j.to(tl.uint32) < tl.cast(size, tl.uint32)
 
 
 @triton.jit
 def _store_tile(images, total, i, j, number, height, width, batch):
-    """Pixels (i, j) of the images of these numbers."""
+    """Store pixels (i, j) of the images with these numbers."""
     inside = ((i < height) & (j < width))[:, None] & (number < batch)[None, :]
     place = number.to(tl.int64)[None, :] * height * width + (i * width + j)[:, None]
     tl.store(images + place, total, mask=inside)

@@ -1,4 +1,4 @@
-"""Trained regularizers in files: ``save``, ``load``, the names shipped, and their cards."""
+"""Trained regularizers in files: ``save``, ``load``, the shipped models and their cards."""
 
 from convexlift.lazy_names import lazy_names
 

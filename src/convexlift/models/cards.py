@@ -1,4 +1,4 @@
-"""The card of a trained regularizer: what it is for, where it comes from, how well it does."""
+"""Model cards: purpose, origin and test results of a trained regularizer."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ INDENT = 18
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What one should know before using a trained regularizer.
+    """Facts to know before using a trained regularizer.
 
     Args:
         name: a short name.
         summary: one sentence.
         task: the task it was trained for.
         weight: the regularization weight recommended for that task.
-        weights: the weights recommended for further tasks, by their names; afterwards it
-            contains ``task`` as well.
+        weights: the weights recommended for further tasks, by name; ``task`` is added if it is
+            missing.
         weight_choice: how the weights were chosen.
-        data: what it was trained on.
-        license: the terms of use; what comes before a semicolon is shown in tables.
+        data: the training data.
+        license: the terms of use; tables show the part before a semicolon.
         recipe: the settings of its training.
         command: the command that trained it.
-        commit: the version of the code that did.
+        commit: the version of the code that trained it.
         seed: of the random numbers.
         training_time: in seconds.
         machine: on which it was trained.
         results: numbers by data set, as in ``{"test": {"psnr": 28.3, "ssim": 0.81}}``.
-        not_for: what it must not be used for.
-        citation: whom to cite.
+        not_for: uses to avoid.
+        citation: the work to cite.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ModelCard:
             if weight <= 0:
                 raise ValueError(f"card.weights.{task} must be positive, got {weight:g}")
         if self.training_time is not None and self.training_time < 0:
-            raise ValueError(f"card.training_time is negative: {self.training_time:g}")
+            raise ValueError(f"card.training_time must not be negative, got {self.training_time:g}")
 
     def to_json(self) -> dict[str, Any]:
         """The card as JSON values."""
@@ -82,11 +82,11 @@ class ModelCard:
 
     @classmethod
     def from_json(cls, content: Any) -> ModelCard:
-        """The card of JSON values; ValueError names a field that is wrong, unknown or missing."""
+        """A card from JSON values; ValueError names a wrong, unknown or missing field."""
         return construct(cls, content, "card")
 
     def text(self, width: int = 80) -> str:
-        """The card for people, with lines of at most this width."""
+        """The card as readable text, with lines of at most this width."""
         lines = textwrap.wrap(f"{self.name}: {self.summary}", width)
         for label, value in self._rows():
             if value:

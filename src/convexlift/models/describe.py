@@ -6,7 +6,7 @@
 
 An activation or a map is written as its name and the arguments of its constructor
 (``ProblemPart.arguments``). Descriptions name registered classes only (``parts.PARTS``), and their
-arguments are checked against type hints: reading one runs nothing else.
+arguments are checked against type hints: reading one executes nothing else.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Description = dict[str, Any]
 
 
 START = "nonnegative"
-"""The argument of maps that concerns their starting weights only, and is not described."""
+"""The argument of maps that affects only initial weights, and is not described."""
 
 
 def describe(network: InputConvexNetwork) -> Description:
-    """The architecture of a network: JSON values from which ``build`` makes it again.
+    """The architecture of a network as JSON values, from which ``build`` makes it again.
 
-    Raises ValueError, naming the part, if a part has no name in files. A subclass is described as a
-    plain network, unless it changes what a network does.
+    Raises ValueError, naming the part, if a part is not registered for files. A subclass is
+    described as a plain network, unless it overrides the behaviour of one.
     """
     if not isinstance(network, InputConvexNetwork):
         raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
     changed = [name for name in overridden(type(network), InputConvexNetwork) if name != "card"]
     if changed:
         raise ValueError(
-            f"{type(network).__name__} changes {listed(changed)} of InputConvexNetwork, which a "
-            "description of its layers cannot say; state it as an InputConvexNetwork"
+            f"{type(network).__name__} overrides {listed(changed)} of InputConvexNetwork, which a "
+            "description of its layers cannot express; build it as an InputConvexNetwork"
         )
     return _written(network, "network")
 
 
 def build(description: Any) -> InputConvexNetwork:
-    """The network of a description, with random starting weights.
+    """The network of a description, with random initial weights.
 
     Raises ValueError naming the place, such as ``network.layers[0].activation``, where the
-    description has unknown names, wrong types, or values the constructors refuse.
+    description has unknown names, wrong types, or values that the constructors refuse.
     """
     try:
         return construct(InputConvexNetwork, description, "network", _Builder())
@@ -61,12 +61,12 @@ def build(description: Any) -> InputConvexNetwork:
 
 @dataclass(frozen=True)
 class _Builder:
-    """Makes the parts of a network, maps with nonnegative weights or with free ones."""
+    """Makes the parts of a network, maps with nonnegative or with free weights."""
 
     nonnegative: bool = True
 
     def __call__(self, value: Any, kind: type[Any], place: str) -> Any:
-        """The layer, activation or map that ``value`` describes."""
+        """The layer, activation or map described by ``value``."""
         if kind is ConvexLayer:
             skip = {"skip": _Builder(nonnegative=False)}
             return construct(ConvexLayer, value, place, self, make_for=skip)
@@ -78,14 +78,14 @@ class _Builder:
             )
         ((name, content),) = value.items()
         if name not in known:
-            raise ValueError(f"{place}: {name!r} is not known; known are {listed(known)}")
+            raise ValueError(f"{place}: {name!r} is unknown; known are {listed(known)}")
         part = known[name]
         fixed = {START: self.nonnegative} if START in parameters(part) else {}
         return construct(part, content, f"{place}.{name}", self, fixed=fixed)
 
 
 def _written(thing: ProblemPart | ConvexLayer | InputConvexNetwork, place: str) -> Description:
-    """The arguments of its constructor, as JSON values."""
+    """The arguments of a part's constructor, as JSON values."""
     arguments = thing.arguments().items()
     return {name: _encode(value, f"{place}.{name}") for name, value in arguments}
 
@@ -102,7 +102,7 @@ def _encode(value: Any, place: str) -> Any:
     if isinstance(value, Activation | nn.Module):
         base = Activation if isinstance(value, Activation) else LinearMap
         raise ValueError(
-            f"{place}: {type(value).__name__} has no name in files; known are "
+            f"{place}: {type(value).__name__} is not registered for files; known are "
             f"{listed(known_parts(base))}; register yours by class {type(value).__name__}(..., "
             f'name="{type(value).__name__}")'
         )

@@ -1,7 +1,7 @@
 """Files of a model: NAME.safetensors holds the weights, NAME.json beside it everything else.
 
-The JSON file, here called the sheet, has the architecture, the card, the shape and precision of
-every tensor, and the SHA-256 of the weights' file. Nothing here needs torch.
+The JSON file, called the sheet, has the architecture, the card, the shape and precision of every
+tensor, and the SHA-256 of the file of weights. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WEIGHTS, SHEET = ".safetensors", ".json"
 FORMAT, VERSION = "convexlift model", 1
 SHIPPED = resources.files("convexlift") / "models" / "weights"
-"""The folder of the models inside the package."""
+"""The folder of shipped models."""
 
 PathLike = str | os.PathLike[str]
 
@@ -53,8 +53,8 @@ class Sheet:
     Args:
         architecture: the description from which the network is built.
         card: its card, if it has one.
-        sha256: of the weights' file, in hexadecimal digits.
-        tensors: shape and precision of each tensor in it, by name.
+        sha256: of the file of weights, in hexadecimal digits.
+        tensors: shape and precision of each tensor, by name.
     """
 
     architecture: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Sheet:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the file of weights holds."""
+        """Number of weights in the file."""
         return sum(math.prod(layout.shape) for layout in self.tensors.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -73,9 +73,9 @@ class Sheet:
 
     @classmethod
     def from_json(cls, content: Any) -> Sheet:
-        """The sheet in a file's content; ValueError if it has none, or one of another version."""
+        """The sheet from a file's content; ValueError if it has none, or of another version."""
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f'this is no model: it does not say "format": "{FORMAT}"')
+            raise ValueError(f'not a model: it does not say "format": "{FORMAT}"')
         if (version := content.get("version")) != VERSION:
             raise ValueError(
                 f"the format has version {version!r}, but this convexlift reads {VERSION} only; "
@@ -93,7 +93,7 @@ class Sheet:
 
 
 def names() -> tuple[str, ...]:
-    """The models inside the package, which ``load`` takes by name."""
+    """The shipped models, which ``load`` takes by name."""
     if not SHIPPED.is_dir():
         return ()
     files = {entry.name for entry in SHIPPED.iterdir()}
@@ -110,13 +110,13 @@ def card(name_or_path: PathLike) -> ModelCard:
 
 
 def sheet(name_or_path: PathLike) -> Sheet:
-    """Architecture, card and tensors' shapes of a model, without its weights."""
+    """Architecture, card and tensor shapes of a model, without its weights."""
     with find(name_or_path) as (_, sheet_file):
         return read_sheet(sheet_file)
 
 
 def shipped_sheets() -> dict[str, Sheet]:
-    """The sheets of the models inside the package, even if files of the same names are here."""
+    """The sheets of the shipped models, even if the current folder has files of the same names."""
     found = {}
     for name in names():
         with _find_shipped(name) as (_, sheet_file):
@@ -128,19 +128,19 @@ def read_sheet(path: Path) -> Sheet:
     """The sheet in a file; ValueError names the file and what is wrong with it."""
 
     def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number in JSON")
+        raise ValueError(f"{constant} is not a number in JSON")
 
     with naming(path):
         try:
             content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not valid JSON ({error})") from None
+            raise ValueError(f"not valid JSON ({error})") from None
         return Sheet.from_json(content)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Begin errors with the file they are about."""
+    """Prefix errors with the name of the file."""
     try:
         yield
     except ValueError as error:
@@ -148,19 +148,19 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def pair(path: PathLike) -> tuple[Path, Path]:
-    """The files of weights and sheet, for a path with or without either ending."""
+    """The paths of weights and sheet, for a path with or without either ending."""
     whole = Path(path)
     stem = whole.name
     for ending in (WEIGHTS, SHEET):
         stem = stem.removesuffix(ending) if whole.name.endswith(ending) else stem
     if stem in ("", ".", ".."):
-        raise ValueError(f"{str(path)!r} names no file; write a path such as folder/model")
+        raise ValueError(f"{str(path)!r} is not a file name; write a path such as folder/model")
     return whole.with_name(stem + WEIGHTS), whole.with_name(stem + SHEET)
 
 
 @contextlib.contextmanager
 def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
-    """The two files of a model, which exist."""
+    """The two existing files of a model."""
     weights, sheet_file = pair(name_or_path)
     if not _is_path(name_or_path) and name_or_path in names():
         with _find_shipped(str(name_or_path)) as both:
@@ -197,14 +197,14 @@ def _nothing_there(name_or_path: PathLike, weights: Path, sheet_file: Path) -> s
         return f"{path} is a folder; name a model in it (there: {listed(inside)})"
     if path.is_file() and path not in (weights, sheet_file):
         return (
-            f"{path} is no model: a model is a pair of files NAME{WEIGHTS} and NAME{SHEET}, "
+            f"{path} is not a model: a model is a pair of files NAME{WEIGHTS} and NAME{SHEET}, "
             "written by convexlift.save"
         )
     return f"there is no model {path}: neither {weights.name} nor {sheet_file.name} exists there"
 
 
 def _is_path(name_or_path: PathLike) -> bool:
-    """Whether this means a file: a Path, a text with a separator or an ending, or such a file."""
+    """Whether a file is meant: a Path, a string with a separator or ending, or an existing file."""
     if not isinstance(name_or_path, str):
         return True
     separated = any(s in name_or_path for s in (os.sep, os.altsep) if s)

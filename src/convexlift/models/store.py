@@ -1,8 +1,8 @@
 """``save`` and ``load``: networks in files.
 
-Both files of a model are numbers and text: nothing that is read is ever executed. ``load`` returns
-a network that has the described architecture, finite weights, and is convex; anything else is a
-ValueError that names the file and the cause.
+Both files of a model are numbers and text: nothing in them is ever executed. ``load`` returns a
+convex network with the described architecture and finite weights; anything else is a ValueError
+that names the file and the cause.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def save(
 ) -> Path:
     """Write a network as ``path.safetensors`` and ``path.json``; returns the former.
 
-    A failure leaves the files that were there before. If the process dies between the two, the
-    files do not fit together, and ``load`` says so.
+    A failure leaves earlier files as they were. If the process dies between the two, the files do
+    not match, and ``load`` reports it.
 
     Args:
-        network: the network, built of the library's activations and maps.
-        path: where to, with or without either ending.
-        card: what others should know; the card of a loaded network is written only if it is
-            given here (``card=network.card``), since training makes it untrue.
-        half: store float16, at half the size of float32; ``load`` gives float32 again.
+        network: built from the library's activations and maps.
+        path: with or without either ending.
+        card: information for users; the card of a loaded network is written only if it is
+            given here (``card=network.card``), since training invalidates it.
+        half: store float16, at half the size of float32; ``load`` converts to float32.
     """
     if card is not None and not isinstance(card, ModelCard):
         raise ValueError(f"card must be a ModelCard, got a {type(card).__name__}")
@@ -68,7 +68,7 @@ def save(
     )
     text = json.dumps(sheet.to_json(), indent=2, allow_nan=False) + "\n"
     remove_leftovers([sheet_file, weights])
-    # Both are on the disk before the first takes its name; the sheet comes last.
+    # Both files are complete before either is renamed; the sheet is renamed last.
     with atomic_path(sheet_file) as sheet_part, atomic_path(weights) as weights_part:
         weights_part.write_bytes(data)
         sheet_part.write_text(text, encoding="utf-8")
@@ -81,12 +81,12 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> InputConvexNetwork:
-    """The network of a file, or one inside the package; its card is ``network.card``.
+    """The network of a file or a shipped model; its card is ``network.card``.
 
     Args:
-        name_or_path: a name among ``models.names()``, or a path with or without either ending.
-            A text is a path if it has a separator or an ending, or if there is such a file.
-        device: where to put it; the CPU by default.
+        name_or_path: a name in ``models.names()``, or a path with or without either ending. A
+            string is a path if it has a separator or an ending, or if such a file exists.
+        device: the CPU by default.
         dtype: float32 or float64; by default the precision it was saved in, float32 for half.
     """
     target = _check_device(device)
@@ -132,7 +132,7 @@ def _stored_tensors(network: InputConvexNetwork, half: bool) -> dict[str, Tensor
 
 
 def _converted(name: str, tensor: Tensor, dtype: torch.dtype, advice: str) -> Tensor:
-    """The tensor in a precision; ValueError if it is not finite, or too large for it."""
+    """The tensor in another precision; ValueError if it is not finite, or too large."""
     if (place := first_non_finite(tensor)) is not None:
         raise ValueError(f"{name} is {float(tensor[place])} at {place}; weights must be finite")
     converted = tensor.to(dtype)
@@ -149,15 +149,15 @@ def _refuse_shared(network: InputConvexNetwork) -> None:
     for name, parameter in network.named_parameters(remove_duplicate=False):
         if (other := seen.setdefault(id(parameter), name)) != name:
             raise ValueError(
-                f"{other} and {name} are one and the same tensor, which a file cannot say; "
-                "give each layer a map of its own (copy.deepcopy)"
+                f"{other} and {name} are the same tensor, which a file cannot express; "
+                "give each layer its own map (copy.deepcopy)"
             )
 
 
 def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
     """The layouts of an architecture's tensors in the precision of ``tensors``.
 
-    The network is built without memory for its weights, however large they are said to be.
+    The network is built without memory for its weights, whatever their declared size.
     """
     with torch.device("meta"):
         network = build(architecture)
@@ -176,18 +176,18 @@ def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 def _compare(
     found: Mapping[str, Layout], wanted: Mapping[str, Layout], whose: str = "its architecture"
 ) -> None:
-    """ValueError names the first tensor that is missing, too many, or of another layout."""
+    """Raise ValueError for the first tensor that is missing, unexpected, or of another layout."""
     for name in sorted(found.keys() | wanted.keys()):
         if name not in found:
             raise ValueError(f"the tensor {name} of {whose} is missing")
         if name not in wanted:
-            raise ValueError(f"the tensor {name} is none of {whose}")
+            raise ValueError(f"the tensor {name} is not part of {whose}")
         if found[name] != wanted[name]:
-            raise ValueError(f"the tensor {name} is {found[name]}, in {whose} {wanted[name]}")
+            raise ValueError(f"the tensor {name} is {found[name]}, but in {whose} {wanted[name]}")
 
 
 def _require_proportion(architecture: Mapping[str, Any], tensors: int) -> None:
-    """Raise if a description has many more parts than tensors, and would take long to build.
+    """Raise if a description has far more parts than tensors, and would take long to build.
 
     A layer with two maps and a bias has three tensors, and seven objects in its description.
     """
@@ -212,7 +212,7 @@ def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Put the values into the network, which checks that it is convex."""
+    """Copy the values into the network, which checks that it is convex."""
     wanted = network.state_dict()
     for name, tensor in tensors.items():
         _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
@@ -222,9 +222,9 @@ def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
 def _parse(data: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
-    # A KeyError is a precision that torch does not have.
+    # KeyError: a precision that torch does not have.
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise ValueError(f"this is no safetensors file that can be read ({error})") from None
+        raise ValueError(f"not a readable safetensors file ({error})") from None
 
 
 def _check_device(device: torch.device | str | None) -> torch.device:
@@ -237,6 +237,6 @@ def _check_device(device: torch.device | str | None) -> torch.device:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Draw starting weights on the CPU, without advancing the global random numbers."""
+    """Draw initial weights on the CPU, without advancing the global random numbers."""
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         yield

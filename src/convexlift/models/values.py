@@ -1,7 +1,7 @@
 """JSON values as the arguments of constructors, checked against their type hints.
 
 ``construct(Kind, content, place)`` is ``Kind(**content)``, where every value has the type that the
-signature of ``Kind`` asks for, no key is unknown and none is missing. An error is a ValueError that
+signature of ``Kind`` requires, no key is unknown and none is missing. An error is a ValueError that
 names the place, as in ``layers[0].skip``. Written by hand, since models must load where only torch,
 numpy and safetensors are installed.
 """
@@ -21,14 +21,14 @@ from typing import Any, Literal, TypeVar, Union
 T = TypeVar("T")
 
 Make = Callable[[Any, type[Any], str], Any]
-"""(value, class, place) -> an object of the class, for hints that are classes of the library."""
+"""(value, class, place) -> an object of the class, for hints that are library classes."""
 
 _ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 _SCALARS: dict[Any, tuple[str, type[Any]]] = {
     bool: ("true or false", bool),
     int: ("a whole number", Integral),
     float: ("a finite number", Real),
-    str: ("a text", str),
+    str: ("a string", str),
     type(None): ("null", type(None)),
 }
 
@@ -43,7 +43,7 @@ def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, in
 def _signature(kind: type[Any]) -> dict[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
-        return {}  # the constructor of a base class such as nn.Module: nothing of its own
+        return {}  # the constructor of a base class such as nn.Module: no arguments of its own
     hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
     return {name: each.replace(annotation=hints.get(name, Any)) for name, each in found.items()}
 
@@ -65,7 +65,7 @@ def construct(
         place: of the content, for error messages.
         make: makes the objects among the arguments.
         make_for: another ``make`` for some of the arguments.
-        fixed: further arguments, which the content may not name.
+        fixed: further arguments, which the content must not name.
     """
     fixed = fixed or {}
     known = parameters(kind, leave_out=fixed)
@@ -92,7 +92,7 @@ def construct(
 
 
 def read(value: Any, hint: Any, place: str, make: Make | None = None) -> Any:
-    """``value`` as the type ``hint``; ValueError names the place where it is something else."""
+    """``value`` as the type ``hint``; ValueError names the place where the type is wrong."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return plain(value, place)
@@ -121,7 +121,7 @@ def read(value: Any, hint: Any, place: str, make: Make | None = None) -> Any:
 
 
 def plain(value: Any, place: str) -> Any:
-    """A JSON value, with lists for tuples; ValueError for anything else, and for NaN."""
+    """A JSON value, with lists for tuples; ValueError for anything else and for NaN."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
@@ -135,18 +135,18 @@ def plain(value: Any, place: str) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, f"{place}[{i}]") for i, item in enumerate(value)]
     raise ValueError(
-        f"{place} must be a number, a text, a list or an object, got a {type(value).__name__}"
+        f"{place} must be a number, a string, a list or an object, got a {type(value).__name__}"
     )
 
 
 def listed(names: Iterable[Any]) -> str:
-    """The names with commas between them."""
+    """The names, separated by commas."""
     return ", ".join(map(str, names)) or "none"
 
 
 def _read_scalar(value: Any, hint: Any, place: str) -> Any:
     words, accepted = _SCALARS[hint]
-    # True is an Integral to Python, but no count; NaN is a Real, but no number.
+    # True is an Integral to Python, but not a count; NaN is a Real, but not a finite number.
     wrong_bool = isinstance(value, bool) and hint is not bool
     if (
         not isinstance(value, accepted)
@@ -188,7 +188,7 @@ def _key(key: Any, hint: Any, place: str) -> Any:
         if hint is int:
             return int(key)
     except (TypeError, ValueError):
-        raise ValueError(f"{place} must have whole numbers as keys, got {key!r}") from None
+        raise ValueError(f"{place} must have integers as keys, got {key!r}") from None
     if not isinstance(key, str):
-        raise ValueError(f"{place} must have texts as keys, got {key!r}")
+        raise ValueError(f"{place} must have strings as keys, got {key!r}")
     return key

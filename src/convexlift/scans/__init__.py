@@ -1,6 +1,6 @@
-"""Files of CT scanners: slices in HU, sinograms with their geometry, pictures through windows.
+"""CT scanner files: slices in HU, sinograms with their geometry, windowed pictures.
 
-The extra ``convexlift[ct]`` brings the packages that read and write them.
+The extra ``convexlift[ct]`` installs the packages that read and write them.
 """
 
 from convexlift.scans.dicom_reading import read_dicom

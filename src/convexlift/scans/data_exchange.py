@@ -1,4 +1,4 @@
-"""Sinograms in HDF5 files of the layout Data Exchange, which synchrotrons write.
+"""Sinograms in HDF5 files of the Data Exchange layout, used at synchrotrons.
 
 ``/exchange/data`` holds projections (theta, y, x), or in the order of its attribute ``axes``;
 ``data_white`` and ``data_dark`` the fields; ``theta`` the angles, in the unit of its attribute.
@@ -58,23 +58,23 @@ _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
 }
 
 FIRST_SECONDS, BYTES_A_SECOND = 20, 10**7
-"""The default time for reading: a constant, and a part for the length of the file."""
+"""Default reading time: a constant, plus the length of the file over this rate."""
 SPARE_BYTES = 512 * 2**20
-"""Memory of the reading process beside the arrays."""
+"""Memory of the reading process in addition to the arrays."""
 
 Arrays = dict[str, NDArray[Any]]
 Texts = dict[str, str]
 
 
 class DataExchange(SinogramFormat):
-    """HDF5 files, read in a process of their own."""
+    """HDF5 files, read in a separate process."""
 
     name = "HDF5"
     suffixes = (".h5", ".hdf5", ".hdf", ".nxs")
-    isolated = True  # only a caller with limits of its own may go without
+    isolated = True  # callers with their own limits may switch this off
 
     def read(self, path: Path, options: SinogramOptions) -> Sinogram:
-        """The sinogram; only some rows of the detector, if asked for."""
+        """The sinogram, or some detector rows of it."""
         load_extra("h5py", "HDF5 files")
         rows = options.rows
         with reading(path, "HDF5 in the layout Data Exchange"):
@@ -105,7 +105,7 @@ class DataExchange(SinogramFormat):
             )
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
-        """For other programs; and the geometry in full, as an attribute of ``/exchange``."""
+        """Write for other programs, with the full geometry as an attribute of ``/exchange``."""
         h5py = load_extra("h5py", "HDF5 files")
         geometry = sinogram.geometry
         with atomic_path(path) as part, h5py.File(part, "w") as file:
@@ -125,7 +125,7 @@ class DataExchange(SinogramFormat):
             del record["angles"]
             exchange.attrs[GEOMETRY] = json.dumps(record)
             if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
-                # Rays are parallel: bins on the detector are as wide in the object.
+                # Rays are parallel: a detector bin has the same width in the object.
                 pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
                 pixel.attrs["units"] = "mm"
 
@@ -140,7 +140,7 @@ def _angles(
     unit = (angle_unit or texts["theta_unit"]).strip().lower()
     if not unit:
         raise ScanFileError(
-            f"{path} does not say in which unit /exchange/theta is; write read_sinogram(path, "
+            f"{path} does not give the unit of /exchange/theta; write read_sinogram(path, "
             "angle_unit='degrees') or 'radians'"
         )
     if unit not in _ANGLES:
@@ -161,9 +161,7 @@ def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...
         return ParallelGeometry(angles=angles, unit="pixel")
     unit = texts["pixel_unit"].strip().lower()
     if unit not in _LENGTHS:
-        raise ScanFileError(
-            f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; m, mm, um or nm are known"
-        )
+        raise ScanFileError(f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; use m, mm, um or nm")
     width = float(arrays["pixel"][0]) * _LENGTHS[unit]
     if not 0 < width < 100:
         raise ScanFileError(
@@ -174,6 +172,6 @@ def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...
 
 
 def _quantity(description: str) -> Quantity:
-    """The quantity in the description; by the rules of the layout, counts if it names none."""
+    """The quantity named in the description; counts by default, as the layout prescribes."""
     text = description.strip().lower()
     return next((known for known in QUANTITIES if known == text), "counts")

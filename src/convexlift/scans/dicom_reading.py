@@ -1,4 +1,4 @@
-"""CT slices and series from DICOM files: HU = slope * stored + intercept, in order."""
+"""CT slices and series from DICOM files, in spatial order: HU = slope * stored + intercept."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from convexlift.scans.hounsfield import LOWEST
 from convexlift.scans.volumes import Orientation, Vector, Volume, height_along, require_orientation
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
-"""Names of DICOM files end in one of these, unless scanners named them."""
+"""Endings of DICOM file names; scanners also write names without an ending."""
 
 GAP = 0.1
-"""Distances of slices may differ from their median by this part of it: scanners round them."""
+"""Relative deviation of slice distances from their median that is accepted as rounding."""
 
 _META_GROUP = 2
 _DEFLATED = "1.2.840.10008.1.2.1.99"
@@ -48,14 +48,14 @@ def read_dicom(
     """One slice, or a folder with the slices of one series, in HU.
 
     Slices are sorted by their positions along the normal u x v of ImageOrientationPatient, whatever
-    their names and numbers are. Pixels equal to PixelPaddingValue (or up to
-    PixelPaddingRangeLimit), which are outside of the field of view, become -1024 HU.
+    their names and numbers. Pixels equal to PixelPaddingValue (or up to PixelPaddingRangeLimit),
+    which are outside the field of view, become -1024 HU.
 
     Args:
-        path: a file or a folder. In a folder, files that cannot be slices by their names are left
-            alone (DICOMDIR, notes); files that can be slices and are not are an error.
-        series: the SeriesInstanceUID, where a folder holds several.
-        allow_gaps: read series with uneven distances between slices, which are refused otherwise.
+        path: a file or a folder. In a folder, files whose names rule them out as slices (DICOMDIR,
+            notes) are ignored; any other file must be a slice.
+        series: the SeriesInstanceUID, if a folder holds several.
+        allow_gaps: accept uneven distances between slices.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
@@ -94,9 +94,9 @@ def _slices_in(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _SliceHeader:
-    """The place of a slice, as in ``Volume``, and the scale HU = slope * stored + intercept.
+    """The position of a slice, as in ``Volume``, and the scale HU = slope * stored + intercept.
 
-    Numbers from the first to the last of ``padding`` are outside of the field of view.
+    Stored numbers from the first to the last of ``padding`` are outside the field of view.
     """
 
     path: Path
@@ -118,7 +118,7 @@ class _SliceHeader:
 
 
 def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
-    """The header of one CT slice; other files are refused with the reason."""
+    """The header of one CT slice; other files are refused with a reason."""
     dataset = _read_dataset(path, max_megapixels, stop_before_pixels=True)
 
     def value(name: str) -> Any:
@@ -136,7 +136,7 @@ def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
             raise ScanFileError(f"{path} has {name} {floats}; it needs {count} finite number(s)")
         return floats
 
-    with reading(path, "a CT slice"):  # values are parsed when they are asked for
+    with reading(path, "a CT slice"):  # values are parsed on access
         _require_grey_ct(path, dataset, value("Modality"))
         known = dataset.get("SliceThickness") not in (None, "")
         thickness = numbers("SliceThickness", 1)[0] if known else 0.0
@@ -147,7 +147,7 @@ def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
         require_orientation(orientation, "ImageOrientationPatient")
         slope = numbers("RescaleSlope", 1)[0]
         if slope == 0:
-            raise ScanFileError(f"{path} has RescaleSlope 0: all its pixels would be the same")
+            raise ScanFileError(f"{path} has RescaleSlope 0: all its pixels would be equal")
         return _SliceHeader(
             path=path,
             dataset=dataset,
@@ -166,23 +166,23 @@ def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
 def _require_grey_ct(path: Path, dataset: Any, modality: str) -> None:
     if modality != "CT":
         raise ScanFileError(
-            f"{path} has the modality {modality!r}, and only CT has Hounsfield units; "
+            f"{path} has the modality {modality!r}, but only CT has Hounsfield units; "
             "give the files of a CT series"
         )
     if (samples := int(dataset.get("SamplesPerPixel") or 1)) != 1:
         raise ScanFileError(
             f"{path} is a colour picture ({samples} samples for each pixel, "
-            f"{dataset.get('PhotometricInterpretation')}); CT numbers have one"
+            f"{dataset.get('PhotometricInterpretation')}); CT slices have one"
         )
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames > 1 or "PerFrameFunctionalGroupsSequence" in dataset:
         raise ScanFileError(
-            f"{path} holds {frames} frame(s) in one file (enhanced CT), which is not read here; "
-            "convert it to one file for each slice"
+            f"{path} holds {frames} frame(s) in one file (enhanced CT), which is not supported; "
+            "convert it to one file per slice"
         )
     kind = dataset.get("RescaleType")
     if kind not in (None, "", "HU"):
-        raise ScanFileError(f"{path} is rescaled to {kind!r} and not to HU")
+        raise ScanFileError(f"{path} is rescaled to {kind!r}, not to HU")
 
 
 def _padding(dataset: Any) -> tuple[int, int] | None:
@@ -193,7 +193,7 @@ def _padding(dataset: Any) -> tuple[int, int] | None:
     limit = dataset.get("PixelPaddingRangeLimit")
     first = int(value)
     last = first if limit is None or limit == "" else int(limit)
-    if dataset.get("PixelRepresentation") == 1:  # some write signed numbers as unsigned ones
+    if dataset.get("PixelRepresentation") == 1:  # some programs write signed numbers as unsigned
         half = 1 << (int(dataset.get("BitsAllocated") or 16) - 1)
         first, last = ((v + half) % (2 * half) - half for v in (first, last))
     return (min(first, last), max(first, last))
@@ -230,7 +230,7 @@ def _require_one_grid(headers: list[_SliceHeader]) -> None:
             if not np.allclose(left, right, rtol=0, atol=1e-4):
                 raise ScanFileError(
                     f"{other.path} has the {name} {right} and {first.path} has {left}; "
-                    "a volume needs one grid, so move one of them elsewhere"
+                    "a volume needs one grid, so remove one of them"
                 )
 
 
@@ -241,14 +241,14 @@ def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
     usual = statistics.median(steps)
     for step, (before, after) in zip(steps, pairwise(headers), strict=True):
         pair = f"{before.path} and {after.path}"
-        if step <= 1e-3:  # mm, far below any slice
+        if step <= 1e-3:  # mm, far below any slice distance
             raise ScanFileError(
-                f"{pair} are slices of the same place, {before.height:g} mm along the normal; "
+                f"{pair} are slices at the same position, {before.height:g} mm along the normal; "
                 "keep one of them (or one acquisition, phase or localizer)"
             )
         if abs(step - usual) > GAP * usual and not allow_gaps:
             raise ScanFileError(
-                f"{pair} are {step:g} mm apart, and most neighbours {usual:g} mm: a slice may be "
+                f"{pair} are {step:g} mm apart, but most neighbours {usual:g} mm: a slice may be "
                 "missing; add it, or write read_dicom(path, allow_gaps=True)"
             )
 
@@ -258,7 +258,7 @@ def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
 
 def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
     stored = _stored_pixels(header.path, max_megapixels)
-    # In double precision, so that float32 holds slope * stored + intercept correctly rounded.
+    # In double precision, so that slope * stored + intercept is correctly rounded to float32.
     values = header.slope * stored.astype(np.float64) + header.intercept
     if header.padding is not None:
         first, last = header.padding
@@ -270,7 +270,7 @@ def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
 
 
 def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
-    """The numbers of one slice as they are stored, (H, W), before they are rescaled."""
+    """The stored numbers of one slice, (H, W), before rescaling."""
     dataset = _read_dataset(path, max_megapixels)
     if "PixelData" not in dataset and "FloatPixelData" not in dataset:
         raise ScanFileError(f"{path} ends before its pixels, or never had any; copy it again")
@@ -290,21 +290,21 @@ def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
     except Exception as error:  # decoders raise nearly every type
         raise ScanFileError(f"{path} {_advice(syntax)}: {reason_of(error)}") from error
     if pixels.shape != expected:
-        raise ScanFileError(f"{path} holds pixels {pixels.shape}, its header says {expected}")
+        raise ScanFileError(f"{path} holds pixels {pixels.shape}, but its header says {expected}")
     return pixels
 
 
 def _advice(syntax: Any) -> str:
-    """The state of a file whose pixels cannot be decoded, and what to do about it."""
+    """Why the pixels of a file cannot be decoded, and what to do about it."""
     if not syntax.is_compressed:
         return "cannot be decoded, it may be cut short or damaged; copy it again"
     try:
         decoder = load_extra("pydicom.pixels", "DICOM files").get_decoder(syntax)
     except NotImplementedError:
-        return f"is compressed as {syntax.name}, which nothing here decodes; decompress it first"
+        return f"is compressed as {syntax.name}, which cannot be decoded here; decompress it first"
     state = "cannot be decoded, it may be damaged" if decoder.is_available else "needs a codec"
     codecs = "; ".join(decoder.missing_dependencies)
-    missing = f" (not installed, and able to decode it: {codecs})" if codecs else ""
+    missing = f" (packages that can decode it, not installed: {codecs})" if codecs else ""
     return f"is compressed as {syntax.name} and {state}{missing}"
 
 
@@ -314,7 +314,7 @@ def _advice(syntax: Any) -> str:
 def _read_dataset(
     path: Path, max_megapixels: float | None, *, stop_before_pixels: bool = False
 ) -> Any:
-    """The elements of a file, if it says how it is written and is not too large."""
+    """The elements of a file, if it declares its encoding and is not too large."""
     pydicom = load_extra("pydicom", "DICOM files")
     with reading(path, "a DICOM file"), BoundedReader(path) as file:
         syntax = _transfer_syntax(pydicom, file)
@@ -329,12 +329,12 @@ def _read_dataset(
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
         for tag in list(dataset.keys()):
             if not tag.is_private:
-                dataset[tag]  # is parsed only now, and raises if it is damaged
+                dataset[tag]  # parsed only now; raises if damaged
         return dataset
 
 
 def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
-    """The UID, or an empty text; the file is then at the end of its meta information."""
+    """The UID, or an empty string; leaves the file at the end of its meta information."""
     pydicom.filereader.read_preamble(file, force=False)
     meta = pydicom.filereader.read_dataset(
         file,
@@ -347,7 +347,7 @@ def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
 
 
 def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> None:
-    """Raise if a deflated file becomes larger than pixels may be: pydicom inflates it whole."""
+    """Raise if a deflated file inflates beyond the pixel limit: pydicom would inflate it whole."""
     most = 8e6 * (max_megapixels or allowed_megapixels(len(packed), 1))
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     rest, size = packed, 0

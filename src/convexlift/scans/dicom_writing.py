@@ -1,4 +1,4 @@
-"""Volumes as derived DICOM images, which name their source images."""
+"""Volumes as derived DICOM images that refer to their source images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANDATORY = (
     *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
     *("PositionReferenceIndicator", "PatientPosition", "KVP", "AcquisitionNumber"),
 )
-"""Copied from the source, or empty: nothing about a patient or a study is made up."""
+"""Copied from the source, or empty: nothing about a patient or a study is invented."""
 
 COPIED = (
     *("IssuerOfPatientID", "PatientAge", "PatientSize", "PatientWeight"),
@@ -33,15 +33,15 @@ COPIED = (
     *("LossyImageCompression", "LossyImageCompressionRatio", "LossyImageCompressionMethod"),
     *("BurnedInAnnotation", "WindowCenter", "WindowWidth"),
 )
-"""Copied from the source where it has them. Private elements are not: they may say anything."""
+"""Copied from the source if present. Private elements are not: they may contain anything."""
 
 EQUIPMENT = (
     *("Manufacturer", "InstitutionName", "StationName", "ManufacturerModelName"),
     *("DeviceSerialNumber", "SoftwareVersions"),
 )
 
-_FINEST = -10  # the smallest power of two that is a slope: a thousandth of a HU
-_LARGEST = 32767  # in 16 bits with a sign
+_FINEST = -10  # smallest slope, as a power of two: a thousandth of a HU
+_LARGEST = 32767  # of signed 16-bit integers
 
 
 def write_dicom(
@@ -49,10 +49,10 @@ def write_dicom(
 ) -> tuple[Path, ...]:
     """A series of CT images, DERIVED and SECONDARY, with new UIDs.
 
-    A name that ends in ``.dcm`` takes a volume of one slice; any other is a new or empty folder. HU
-    are stored in 16 bits: exactly if they are whole numbers, else rounded to the finest power of
-    two that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
-    copied from ``volume.source``; without a source they are empty. Each image names its source
+    A name ending in ``.dcm`` takes a volume of one slice; any other is a new or empty folder. HU
+    are stored in 16 bits: exactly if they are integers, else rounded to the finest power of two
+    that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
+    copied from ``volume.source``; without a source they are empty. Each image refers to its source
     image, the scanner and this software.
 
     Args:
@@ -65,7 +65,7 @@ def write_dicom(
     """
     pydicom = load_extra("pydicom", "DICOM files")
     if not 0 < len(description) <= 64:
-        raise ValueError(f"description needs 1 to 64 characters, got {len(description)}")
+        raise ValueError(f"description must have 1 to 64 characters, got {len(description)}")
     series = _Series(pydicom, volume, description)
 
     def save(target: Path, k: int) -> None:
@@ -75,16 +75,16 @@ def write_dicom(
 
 
 def finest_slope(values: Tensor) -> float:
-    """One number s for a whole series, such that round(HU / s) fits 16 bits with a sign."""
+    """The slope s for a whole series such that round(HU / s) fits signed 16-bit integers."""
     largest = float(values.abs().max())
     if largest <= _LARGEST and bool((values == values.round()).all()):
         return 1.0
-    # Powers of two have few digits in decimal notation too, of which DICOM allows 16 characters.
+    # Powers of two also have few decimal digits, of which DICOM allows 16 characters.
     return float(2.0 ** max(math.ceil(math.log2(max(largest, 1.0) / _LARGEST)), _FINEST))
 
 
 class _Series:
-    """A new series: elements that its slices share, and the dataset of each slice."""
+    """A new series: elements shared by its slices, and the dataset of each slice."""
 
     def __init__(self, pydicom: Any, volume: Volume, description: str) -> None:
         self.pydicom = pydicom
@@ -92,7 +92,7 @@ class _Series:
         self.description = description
         self.slope = finest_slope(volume.values)
         self.now = datetime.datetime.now()
-        # UIDs under 2.25 are made of random numbers and need no registered root.
+        # UIDs under 2.25 are random numbers and need no registered root.
         self.series, self.study, self.frame = (self._uid() for _ in range(3))
 
     def dataset(self, number: int) -> Any:
@@ -117,13 +117,13 @@ class _Series:
         return data
 
     def _described(self, number: int) -> Any:
-        """The patient, the study, the time, and the source."""
+        """Patient, study, time and source."""
         source = self.volume.source[number] if self.volume.source else None
         day, time = self.now.strftime("%Y%m%d"), self.now.strftime("%H%M%S")
         data = self.pydicom.Dataset()
         data.file_meta = meta = self.pydicom.dataset.FileMetaDataset()
         meta.TransferSyntaxUID = self.pydicom.uid.ExplicitVRLittleEndian
-        data.SpecificCharacterSet = "ISO_IR 192"  # UTF-8 has the letters of every source
+        data.SpecificCharacterSet = "ISO_IR 192"  # UTF-8 covers the characters of every source
         _fill(data, **dict.fromkeys(MANDATORY, ""))
         _fill(data, StudyInstanceUID=self.study, FrameOfReferenceUID=self.frame)
         if source is not None:
@@ -150,15 +150,15 @@ class _Series:
         )  # fmt: skip
 
     def _equipment(self, source: Any) -> list[Any]:
-        """The scanner, where the source names it, and this software."""
+        """The scanner, if the source names it, and this software."""
         software = self._referenced(
             "109102", "Processing Equipment",
             Manufacturer="convexlift", SoftwareVersions=_version(),
             ContributionDateTime=self.now.strftime("%Y%m%d%H%M%S"),
             ContributionDescription=self.description,
         )  # fmt: skip
-        # "Manufacturer" of the image is who made these pixels. The scanner's is here, where DICOM
-        # does not let it be empty.
+        # "Manufacturer" of the image is the maker of these pixels. The scanner's is given here,
+        # where DICOM does not allow it to be empty.
         if source is None or not source.get("Manufacturer"):
             return [software]
         scanner = self._referenced("109101", "Acquisition Equipment")
@@ -171,7 +171,7 @@ class _Series:
         return _fill(self.pydicom.Dataset(), PurposeOfReferenceCodeSequence=[purpose], **elements)
 
     def _decimals(self, *values: float) -> list[Any]:
-        """Numbers of at most 16 characters, as DICOM has them."""
+        """Numbers of at most 16 characters, as DICOM requires."""
         return [self.pydicom.valuerep.DSfloat(float(v), auto_format=True) for v in values]
 
     def _uid(self) -> Any:
@@ -194,5 +194,5 @@ def _copy(source: Any, data: Any, names: tuple[str, ...]) -> Any:
 def _version() -> str:
     try:
         return metadata.version("convexlift")
-    except metadata.PackageNotFoundError:  # run from a folder that was not installed
+    except metadata.PackageNotFoundError:  # run from a source folder, not installed
         return "unknown"

@@ -1,4 +1,4 @@
-"""Volumes and sinograms in files, by the names of the files."""
+"""Volumes and sinograms in files, with the format chosen by file name."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Dicom(VolumeFormat):
     """A slice, or a folder with the slices of one series."""
 
     name = "DICOM"
-    suffixes = (".dcm", "")  # for writing; all names of no other format are read as DICOM
+    suffixes = (".dcm", "")  # for writing; reading treats every other name as DICOM
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
-        """See ``read_dicom``."""
+        """Read with ``read_dicom``."""
         return read_dicom(place, max_megapixels=max_megapixels)
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
-        """See ``write_dicom``."""
+        """Write with ``write_dicom``."""
         return write_dicom(volume, place, description=description)
 
 
 def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volume:
     """Slices in HU from a DICOM, TIFF or PNG file, or from a folder of such files.
 
-    ``read_dicom`` and ``read_stack`` do the same and have options, for example for folders with
-    several series, and for pictures that do not say how large their pixels are. ``max_megapixels``
-    replaces the limits on the size that the header of a file may declare.
+    ``read_dicom`` and ``read_stack`` have further options, for example for folders with several
+    series, and for pictures without a pixel size. ``max_megapixels`` replaces the limits on the
+    size that the header of a file may declare.
     """
     place = existing(path)
     names = files_in(place) if place.is_dir() else [place]
@@ -59,9 +59,9 @@ def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volum
 def write_volume(
     volume: Volume, path: PathLike, *, description: str = "Reconstructed image"
 ) -> tuple[Path, ...]:
-    """A TIFF file, a 16-bit PNG file of one slice, or DICOM: a ``.dcm`` file, or a folder.
+    """Write a TIFF file, a 16-bit PNG file of one slice, or DICOM: a ``.dcm`` file, or a folder.
 
-    Whole files and folders appear at once, or not at all. TIFF keeps float32; DICOM and PNG round
+    Files and folders are written completely or not at all. TIFF keeps float32; DICOM and PNG round
     to 16 bits. ``write_dicom``, ``write_tiff`` and ``write_png`` have further options.
 
     Returns:
@@ -72,7 +72,7 @@ def write_volume(
     if kind is None:
         endings = ", ".join(filter(None, VolumeFormat.known_suffixes()))
         raise ScanFileError(
-            f"{place} does not name a volume; let it end in one of {endings}, or write to a folder"
+            f"{place} does not name a volume; use one of the endings {endings}, or a folder"
         )
     return kind.write(volume, place, description)
 
@@ -86,16 +86,16 @@ def read_sinogram(
     max_megapixels: float | None = None,
     read_seconds: float | None = None,
 ) -> Sinogram:
-    """Projections and their geometry from HDF5 (Data Exchange), or NPY or TIFF with JSON beside it.
+    """Projections and geometry from HDF5 (Data Exchange), or NPY or TIFF with a JSON file.
 
     Args:
         path: the file.
         rows: of the detector, for example ``slice(500, 510)``; files may be larger than memory.
-        angles: in radians, in place of the angles in an HDF5 file.
-        angle_unit: of the angles in an HDF5 file that does not say it.
+        angles: in radians, replacing the angles in an HDF5 file.
+        angle_unit: of the angles in an HDF5 file that does not state it.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
-        read_seconds: for an HDF5 file, which is read in a process of its own: a damaged one can
-            keep the HDF5 library busy for ever. By default 20 s, and one more for every 10 MB.
+        read_seconds: limit for an HDF5 file, which is read in a separate process, since a damaged
+            one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
 
     Raises:
         ScanFileError: naming the file, and what to do.
@@ -111,15 +111,15 @@ def read_sinogram(
     kind = SinogramFormat.of(place)
     if kind is None:
         endings = ", ".join(SinogramFormat.known_suffixes())
-        raise ScanFileError(f"{place} is not a sinogram: its name ends in none of {endings}")
+        raise ScanFileError(f"{place} is not a sinogram: its name must end in one of {endings}")
     return kind.read(place, options)
 
 
 def write_sinogram(sinogram: Sinogram, path: PathLike) -> Path:
-    """HDF5 in the layout Data Exchange, or NPY with a JSON file beside it, by the name."""
+    """Write HDF5 in the Data Exchange layout, or NPY with a JSON file, chosen by the name."""
     place = Path(path)
     kind = SinogramFormat.of(place)
     if kind is None:
-        raise ScanFileError(f"{place} does not name a sinogram; let it end in .h5 or .npy")
+        raise ScanFileError(f"{place} does not name a sinogram; use the ending .h5 or .npy")
     kind.write(sinogram, place)
     return place

@@ -22,7 +22,7 @@ AngleUnit = Literal["degrees", "radians"]
 
 
 class ScanFileError(ValueError):
-    """A file that cannot be read or written as asked; the message opens with its name."""
+    """A file that cannot be read or written as requested; the message begins with its name."""
 
 
 class VolumeFormat(FileFormat):
@@ -34,7 +34,7 @@ class VolumeFormat(FileFormat):
 
     @abstractmethod
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
-        """Write a file or a folder, whole or not at all; the files in the order of the slices."""
+        """Write a file or folder, completely or not at all; returns the files in slice order."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SinogramOptions:
 
     def __post_init__(self) -> None:
         if self.angle_unit not in (None, "degrees", "radians"):
-            raise ValueError(f"angle_unit is 'degrees' or 'radians', got {self.angle_unit!r}")
+            raise ValueError(f"angle_unit must be 'degrees' or 'radians', got {self.angle_unit!r}")
         require_limit("max_megapixels", self.max_megapixels)
         require_limit("read_seconds", self.read_seconds)
 
@@ -62,8 +62,8 @@ class SinogramFormat(FileFormat):
         """The sinogram of a file."""
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
-        """Write the sinogram whole, or not at all."""
-        raise ScanFileError(f"{path} does not name a sinogram; let it end in .h5 or .npy")
+        """Write the sinogram completely, or not at all."""
+        raise ScanFileError(f"{path} does not name a sinogram; use the ending .h5 or .npy")
 
 
 def existing(path: PathLike) -> Path:
@@ -76,7 +76,7 @@ def existing(path: PathLike) -> Path:
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Make all errors inside name the file: decoders of damaged files raise nearly every type."""
+    """Prefix all errors inside with the file: decoders of damaged files raise nearly every type."""
     try:
         yield
     except (ImportError, ScanFileError):
@@ -86,7 +86,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a folder in the order people count: ``slice2`` comes before ``slice10``."""
+    """The files of a folder in natural order: ``slice2`` comes before ``slice10``."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
     return sorted(files, key=_counted)
 
@@ -99,7 +99,7 @@ def _counted(path: Path) -> list[tuple[int, str]]:
 def write_slices(
     place: Path, count: int, suffix: str, save: Callable[[Path, int], object]
 ) -> tuple[Path, ...]:
-    """One file, if the name ends in ``suffix``; else a new folder of ``0001.dcm``, and so on.
+    """Write one file if the name ends in ``suffix``, else a new folder of ``0001.dcm``, etc.
 
     Args:
         place: the file, or a folder that is new or empty.
@@ -113,9 +113,9 @@ def write_slices(
         with atomic_path(place) as part:
             save(part, 0)
         return (place,)
-    # Slices that are already in a folder would be mixed with the new ones.
+    # Slices already in a folder would be mixed with the new ones.
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ScanFileError(f"{place}: already there; write to a new or an empty folder")
+        raise ScanFileError(f"{place} already exists; write to a new or an empty folder")
     remove_leftovers([place])
     digits = max(4, len(str(count)))
     names = [f"{number:0{digits}d}{suffix}" for number in range(1, count + 1)]

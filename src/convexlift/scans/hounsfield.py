@@ -1,6 +1,6 @@
-"""CT numbers: linear attenuation, the unit interval of the regularizers, and display windows.
+"""CT numbers: linear attenuation, the unit interval of the regularizers, display windows.
 
-HU = 1000 (mu - mu_water) / mu_water. Attenuation is in 1/mm, as lengths in files are in mm. The
+HU = 1000 (mu - mu_water) / mu_water. Attenuation is in 1/mm, since lengths in files are in mm. The
 conversions do not clip: each has an exact inverse.
 """
 
@@ -19,7 +19,7 @@ WATER = 0.02059
 """mu of water in 1/mm at 60 keV, 0.2059 cm^2/g in the tables of Hubbell and Seltzer (NIST)."""
 
 LOWEST = -1024.0
-"""The CT number that is 0 in the unit interval."""
+"""The CT number at 0 of the unit interval."""
 
 RANGE = 2524.0
 """The length of the unit interval in HU: 1 is 1500 HU."""
@@ -51,11 +51,11 @@ def unit_to_hounsfield(values: Tensor) -> Tensor:
 
 
 def unit_attenuation(water: float = WATER) -> float:
-    """2.524 mu_water, in 1/mm: the attenuation that 1 of the unit interval adds.
+    """2.524 mu_water, in 1/mm: the attenuation of one unit of the unit interval.
 
     For scanners of attenuation: with ``unit_attenuation() * A`` in place of A, images are on the
-    scale of the regularizers. They are 24 HU lower than ``hounsfield_to_unit`` has them (0 is
-    vacuum), which filters of mean zero do not see.
+    scale of the regularizers. They are 24 HU lower than with ``hounsfield_to_unit`` (0 is vacuum),
+    an offset that filters of mean zero ignore.
     """
     _require_water(water)
     return RANGE / 1000 * water
@@ -63,7 +63,7 @@ def unit_attenuation(water: float = WATER) -> float:
 
 def _require_water(water: float) -> None:
     if not (math.isfinite(water) and water > 0):
-        raise ValueError(f"water is an attenuation in 1/mm, for example {WATER}, got {water}")
+        raise ValueError(f"water must be an attenuation in 1/mm, such as {WATER}, got {water}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Window:
 
     @classmethod
     def named(cls, window: Window | str) -> Window:
-        """The window itself, or the one of that name."""
+        """The window itself, or the one with this name."""
         if isinstance(window, Window):
             return window
         if window not in WINDOWS:
@@ -98,7 +98,7 @@ class Window:
 
     @classmethod
     def covering(cls, values: Tensor) -> Window:
-        """The window from the smallest to the largest of the values; nothing is clipped."""
+        """The window from the smallest to the largest value; nothing is clipped."""
         if (place := first_non_finite(values)) is not None:
             raise ValueError(f"no window covers values with {float(values[place])} at {place}")
         low, high = float(values.min()), float(values.max())
@@ -115,11 +115,11 @@ class Window:
         return self.level + self.width / 2
 
     def apply(self, values: Tensor) -> Tensor:
-        """Values between 0 and 1 for pictures."""
+        """Values between 0 and 1 for display."""
         return ((values - self.low) / self.width).clamp(0, 1)
 
     def clipped(self, values: Tensor) -> int:
-        """The number of values outside."""
+        """The number of values outside the window."""
         return int(((values < self.low) | (values > self.high)).sum())
 
 

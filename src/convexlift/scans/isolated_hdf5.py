@@ -1,8 +1,8 @@
-"""HDF5 files of the layout Data Exchange, read in a process with limits on time and memory.
+"""HDF5 files of the Data Exchange layout, read in a process with time and memory limits.
 
-A file of a few kilobytes can make the HDF5 library loop for ever, or allocate gigabytes; from
-inside Python neither can be stopped. The child process runs this file as a script, so that it
-starts without the rest of the package: it imports only numpy, and h5py late.
+A file of a few kilobytes can make the HDF5 library loop forever or allocate gigabytes; neither can
+be stopped from inside Python. The child process runs this file as a script, so that it starts
+without the rest of the package: it imports only numpy, and h5py late.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _RESULT = "result.json"
 
 
 class IsolatedError(ValueError):
-    """The reader refused the file, or had to be stopped; the message has no file name."""
+    """The reader refused the file, or was stopped; the message has no file name."""
 
 
 def run_isolated(
     module: Path, function: str, arguments: Mapping[str, Any], *, seconds: float, extra_bytes: int
 ) -> Members:
-    """``function(**arguments)`` of the Python file ``module``, in a child process.
+    """Run ``function(**arguments)`` of the Python file ``module`` in a child process.
 
     Args:
-        module: a file that imports neither this package nor anything that starts slowly.
+        module: a file that imports neither this package nor anything slow.
         function: the reader in it.
-        arguments: values of JSON.
-        seconds: after which the child is ended.
+        arguments: JSON values.
+        seconds: time limit, after which the child is killed.
         extra_bytes: memory the child may use in addition to its memory at the start.
 
     Raises:
-        IsolatedError: with the reader's own message, or the limit that was reached.
+        IsolatedError: with the reader's own message, or the limit that was exceeded.
     """
     with tempfile.TemporaryDirectory(prefix="convexlift-") as name:
         folder = Path(name)
@@ -59,7 +59,7 @@ def run_isolated(
             "module": str(module), "function": function, "arguments": dict(arguments),
             "folder": name, "seconds": seconds, "bytes": extra_bytes,
         }  # fmt: skip
-        # The child imports from the same places as the parent; one thread starts faster.
+        # The child has the parent's import path; a single thread starts faster.
         python_path = os.pathsep.join(filter(None, sys.path))
         environment = {"PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"}
         try:
@@ -70,7 +70,7 @@ def run_isolated(
                 text=True,
                 timeout=seconds,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C is the parent's to handle
+                start_new_session=True,  # the parent handles Ctrl-C
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -89,13 +89,13 @@ def run_isolated(
 
 def _too_slow(seconds: float) -> str:
     return (
-        f"it was not read within {seconds:g} seconds, as happens with damaged files; if it is only "
-        f"large, allow more with --read-seconds {10 * seconds:g} (read_seconds= in Python)"
+        f"it was not read within {seconds:g} seconds, which is typical of damaged files; if it is "
+        f"only large, allow more with --read-seconds {10 * seconds:g} (read_seconds= in Python)"
     )
 
 
 def _death(status: int, seconds: float) -> str:
-    """Why a child left no result."""
+    """The reason why a child left no result."""
     if status and status == -getattr(signal, "SIGXCPU", 0):
         return _too_slow(seconds)
     return f"its reader crashed (status {status}), as happens with damaged files; copy it again"
@@ -121,6 +121,7 @@ def _main() -> None:
         result: dict[str, Any] = {"arrays": files, "texts": texts}
     except Exception as error:
         result = {"error": _sentence(error)}
+    # Renamed when complete: a killed child leaves no result.
     part = folder / f"{_RESULT}.part"
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(folder / _RESULT)
@@ -136,7 +137,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _limit(seconds: float, extra_bytes: int) -> None:
-    """Limit this process, where the system can; the parent limits the time in any case."""
+    """Limit this process where the system can; the parent limits the time in any case."""
     try:
         import resource
 
@@ -145,7 +146,7 @@ def _limit(seconds: float, extra_bytes: int) -> None:
         return
     most = pages * resource.getpagesize() + extra_bytes
     for kind, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CPU, int(seconds) + 1)):
-        with contextlib.suppress(ValueError, OSError):  # a lower limit was set already
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
             resource.setrlimit(kind, (value, value))
 
 
@@ -153,18 +154,18 @@ def _limit(seconds: float, extra_bytes: int) -> None:
 
 
 def read_members(path: str, rows: list[int | None], megapixels: float) -> Members:
-    """Frames (rows, frames, bins), angles and the pixel's width; descriptions and units as texts.
+    """Frames (rows, frames, bins), angles and pixel width; descriptions and units as strings.
 
     Args:
         path: the file.
-        rows: of the detector: start, stop and step of a slice.
+        rows: start, stop and step of a slice of the detector rows.
         megapixels: the limit for all frames together, in millions of numbers.
 
     Raises:
         ValueError: without the name of the file.
     """
     h5py: Any = importlib.import_module("h5py")
-    with contextlib.suppress(ImportError):  # filters that HDF5 itself does not have
+    with contextlib.suppress(ImportError):  # compression filters missing from HDF5 itself
         importlib.import_module("hdf5plugin")
     arrays: dict[str, NDArray[Any]] = {}
     texts: dict[str, str] = {}
@@ -197,13 +198,13 @@ def _read_frames(dataset: Any, rows: slice, left: float, megapixels: float) -> N
     """(rows, frames, bins) of a dataset (frames, rows, bins), or as its attribute ``axes`` says."""
     if dataset.ndim != 3:
         raise ValueError(
-            f"it has {dataset.name} of the shape {dataset.shape}; three dimensions are needed"
+            f"its {dataset.name} has the shape {dataset.shape}; three dimensions are needed"
         )
     _require_numbers(dataset)
     axes = [axis.split("_")[0] for axis in _text(dataset.attrs.get("axes")).split(":") if axis]
     axes = axes or ["theta", "y", "x"]
     if sorted(axes) != ["theta", "x", "y"]:
-        raise ValueError(f"it has {dataset.name} with axes {axes}, not theta, y and x")
+        raise ValueError(f"its {dataset.name} has the axes {axes}, not theta, y and x")
     shape = [
         len(range(*rows.indices(size))) if axis == "y" else size
         for axis, size in zip(axes, dataset.shape, strict=True)
@@ -216,7 +217,7 @@ def _read_frames(dataset: Any, rows: slice, left: float, megapixels: float) -> N
         if "filter" not in str(error) and "plugin" not in str(error):
             raise
         raise ValueError(
-            f"it has {dataset.name} compressed with a filter that is not installed, pip install "
+            f"its {dataset.name} is compressed with a filter that is not installed, pip install "
             f"hdf5plugin: {error}"
         ) from error
     return array.transpose([axes.index(axis) for axis in ("y", "theta", "x")])
@@ -234,7 +235,7 @@ def _require_room(dataset: Any, shape: Any, left: float, megapixels: float) -> N
     chunk = math.prod(dataset.chunks or (0,)) / 1e6
     if max(declared, chunk) > left:
         raise ValueError(
-            f"its {dataset.name} declares {max(declared, chunk):.4g} megapixels, and the limit is "
+            f"its {dataset.name} declares {max(declared, chunk):.4g} megapixels, but the limit is "
             f"{megapixels:.4g}; read fewer rows (--rows), or allow more with --max-megapixels "
             f"{math.ceil(max(declared, chunk))} (max_megapixels= in Python)"
         )
@@ -246,7 +247,7 @@ def _require_numbers(dataset: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """The text of an attribute: text, bytes, an array of one of them, or missing."""
+    """The string in an attribute: text, bytes, an array of one of them, or missing."""
     if value is None or getattr(value, "shape", ()) is None:  # h5py.Empty
         return ""
     if not isinstance(value, str | bytes):

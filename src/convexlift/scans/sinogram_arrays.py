@@ -1,8 +1,8 @@
 """Sinograms as NPY or TIFF files, with their geometry in a JSON file of the same name.
 
 ``scan.npy`` holds the projections (rows, angles, bins), or (angles, bins); ``scan.flat.npy`` and
-``scan.dark.npy`` the fields, where there are some; ``scan.json`` names them and has the geometry.
-TIFF files, with a page for each row, are read in place of any of them.
+``scan.dark.npy`` the fields, if any; ``scan.json`` names them and has the geometry. TIFF files
+with a page for each row can replace any of the NPY files for reading.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KEYS = {"format", "version", "quantity", "geometry", "arrays"}
 
 
 class _ArrayFormat(SinogramFormat):
-    """Arrays, and the JSON file beside them."""
+    """Arrays with a JSON file of the same name."""
 
     def read(self, path: Path, options: SinogramOptions) -> Sinogram:
-        """The arrays that the JSON file names, if they are the ones it was written with."""
+        """The arrays named by the JSON file, if their digests match."""
         if options.angles is not None or options.angle_unit is not None:
             raise ValueError(f"the angles of {path} are in {path.with_suffix('.json').name}")
         record = _read_record(path)
@@ -62,7 +62,7 @@ class _ArrayFormat(SinogramFormat):
 
 
 class TiffSinogram(_ArrayFormat):
-    """Pages (angles, bins), one for each row; they are read, and not written."""
+    """Pages (angles, bins), one for each row; for reading only."""
 
     name = "TIFF"
     suffixes = Tiff.suffixes
@@ -75,7 +75,7 @@ class NpySinogram(_ArrayFormat):
     suffixes = (".npy",)
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
-        """The arrays first and the JSON file last: without it, there is not a sinogram."""
+        """Write the arrays first and the JSON file last, which completes the sinogram."""
         arrays = {}
         for name in _ARRAYS:
             if (tensor := getattr(sinogram, name)) is None:
@@ -119,7 +119,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     side = path.with_suffix(".json")
     if not side.exists():
         raise ScanFileError(
-            f"{path} needs {side.name} beside it, with the angles and the detector; write it with "
+            f"{path} needs {side.name} beside it, with the angles and the detector; write both by "
             "write_sinogram(Sinogram(projections, geometry), path)"
         )
     with reading(side, "the geometry of a sinogram"):
@@ -127,7 +127,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise ScanFileError(f'{side} does not say "format": "{FORMAT}"')
         if record.get("version") != 1:
-            raise ScanFileError(f"{side} has the version {record.get('version')!r}; 1 is known")
+            raise ScanFileError(f"{side} has the version {record.get('version')!r}; 1 is supported")
         if unknown := set(record) - _KEYS:
             raise ScanFileError(f"{side} has the unknown keys {', '.join(sorted(unknown))}")
         record.setdefault("quantity", "counts")
@@ -142,10 +142,10 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _require_arrays(side: Path, arrays: Any) -> None:
     if not isinstance(arrays, dict) or not {"projections"} <= set(arrays) <= set(_ARRAYS):
-        raise ScanFileError(f"{side} needs arrays to be projections, and perhaps flat and dark")
+        raise ScanFileError(f"{side} needs arrays to be projections, and optionally flat and dark")
     for name, entry in arrays.items():
         file = entry.get("file", "") if isinstance(entry, dict) else None
-        # A name with a folder in it could lead anywhere.
+        # A name with a folder in it could point anywhere.
         beside = isinstance(file, str) and Path(file).name == file
         if not beside or (name != "projections" and not file):
             raise ScanFileError(f"{side} needs the name of a file beside it for {name}")

@@ -23,21 +23,21 @@ from convexlift.tensors import TensorRecord, first_non_finite
 
 LengthUnit = Literal["mm", "pixel"]
 LENGTH_UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
-"""Pixels of the detector are the unit where a file does not say how large they are."""
+"""Detector pixels are the unit if a file does not give their size."""
 
 Quantity = Literal["counts", "transmission", "line integrals"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-"""Photons or other units of the detector; counts over counts without object; -log of that."""
+"""Photons or detector units; counts over counts without object; minus the log of that ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanGeometry:
-    """The geometry that all scanners have.
+    """The geometry common to all scanners.
 
     Args:
         angles: in radians.
-        bin_width: the distance of two bins of the detector.
-        detector_offset: the place of the middle of the detector, as in ``ParallelBeam``.
+        bin_width: the distance between neighbouring detector bins.
+        detector_offset: the position of the detector's middle, as in ``ParallelBeam``.
         unit: of all lengths.
     """
 
@@ -88,7 +88,7 @@ class FanGeometry(ScanGeometry):
 
     Args:
         source_distance: from the source to the centre of rotation.
-        detector_distance: from there to the detector.
+        detector_distance: from the centre of rotation to the detector.
         detector: ``flat`` or ``curved``.
     """
 
@@ -117,7 +117,7 @@ _GEOMETRIES: Mapping[str, type[ScanGeometry]] = {
 
 
 def geometry_of(operator: RayTransform, unit: LengthUnit = "mm") -> ScanGeometry:
-    """The geometry of a ray transform, to save the data that it computes."""
+    """The geometry of a ray transform, for saving simulated data."""
     for kind in _GEOMETRIES.values():
         if isinstance(operator, kind.transform):
             known: dict[str, Any] = {
@@ -132,12 +132,12 @@ def geometry_of(operator: RayTransform, unit: LengthUnit = "mm") -> ScanGeometry
 
 
 def to_record(geometry: ScanGeometry) -> dict[str, Any]:
-    """The fields and the kind of beam, as JSON has them."""
+    """The fields and the kind of beam, as JSON values."""
     return {"beam": geometry.beam, **asdict(geometry)}
 
 
 def from_record(record: Mapping[str, Any]) -> ScanGeometry:
-    """The geometry of a record; unknown and missing fields are refused by name."""
+    """A geometry from JSON values; unknown and missing fields are refused by name."""
     values = dict(record)
     beam = values.pop("beam", None)
     if beam not in _GEOMETRIES:
@@ -163,7 +163,7 @@ def _is_real(value: Any) -> bool:
 class Sinogram(TensorRecord):
     """Projections (rows, angles, bins): row r of the detector sees slice r of the object.
 
-    Flat and dark fields are kept as they were measured; nothing is divided or subtracted.
+    Flat and dark fields are kept as measured; nothing is divided or subtracted.
 
     Args:
         projections: floating point and finite.
@@ -191,15 +191,15 @@ class Sinogram(TensorRecord):
                 shape = _require_frames(name, frames)
                 if (shape[0], shape[2]) != (rows, bins):
                     raise ValueError(
-                        f"{name} must be (rows, frames, bins) = ({rows}, frames, {bins}), as "
-                        f"projections are, got {shape}"
+                        f"{name} must be (rows, frames, bins) = ({rows}, frames, {bins}), like "
+                        f"the projections, got {shape}"
                     )
         if self.quantity not in QUANTITIES:
             raise ValueError(f"quantity must be one of {QUANTITIES}, got {self.quantity!r}")
 
     @property
     def data(self) -> Tensor:
-        """The projections as operators take them, (rows, 1, angles, bins)."""
+        """The projections in the shape of operators, (rows, 1, angles, bins)."""
         return self.projections[:, None]
 
     def operator(
@@ -207,9 +207,9 @@ class Sinogram(TensorRecord):
         image_size: int | tuple[int, int],
         extent: float | tuple[float, float] | None = None,
     ) -> RayTransform:
-        """The ray transform for these data, of images that cover ``extent``.
+        """The ray transform for these data, for images that cover ``extent``.
 
-        Lengths are in the unit of the geometry. The default makes pixels of size 1.
+        Lengths are in the unit of the geometry. By default pixels have size 1.
         """
         return self.geometry.operator(self.projections.shape[2], image_size, extent)
 
@@ -234,17 +234,17 @@ def _require_frames(name: str, values: Tensor) -> tuple[int, int, int]:
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor of float32, or of float64 where single precision would round.
+    """A float32 tensor, or float64 where single precision would round.
 
     Detectors count in 8 or 16 bits, which float32 holds exactly.
     """
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"projections are real numbers, got {array.dtype}")
+        raise ValueError(f"projections must be real numbers, got {array.dtype}")
     fits = array.dtype.itemsize <= (4 if array.dtype.kind == "f" else 2)
     return torch.from_numpy(np.array(array, dtype=np.float32 if fits else np.float64, order="C"))
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """The array that files hold: float32 or float64."""
+    """The array written to files: float32 or float64."""
     values = tensor.detach().cpu()
     return values.numpy() if values.dtype == torch.float64 else values.float().numpy()

@@ -1,4 +1,4 @@
-"""Slices in TIFF and PNG files: HU = slope * stored + intercept, with their places as JSON text."""
+"""Slices in TIFF and PNG files: HU = slope * stored + intercept, with positions as JSON text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CENTIMETRES = 3  # a value of the TIFF tag ResolutionUnit
 class SliceMetadata:
     """The JSON text in a file of slices: a ``Volume`` without its values, and their scale.
 
-    HU = slope * stored + intercept; ``clipped`` pixels were outside of the window that was written.
+    HU = slope * stored + intercept; ``clipped`` pixels were outside the display window.
     """
 
     spacing: tuple[float, float]
@@ -64,7 +64,7 @@ class SliceMetadata:
 
     @classmethod
     def from_text(cls, text: str | bytes | None) -> SliceMetadata | None:
-        """The metadata in a text of ours, or None for the text of another program."""
+        """The metadata in text written by this module, or None for text of another program."""
         try:
             record = json.loads(text or "")
         except ValueError:
@@ -88,7 +88,7 @@ class SliceMetadata:
 
 @dataclass(frozen=True, eq=False)
 class StackFile:
-    """The numbers of one file, (slices, H, W), our metadata, or a spacing (dy, dx) in mm."""
+    """The numbers of one file, (slices, H, W), with our metadata or a spacing (dy, dx) in mm."""
 
     path: Path
     stored: NDArray[Any]
@@ -96,7 +96,7 @@ class StackFile:
     spacing: tuple[float, float] | None = None
 
     def hounsfield(self, slope: float | None, intercept: float | None) -> NDArray[np.float32]:
-        """Slope * stored + intercept; by default the file's own, or 1 and 0."""
+        """slope * stored + intercept; by default with the file's own values, or 1 and 0."""
         if slope is None and intercept is None:
             if self.metadata is not None:
                 slope, intercept = self.metadata.slope, self.metadata.intercept
@@ -104,11 +104,11 @@ class StackFile:
                     raise ScanFileError(
                         f"{self.path} was written with a window that clipped "
                         f"{self.metadata.clipped} pixels: their CT numbers are lost; read the "
-                        "files it was made from"
+                        "original files"
                     )
             elif self.stored.dtype.kind == "u":
                 raise ScanFileError(
-                    f"{self.path} holds {self.stored.dtype}, and CT numbers are negative too; "
+                    f"{self.path} holds {self.stored.dtype}, but CT numbers can be negative; "
                     "write read_stack(path, slope=..., intercept=...) for "
                     "HU = slope * stored + intercept"
                 )
@@ -116,7 +116,7 @@ class StackFile:
         if not (math.isfinite(factor) and factor != 0 and math.isfinite(offset)):
             raise ValueError(f"slope and intercept must be finite, got {factor} and {offset}")
         values = np.empty(self.stored.shape, dtype=np.float32)
-        with np.errstate(over="ignore"):  # overflow is found below
+        with np.errstate(over="ignore"):  # overflow is reported below
             for target, stored in zip(values, self.stored, strict=True):
                 target[:] = factor * stored.astype(np.float64) + offset
         if not np.isfinite(values).all():
@@ -128,14 +128,14 @@ class StackFile:
 
 
 class StackFormat(VolumeFormat):
-    """A format whose files hold one slice or more, and in which a folder of files is a volume."""
+    """A format whose files hold one or more slices, and whose folders hold a volume."""
 
     @abstractmethod
     def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """The slices of one file."""
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
-        """See ``read_stack``."""
+        """Read with ``read_stack``."""
         return read_stack(place, max_megapixels=max_megapixels)
 
 
@@ -146,7 +146,7 @@ class TiffStack(StackFormat):
     suffixes = Tiff.suffixes
 
     def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
-        """All pages; the spacing is taken from pixels per centimetre."""
+        """All pages; the spacing follows from pixels per centimetre."""
         load_extra("tifffile", "TIFF files")
         with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
             _require_whole(path, file)
@@ -154,9 +154,9 @@ class TiffStack(StackFormat):
             if first.samplesperpixel != 1 or first.photometric != 1:
                 raise ScanFileError(
                     f"{path} is {colours_of(first)} with {first.samplesperpixel} sample(s) "
-                    "for each pixel; slices are grey, with 0 for black"
+                    "per pixel; slices must be grey, with 0 for black"
                 )
-            # Pages of other sizes are further series, or "levels" of a supposed pyramid.
+            # Pages of other sizes appear as further series, or as "levels" of a supposed pyramid.
             shapes = [level.shape for series in file.series for level in series.levels]
             if len(shapes) != 1 or len(shapes[0]) not in (2, 3):
                 raise ScanFileError(
@@ -165,7 +165,7 @@ class TiffStack(StackFormat):
                 )
             picture = decoded(file)
             if picture.stored.dtype.kind not in "iuf":
-                raise ScanFileError(f"{path} holds {picture.stored.dtype}; slices are real numbers")
+                raise ScanFileError(f"{path} holds {picture.stored.dtype}; slices must be real")
             metadata = SliceMetadata.from_text(picture.metadata.get("description"))
         if metadata is not None and len(metadata.positions) != len(picture.stored):
             raise ScanFileError(
@@ -175,7 +175,7 @@ class TiffStack(StackFormat):
         return StackFile(path, picture.stored, metadata, _spacing(picture.metadata))
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
-        """See ``write_tiff``."""
+        """Write with ``write_tiff``."""
         return (write_tiff(volume, place),)
 
 
@@ -195,14 +195,14 @@ class PngStack(StackFormat):
             picture = Png().read(path, max_megapixels)
             if picture.channels > 1 or picture.alpha is not None or picture.stored.dtype == bool:
                 raise ScanFileError(
-                    f"{path} has {picture.channels} channel(s), or alpha, or 1 bit; slices are "
+                    f"{path} has {picture.channels} channel(s), or alpha, or 1 bit; slices must be "
                     "grey, with 8 or 16 bits"
                 )
             text = picture.metadata.get("tEXt", {}).get("Description")
             return StackFile(path, picture.stored, SliceMetadata.from_text(text))
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
-        """One slice with 16 bits; see ``write_png``."""
+        """Write one slice with 16 bits; see ``write_png``."""
         return write_png(volume, place, bits=16)
 
 
@@ -217,14 +217,14 @@ def read_stack(
 ) -> Volume:
     """Slices of a TIFF file with one or more pages, a PNG file, or a folder of one of these.
 
-    Files in a folder are taken in the order people count. Files that we wrote say where slices are
-    and what numbers mean. In other files, floats and signed integers are HU, and unsigned integers
+    Files in a folder are read in natural order. Our own files contain the positions of slices and
+    the meaning of numbers. In other files, floats and signed integers are HU, and unsigned integers
     need ``slope`` and ``intercept``.
 
     Args:
         path: a file or folder.
-        spacing: (dy, dx) in mm, for files that do not say it in centimetres.
-        slice_spacing: the distance of slices in mm, for files that do not say where they are.
+        spacing: (dy, dx) in mm, for files that do not give it per centimetre.
+        slice_spacing: distance between slices in mm, for files without positions.
         slope: HU = slope * stored + intercept.
         intercept: see ``slope``.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
@@ -247,7 +247,7 @@ def read_stack(
             return _placed(values, stacks)
         if (spacing := spacing or first.spacing) is None:
             raise ScanFileError(
-                f"{first.path} does not say how large its pixels are; write "
+                f"{first.path} does not give its pixel size; write "
                 "read_stack(path, spacing=(dy, dx)) in mm"
             )
         return Volume.stacked(values, spacing, slice_spacing)
@@ -268,7 +268,7 @@ def _stack_files(place: Path) -> list[Path]:
 def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
     kind = VolumeFormat.of(path)
     if not isinstance(kind, StackFormat):
-        raise ScanFileError(f"{path} is not a stack of slices; let its name end in .tif or .png")
+        raise ScanFileError(f"{path} is not a stack of slices; its name must end in .tif or .png")
     return kind.read_slices(path, max_megapixels)
 
 
@@ -278,7 +278,7 @@ def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
     for stack, metadata in zip(stacks, known, strict=True):
         if (metadata.spacing, metadata.orientation) != (first.spacing, first.orientation):
             raise ScanFileError(
-                f"{stack.path} and {stacks[0].path} have other pixel spacings or orientations; "
+                f"{stack.path} and {stacks[0].path} differ in pixel spacing or orientation; "
                 "a volume needs one grid"
             )
     positions = tuple(position for metadata in known for position in metadata.positions)
@@ -286,7 +286,7 @@ def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
 
 
 def _require_whole(path: Path, file: Any) -> None:
-    """Raise if the chain of pages, which ends in 0, points behind the end: the file is cut short.
+    """Raise if the chain of pages, which ends in 0, points beyond the end: the file is cut short.
 
     The reader would stop there without an error, and slices would be missing.
     """
@@ -297,7 +297,7 @@ def _require_whole(path: Path, file: Any) -> None:
 
 
 def _spacing(metadata: dict[str, Any]) -> tuple[float, float] | None:
-    """(dy, dx) in mm from pixels per centimetre; programs write 72 per inch by default."""
+    """(dy, dx) in mm from pixels per centimetre only: programs write 72 per inch by default."""
     if metadata.get("resolutionunit") != _CENTIMETRES:
         return None
     (x, of_x), (y, of_y) = metadata["resolution"]
@@ -305,11 +305,11 @@ def _spacing(metadata: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def write_tiff(volume: Volume, path: PathLike) -> Path:
-    """HU in float32, a page for each slice, with pixels per centimetre and the places of slices."""
+    """HU in float32, a page per slice, with pixels per centimetre and slice positions."""
     load_extra("tifffile", "TIFF files")
     place = Path(path)
     if place.suffix.lower() not in Tiff.suffixes:
-        raise ScanFileError(f"{place} does not name a TIFF file; let it end in .tif")
+        raise ScanFileError(f"{place} does not name a TIFF file; use the ending .tif")
     values = volume.values.detach().cpu().float().numpy()
     dy, dx = volume.spacing
     metadata = {
@@ -331,20 +331,20 @@ def write_png(
 ) -> tuple[Path, ...]:
     """Pictures of CT numbers, black at the lower end of the window and white at the upper one.
 
-    A name that ends in ``.png`` takes one slice; any other is a new or empty folder.
+    A name ending in ``.png`` takes one slice; any other is a new or empty folder.
 
     Args:
         image: a volume, or values in HU of the shape (H, W), (slices, H, W) or (slices, 1, H, W).
         path: the file or folder.
         window: a ``Window``, or the name of one in ``WINDOWS``; the default covers all values.
-        bits: 8, or 16 for pictures from which ``read_volume`` makes HU again.
+        bits: 8, or 16 for pictures that ``read_volume`` can convert back to HU.
 
     Returns:
         The files, in the order of the slices.
     """
     load_extra("PIL.Image", "PNG files")
     if bits not in (8, 16):
-        raise ValueError(f"PNG files have 8 or 16 bits here, got {bits}")
+        raise ValueError(f"bits must be 8 or 16, got {bits}")
     values = _slice_values(image)
     chosen = Window.covering(values) if window is None else Window.named(window)
     levels = 2**bits - 1
@@ -376,5 +376,5 @@ def _slice_values(image: Volume | Tensor) -> Tensor:
     if values.ndim != 3 or 0 in shape:
         raise ValueError(f"write_png takes (H, W), (slices, H, W) or a Volume, got {shape}")
     if (place := first_non_finite(values)) is not None:
-        raise ValueError(f"refusing to write pictures: {float(values[place])} at {place}")
+        raise ValueError(f"cannot write pictures: {float(values[place])} at {place}")
     return values

@@ -1,4 +1,4 @@
-"""A stack of slices with their places in the patient."""
+"""A stack of slices with their positions in the patient."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Volume(TensorRecord):
 
     Args:
         values: in HU, floating point and finite.
-        spacing: (dy, dx), the distances of rows and of columns, in mm.
+        spacing: (dy, dx), the distances between rows and between columns, in mm.
         positions: p_k, the centre of the upper left pixel of each slice, in mm, in the patient's
-            coordinates (to the left, to the back, to the head).
+            coordinates (left, back, head).
         orientation: the unit vectors u, to the right along a row, and v, down a column.
-        thickness: of a slice in mm, where it is known.
-        source: the DICOM headers the slices were read with, one for each; DICOM files that are
-            written copy patient and study from them.
+        thickness: of a slice in mm, if known.
+        source: the DICOM headers of the slices, one for each; written DICOM files copy patient
+            and study from them.
     """
 
     values: Tensor
@@ -51,27 +51,27 @@ class Volume(TensorRecord):
         if (place := first_non_finite(self.values)) is not None:
             raise ValueError(f"a Volume needs finite values, got {self.values[place]} at {place}")
         if len(self.spacing) != 2 or not all(math.isfinite(d) and d > 0 for d in self.spacing):
-            raise ValueError(f"spacing is (dy, dx) in mm, both > 0, got {self.spacing}")
+            raise ValueError(f"spacing must be (dy, dx) in mm, both > 0, got {self.spacing}")
         if len(self.positions) != shape[0] or not _all_finite(self.positions, 3):
             raise ValueError(
-                f"positions are three finite numbers for each of {shape[0]} slices, got "
+                f"positions must be three finite numbers for each of {shape[0]} slices, got "
                 f"{len(self.positions)} entries"
             )
         require_orientation(self.orientation, "orientation")
         if self.thickness is not None and not (
             math.isfinite(self.thickness) and self.thickness > 0
         ):
-            raise ValueError(f"thickness is > 0 in mm, or None, got {self.thickness}")
+            raise ValueError(f"thickness must be > 0 in mm, or None, got {self.thickness}")
         if self.source and len(self.source) != shape[0]:
-            raise ValueError(f"{len(self.source)} headers for {shape[0]} slices in source")
+            raise ValueError(f"source has {len(self.source)} headers for {shape[0]} slices")
 
     @classmethod
     def stacked(
         cls, values: Tensor, spacing: tuple[float, float], slice_spacing: float = 1.0
     ) -> Volume:
-        """Axial slices at equal distances, the first at the origin; lengths in mm."""
+        """Axial slices at equal distances, starting at the origin; lengths in mm."""
         if not (math.isfinite(slice_spacing) and slice_spacing > 0):
-            raise ValueError(f"slice_spacing is > 0 in mm, got {slice_spacing}")
+            raise ValueError(f"slice_spacing must be > 0 in mm, got {slice_spacing}")
         return cls(
             values, spacing, tuple((0.0, 0.0, k * slice_spacing) for k in range(len(values)))
         )
@@ -83,7 +83,7 @@ class Volume(TensorRecord):
 
     @property
     def normal(self) -> Vector:
-        """u x v, the direction in which slices are counted."""
+        """u x v, the direction of increasing slices."""
         return normal_of(self.orientation)
 
     @property
@@ -97,7 +97,7 @@ class Volume(TensorRecord):
         return (self.values.shape[1] * self.spacing[0], self.values.shape[2] * self.spacing[1])
 
     def with_values(self, values: Tensor) -> Volume:
-        """Other values at the same places: (slices, H, W), or images (slices, 1, H, W)."""
+        """The volume with other values: (slices, H, W), or images (slices, 1, H, W)."""
         shape = tuple(self.values.shape)
         if tuple(values.shape) not in (shape, (shape[0], 1, *shape[1:])):
             raise ValueError(f"this Volume has slices {shape}, got {tuple(values.shape)}")
@@ -123,13 +123,13 @@ def height_along(position: Vector, orientation: Orientation) -> float:
 
 
 def require_orientation(orientation: Sequence[float], name: str) -> None:
-    """Raise unless it is two unit vectors at right angles, to the three digits scanners write."""
+    """Raise unless these are two orthogonal unit vectors, to the three digits scanners write."""
     if len(orientation) == 6 and _all_finite((orientation,), 6):
         u, v = np.array(orientation[:3]), np.array(orientation[3:])
         if max(abs(u @ u - 1), abs(v @ v - 1), abs(u @ v)) <= 2e-3:
             return
     raise ValueError(
-        f"{name} needs six numbers, two unit vectors at right angles, got {tuple(orientation)}"
+        f"{name} needs six numbers, two orthogonal unit vectors, got {tuple(orientation)}"
     )
 
 

@@ -1,1 +1,1 @@
-"""One loop, several methods, one kind of result."""
+"""Solvers: one loop, several methods, one result type."""

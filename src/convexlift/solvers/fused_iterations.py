@@ -1,10 +1,10 @@
-"""PDHG iterations with a convolutional first layer on a GPU, in two kernels, without the host.
+"""PDHG iterations on a GPU in two fused kernels, for a convolutional first layer.
 
-The kernels (``kernels.iteration``) work on buffers that stay in place, so that an iteration can be
-captured as a CUDA graph and replayed: launching it then costs a few microseconds, and nothing
-comes back to the host before it asks. What other layers there are is small after a pooling, and
-goes the plain way inside the same graph. Problems of other kinds, precisions and devices, and
-machines without Triton, take the plain path for everything.
+The kernels (``kernels.iteration``) work on fixed buffers, so that an iteration can be captured as a
+CUDA graph and replayed: a launch then costs a few microseconds, and the host waits only when it
+reads a result. Further layers are small after a pooling; they run as plain tensor operations inside
+the same graph. Other problems, precisions and devices, and machines without Triton, use
+``PlainIterations`` or ``TiledIterations``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from convexlift.solvers.fused_kernels import (
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.iterations import (
     Displacement,
-    DoesNotApply,
     Iterations,
     RestartState,
     total_length,
 )
+from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.restart_rules import Array
 from convexlift.solvers.step_sizes import Coupling, quotients
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
-"""Iterations in a graph."""
+"""Iterations captured in one graph."""
 KEPT = 2**29
-"""So many bytes of machines that nobody uses are kept, for problems of the same kind."""
+"""Bytes of idle machines kept for later problems of the same kind."""
 
 
 class Replayed:
@@ -69,11 +69,12 @@ def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        # Other threads may use CUDA during the capture.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             launch()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+            with contextlib.suppress(RuntimeError):  # report the first error, not this one
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -82,27 +83,27 @@ def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 class Machine:
-    """Launches of an iteration, their data and their buffers; good for all problems of a kind."""
+    """The launches of an iteration, their data and buffers; reusable for problems of one kind."""
 
     def __init__(
         self, u: Blocks, v: Blocks, layer: FirstLayer, pixels: Pixels, rest: RestOfProblem | None
     ) -> None:
         self.buffers = Buffers(u, v, layer)
         self.layer, self.pixels, self.rest = layer, pixels, rest
-        parts = self.buffers, layer, pixels, rest  # and not self: rings are freed late
+        parts = self.buffers, layer, pixels, rest  # without self: reference cycles are freed late
         self.plain = Replayed(partial(_launch, *parts, 1, False))
         self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
         self.observed = Replayed(partial(_launch, *parts, 1, True))
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
-        """The data of another problem of the same kind."""
+        """Copy in the data of another problem of the same kind."""
         for held, given in zip(
             (*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data), strict=True
         ):
             held.copy_(given)
 
     def run(self, table: Tensor) -> None:
-        """An iteration for each row of coefficients; the last one is observed."""
+        """One iteration for each row of coefficients; only the last one is observed."""
         for first in range(0, len(table), ROWS):
             rows = table[first : first + ROWS]
             self.buffers.fill_table(rows)
@@ -124,7 +125,7 @@ def _launch(
     count: int,
     observed: bool,
 ) -> None:
-    """So many iterations."""
+    """``count`` iterations."""
     for _ in range(count):
         if rest is not None:
             rest.primal(buffers, observed=observed)
@@ -137,23 +138,23 @@ def _launch(
 
 
 class IdleMachines:
-    """Machines to be used again: capturing a graph costs as much as a hundred iterations."""
+    """Machines to reuse: capturing a graph costs as much as a hundred iterations."""
 
     def __init__(self) -> None:
         self._machines: dict[object, Machine] = {}
 
     def pop(self, kind: object) -> Machine | None:
-        """One of this kind, if there is one; it is nobody else's then."""
+        """A machine of this kind, now owned by the caller, or None."""
         return self._machines.pop(kind, None)
 
     def put(self, kind: object, machine: Machine) -> None:
-        """Keep one for later; the oldest ones go."""
+        """Keep a machine for later; the oldest ones are dropped beyond ``KEPT`` bytes."""
         self._machines[kind] = machine
         while sum(kept.buffers.nbytes for kept in list(self._machines.values())) > KEPT:
             self._machines.pop(next(iter(self._machines)), None)
 
     def clear(self) -> None:
-        """Free the memory of all."""
+        """Free the memory of all machines."""
         self._machines.clear()
 
 
@@ -161,7 +162,7 @@ IDLE = IdleMachines()
 
 
 class FusedIterations(Iterations):
-    """Iterations of one problem; the buffers hold its iterate meanwhile."""
+    """Fused iterations of one problem; the buffers hold its current iterate."""
 
     name = "fused"
     advantage = "a convolutional first layer on a GPU: two kernels, replayed as a graph"
@@ -176,21 +177,19 @@ class FusedIterations(Iterations):
             raise DoesNotApply("not on a GPU")
         if kernels() is None:
             raise DoesNotApply("Triton is not installed")
-        layer = FirstLayer.of(saddle) if coupling.scalar else None
-        if layer is None:
-            raise DoesNotApply("no convolution of one channel that the kernels know")
+        if not coupling.scalar:
+            raise DoesNotApply("steps by frequency")
+        layer = FirstLayer.of(saddle)
         pixels = Pixels.of(saddle, layer)
-        if pixels is None:
-            raise DoesNotApply("a data term that the kernels do not know")
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
         if rest is not None and not rest.stays_on_the_device:
-            raise DoesNotApply("projections that ask the host when to stop")
+            raise DoesNotApply("projections that need the host to decide when to stop")
         self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
 
     def load(self, state: RestartState) -> None:
-        """Copy w and the anchor into the buffers, unless they are there."""
+        """Copy w and the anchor into the buffers, unless they already hold them."""
         if state is self._holds:
             return
         self._holds = None
@@ -212,7 +211,7 @@ class FusedIterations(Iterations):
 
     def _made(self, u: Blocks, v: Blocks) -> Machine:
         layer, pixels = self._layer, self._pixels
-        if self._rest is not None:  # its tensors are its own
+        if self._rest is not None:  # tied to this problem, so the machine cannot be reused
             return Machine(u, v, layer, pixels, self._rest)
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         kind = (layer.kind_of, pixels.kind_of, stream)
@@ -225,7 +224,7 @@ class FusedIterations(Iterations):
         return machine
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """A row of the table for each iteration; the last one is always observed."""
+        """One row of the table for each iteration; the last one is always observed."""
         assert self._machine is not None, "load comes first"
         self._holds = None
         layer, (a, b, e) = self._layer, torch.from_numpy(mix)
@@ -236,14 +235,14 @@ class FusedIterations(Iterations):
             self._machine.run(torch.stack([c.to(torch.float32) for c in columns], dim=-1))
 
     def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
-        """Sums over tiles, in one transfer."""
+        """The kernels' sums over tiles, fetched in one transfer."""
         parts = self._held.moved
         sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
         squares = Blocks(dict(zip(parts, sums, strict=True)))
         return total_length(quotients(squares, Blocks({**tau, **sigma})), Blocks({}))
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Norms computed on the device, in one transfer."""
+        """Norms computed on the device, fetched in one transfer."""
         b = self._held
         ways = (
             b.u.distances(state.origin_u), b.v.distances(state.origin_v),
@@ -256,7 +255,7 @@ class FusedIterations(Iterations):
         return (self.coupling.reach(far_u), far_v), (self.coupling.reach(near_u), near_v)
 
     def move_anchor(self, images: Tensor) -> None:
-        """In the buffers, and a copy for the states to come."""
+        """Move the anchor in the buffers, and keep a copy for later states."""
         b = self._held
         for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
             for name, part in anchor.items():
@@ -268,7 +267,7 @@ class FusedIterations(Iterations):
         self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
 
     def store(self, state: RestartState) -> RestartState:
-        """Copies: the buffers will be overwritten."""
+        """A state of copies, since the buffers will be overwritten."""
         b = self._held
         self._holds = replace(
             state, u=_clone(b.u), v=_clone(b.v), w_u=_clone(b.w_u), w_v=_clone(b.w_v),

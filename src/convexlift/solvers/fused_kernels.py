@@ -1,6 +1,6 @@
-"""The two kernels of an iteration (``kernels.iteration``) with their data, and their buffers.
+"""The two kernels of an iteration (``kernels.iteration``) with their data and buffers.
 
-``Pixels`` launches the image's half, ``FirstLayer`` that of a convolutional layer.
+``Pixels`` launches the primal half of an iteration, ``FirstLayer`` the dual half.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from convexlift.kernels.availability import kernel_module
 from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.operators.padding import Boundary, Padding
 from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.solvers.method import DoesNotApply
 from convexlift.tensors import Blocks
 
 TILE, SMALL_TILE = (8, 16), (8, 8)
-"""Rows and columns of the tiles of the kernels, and those for large filters (measured)."""
+"""Rows and columns of a tile, for small and for large filters (measured)."""
 LARGE_FILTER = 32
-"""The most taps of a filter that is not large."""
+"""Largest number of taps of a small filter."""
 POOLED_TILES = (16, 8)
-"""Where tiles must be the blocks of a pooling, the sides they can have."""
+"""Sides a tile can have where tiles must coincide with pooling blocks."""
 MOST_TAPS = 128
-"""Filters of up to 11 x 11."""
+"""Largest number of taps of any filter: 11 x 11 fits."""
 LARGEST = 2**31
-"""Places of a dual variable are numbers of 32 bits."""
+"""Limit on the entries of a dual variable, which are indexed with 32 bits."""
 ROWS = 64
-"""Iterations that a table of coefficients has room for."""
+"""Iterations that fit into a table of coefficients."""
 FIXED = 6
-"""Columns of the table that kernels read: tau, sigma, sigma_mean, a, b, e."""
+"""Columns of the table that the kernels read: tau, sigma, sigma_mean, a, b, e."""
 KINDS = {"squared": 1, "absolute": 2, "poisson": 3}
-"""Numbers of the fidelities in the kernel."""
+"""Codes of the fidelities in the kernel."""
 TF32_BITS = -(2**13)
-"""A mask of what matrix units read of a number in single precision."""
+"""Mask of the bits of a float32 that matrix units read (TF32)."""
 
 
 def kernels() -> Any:
@@ -46,7 +47,7 @@ def kernels() -> Any:
 
 
 class Buffers:
-    """Where the kernels read and write."""
+    """The tensors that the kernels read and write."""
 
     def __init__(self, u: Blocks, v: Blocks, layer: FirstLayer) -> None:
         def empty(parts: Blocks) -> Blocks:
@@ -68,7 +69,7 @@ class Buffers:
         self.moved = Blocks({n: x.new_zeros((batch, programs.get(n, 1))) for n in (*u, *v)})
         self.table = x.new_zeros((ROWS, batch, FIXED + len(u) + len(v) - 2))
         self.clock = torch.zeros(2, dtype=torch.int32, device=x.device)
-        # For the rest of the problem: its part of the gradient, its u_bar, and the means.
+        # For the rest of the problem: its part of the gradient, its u_bar and the means.
         self.more = torch.zeros_like(x)
         self.u_bar = Blocks({**empty(u), "x": layer.inner(self.x_bar)})
         self.mean = self.multipliers = x
@@ -78,20 +79,20 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        """Of all together."""
+        """Bytes of all buffers together."""
         blocks = [part for held in vars(self).values() if isinstance(held, Blocks)
                   for part in held.values()]  # fmt: skip
         others = [held for held in vars(self).values() if isinstance(held, Tensor)]
         return sum(tensor.nbytes for tensor in blocks + others)
 
     def fill_table(self, rows: Tensor) -> None:
-        """New coefficients, to be read from the first row on."""
+        """Set new coefficients and rewind to the first row."""
         self.table[: len(rows), :, : rows.shape[-1]].copy_(rows, non_blocking=True)
         self.clock.zero_()
 
 
 class Pixels:
-    """The image's half of an iteration, with copies of the data: other data may replace them."""
+    """The primal half of an iteration, with replaceable copies of the data."""
 
     def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
         term, operator = saddle.g["x"], layer.operator
@@ -121,7 +122,7 @@ class Pixels:
 
     @property
     def kind_of(self) -> tuple[Any, ...]:
-        """What a captured launch depends on, beside the contents of ``data``."""
+        """Everything a captured launch depends on, besides the contents of ``data``."""
         operator, y = self.layer.operator, self.y
         return (
             self.kind, self.pull, self.scale, self.lower, self.upper, self.more,
@@ -134,11 +135,11 @@ class Pixels:
         return self.y, self.diagonal, self.background, self.target
 
     @staticmethod
-    def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels | None:
-        """For the fidelities that the kernel knows, behind a diagonal operator."""
+    def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels:
+        """The primal half, or None if the kernel lacks the fidelity or A is not diagonal."""
         term = saddle.g.get("x")
         if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.kernel is None:
-            return None
+            raise DoesNotApply("a data term that the kernels do not support")
         return Pixels(saddle, layer)
 
     def __call__(self, buffers: Buffers, *, observed: bool) -> None:
@@ -162,15 +163,15 @@ class Pixels:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """In memory of its own, which others may write to."""
+    """A contiguous copy that may be overwritten."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @cache
 def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
-    """Where each of ``size`` pixels of a line is found in the padded line, (copies, size).
+    """Positions of each of ``size`` pixels in the padded line, (copies, size).
 
-    The first is the pixel itself, others are in the margins; -1 for none.
+    The first is the pixel itself, the others lie in the margins; -1 marks none.
     """
     line = torch.arange(1.0, size + 1)[None, None, None]
     padded = Padding((1, 1, size), (0, margin), boundary)(line)[0, 0, 0].long() - 1
@@ -184,11 +185,11 @@ def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
 
 
 class FirstLayer:
-    """The layer's half of an iteration, with its filters.
+    """The dual half of an iteration for a convolutional layer, with its filters.
 
     Attributes:
-        name: of its dual variable.
-        mean_name: of that of its block means, where they are bounded (``PooledEpigraphTerm``).
+        name: of the layer's dual variable.
+        mean_name: of the dual variable of its block means, if bounded (``PooledEpigraphTerm``).
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class FirstLayer:
 
     @property
     def kind_of(self) -> tuple[Any, ...]:
-        """What a captured launch depends on, beside the contents of ``data``."""
+        """Everything a captured launch depends on, besides the contents of ``data``."""
         return (self.name, self.mean_name, self.ramp, self.coarse, self.tile,
                 self.channels, self.kernel)  # fmt: skip
 
@@ -230,41 +231,44 @@ class FirstLayer:
         return self.filters, self.bias, *multipliers
 
     @staticmethod
-    def of(saddle: SaddlePointProblem) -> FirstLayer | None:
-        """For a convolution of stride 1 of one channel, in single precision, with a ramp."""
+    def of(saddle: SaddlePointProblem) -> FirstLayer:
+        """The dual half for a one-channel float32 convolution of stride 1 with a ramp."""
+        reason = "no layer is a convolution of the image alone, of stride 1"
         for names, term in saddle.f:
             row = saddle.K.rows[names[0]]
             operator = row["x"].convolution if "x" in row else None
             if not isinstance(term, LastLayerTerm | PooledEpigraphTerm) or len(row) != 1:
                 continue
-            if operator is not None and _fits(operator, term):
-                return FirstLayer._with_tiles(names, term, operator)
-        return None
+            if operator is not None:
+                reason = _misfit(operator, term)
+                if not reason:
+                    return FirstLayer._with_tiles(names, term, operator)
+        raise DoesNotApply(reason)
 
     @staticmethod
     def _with_tiles(
         names: tuple[str, ...],
         term: LastLayerTerm | PooledEpigraphTerm,
         operator: ConvolutionOperator,
-    ) -> FirstLayer | None:
-        """Tiles lie in blocks with one multiplier; they are the blocks, if these are pooled."""
+    ) -> FirstLayer:
+        """Choose tiles on which the multiplier is constant; for pooling, the blocks themselves."""
         assert operator.input_shape is not None
         if isinstance(term, PooledEpigraphTerm):
             if term.size not in POOLED_TILES:
-                return None
+                raise DoesNotApply(f"pooling by {term.size}; the kernels have {POOLED_TILES}")
             coarse, multipliers, tile = term.size, None, (term.size, term.size)
         else:
             blockwise = _blockwise(term.weights, operator.input_shape[-2:])
             if blockwise is None:
-                return None
+                raise DoesNotApply("multipliers that vary within a tile")
             coarse, multipliers = blockwise
             tile = TILE if operator.weight[0].numel() <= LARGE_FILTER else SMALL_TILE
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
-            return None
+            raise DoesNotApply("filters larger than a tile")
         return FirstLayer(names, term, operator, coarse, multipliers, tile)
 
     def tiles(self, height: int, width: int) -> int:
-        """How many tiles an image has."""
+        """Number of tiles of an image."""
         return -(-height // self.tile[0]) * -(-width // self.tile[1])
 
     def inner(self, padded: Tensor) -> Tensor:
@@ -298,15 +302,18 @@ class FirstLayer:
         )  # fmt: skip
 
 
-def _fits(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTerm) -> bool:
+def _misfit(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTerm) -> str:
+    """Why the kernels cannot run a convolution; empty if they can."""
     weight = operator.weight
-    return (
-        weight.dtype == torch.float32
-        and weight.shape[1] == 1
-        and weight[0].numel() <= MOST_TAPS
-        and torch.Size(operator.output_shape(operator._resolve(None))).numel() < LARGEST
-        and term.activation.ramp is not None
-    )
+    numbers = torch.Size(operator.output_shape(operator._resolve(None))).numel()
+    reasons = {
+        f"{weight.dtype}, not float32": weight.dtype != torch.float32,
+        "a convolution of several channels": weight.shape[1] != 1,
+        f"filters of more than {MOST_TAPS} taps": weight[0].numel() > MOST_TAPS,
+        "more dual variables than 32-bit indices reach": numbers >= LARGEST,
+        f"the derivative of {term.activation} is not a ramp": term.activation.ramp is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _power_of_two(n: int) -> int:
@@ -314,10 +321,10 @@ def _power_of_two(n: int) -> int:
 
 
 def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor] | None:
-    """The side of blocks on which multipliers (C, H, W) are constant, and one of each.
+    """The side of the blocks on which multipliers (C, H, W) are constant, and one value per block.
 
-    Zero, if they are the same everywhere; None for blocks too small for a tile. Pooling makes
-    blocks.
+    The side is 0 if they are constant everywhere. None if they are not constant on blocks of
+    ``max(TILE)`` pixels, as behind a pooling.
     """
     if t.shape[-2:] == (1, 1):
         return 0, t.flatten().contiguous()

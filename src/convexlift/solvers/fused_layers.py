@@ -1,4 +1,4 @@
-"""The blocks of a PDHG iteration beside its first layer, on the buffers of ``fused``."""
+"""All blocks of a PDHG iteration but the first layer, on the buffers of ``fused_kernels``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from convexlift.problems.saddle import BlockOperator, SaddlePointProblem
 from convexlift.tensors import Blocks, expand_per_image
 
 A, B, E = 3, 4, 5
-"""Columns of the table with the mix; those after them are the steps of ``RestOfProblem.steps``."""
+"""Table columns of the mix (a, b, e), followed by the step sizes of ``RestOfProblem.steps``."""
 
 
 @dataclass(frozen=True, eq=False)
 class RestOfProblem:
-    """Everything but the first layer's dual variable and the image.
+    """The problem without the image and the first layer's dual variable.
 
     Attributes:
         saddle: the whole problem.
-        K: its rows but the first layer's.
-        terms: those of these rows; that of ``mean_name`` belongs to the first layer.
+        K: the rows except the first layer's.
+        terms: their dual terms; the term of ``mean_name`` belongs to the first layer.
         mean_name: the dual variable of the first layer's block means.
-        primal_names: blocks but x.
+        primal_names: all primal blocks except x.
     """
 
     saddle: SaddlePointProblem
@@ -35,7 +35,7 @@ class RestOfProblem:
 
     @staticmethod
     def of(saddle: SaddlePointProblem, layer: str, mean_name: str | None) -> RestOfProblem | None:
-        """None, if there is nothing else."""
+        """The rest of a problem, or None if the first layer is all there is."""
         rows = {name: row for name, row in saddle.K.rows.items() if name != layer}
         if not rows:
             return None
@@ -47,7 +47,7 @@ class RestOfProblem:
 
     @property
     def stays_on_the_device(self) -> bool:
-        """Whether no step asks the host anything, as roots do that are found by iteration."""
+        """Whether no step needs the host, as root finding by iteration would."""
         return all(
             isinstance(term, LastLayerTerm | EpigraphTerm)
             and (ramp := term.activation.ramp) is not None
@@ -56,11 +56,11 @@ class RestOfProblem:
         )
 
     def steps(self, tau: Blocks, sigma: Blocks) -> list[Tensor]:
-        """What goes into the table after the columns of the kernels."""
+        """The step sizes in the table after the columns ``FIXED`` of the kernels."""
         return [*(tau[name] for name in self.primal_names), *(sigma[name] for name in self.K.rows)]
 
     def primal(self, buffers: Any, *, observed: bool) -> None:
-        """z <- prox(w_z - tau K* w_v), z_bar, and what the rows add to the gradient of x."""
+        """z <- prox(w_z - tau K* w_v), z_bar, and the contribution of these rows to grad_x."""
         row = buffers.table.index_select(0, buffers.clock[:1])[0]
         adjoint = self.K.adjoint(Blocks({name: buffers.w_v[name] for name in self.K.rows}))
         if "x" in adjoint:
@@ -85,7 +85,7 @@ class RestOfProblem:
         buffers.mean.copy_(w / sigma + buffers.u_bar[name])
 
     def dual(self, buffers: Any, *, observed: bool) -> None:
-        """v <- prox_{sigma f*}(w_v + sigma K u_bar) in all rows but the first layer's."""
+        """v <- prox_{sigma f*}(w_v + sigma K u_bar) in all rows except the first layer's."""
         row = buffers.table.index_select(0, buffers.clock[1:])[0]
         for names, term in self.terms:
             parts, steps = [], []
@@ -109,7 +109,7 @@ class RestOfProblem:
 def _put(
     buffers: Any, row: Tensor, name: str, new: Tensor, observed: bool, *, primal: bool
 ) -> None:
-    """w <- a new + b w + e anchor; with an observer, new itself and how far it is from w."""
+    """w <- a new + b w + e anchor; if observed, also store new and its distance from w."""
     if primal:
         w, anchor, reached = buffers.w_u[name], buffers.anchor_u[name], buffers.u[name]
     else:

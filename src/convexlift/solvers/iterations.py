@@ -1,9 +1,9 @@
-"""Iterations of PDHG on w = (u, v):  w <- a T(w) + b w + e anchor,  T the step of the paper.
+"""Iterations of PDHG on w = (u, v):  w <- a P(w) + b w + e anchor,  P the step of PDHG.
 
-``RestartedPDHG`` decides about (a, b, e), step sizes and restarts; an implementation of
-``Iterations`` holds the iterate and computes. There are three, with equal results up to rounding:
-``PlainIterations`` on whole tensors, here; ``TiledIterations`` on strips that stay in a
-processor's cache; ``FusedIterations`` in two GPU kernels.
+``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; an implementation of ``Iterations``
+holds the iterate and computes. Three implementations agree up to rounding: ``PlainIterations`` on
+whole tensors (in this module), ``TiledIterations`` on strips that stay in a processor's cache, and
+``FusedIterations`` in two GPU kernels.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ from torch import Tensor
 
 from convexlift.problems.saddle import SaddlePointProblem
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
-from convexlift.solvers.restart_rules import Array, Pace
+from convexlift.solvers.restart_rules import Array, RestartMemory
 from convexlift.solvers.step_sizes import Coupling, quotients
 from convexlift.tensors import Blocks, choose_images
 
 Displacement = tuple[Blocks, Blocks]
-"""How far every row of K can have moved (``Coupling.reach``), and ||dv||; numbers (B,)."""
-
-
-class DoesNotApply(Exception):
-    """An implementation cannot be used for a problem; the message says why."""
+"""Upper bounds on the movement of each row of K (``Coupling.reach``), and ||dv||; each (B,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class RestartState(PDHGState):
-    """(u, v) = T(w), the iterate w behind it, and the memory of the restart rules."""
+    """(u, v) = P(w), the iterate w it was computed from, and the state of the restart rules."""
 
     w_u: Blocks
     w_v: Blocks
@@ -39,16 +35,16 @@ class RestartState(PDHGState):
     anchor_v: Blocks
     origin_u: Blocks  # the start of the run
     origin_v: Blocks
-    pace: Pace
+    memory: RestartMemory
 
 
 class Iterations(ABC):
-    """An iterate w with its anchor, advanced in place. Raises ``DoesNotApply`` when made.
+    """An iterate w with its anchor, advanced in place. The constructor may raise ``DoesNotApply``.
 
     Attributes:
         name: for ``explain``.
-        block: how many iterations are best done at once.
-        on_host: whether step sizes are wanted on the CPU, wherever the images are.
+        block: the preferred number of iterations per call.
+        on_host: whether step sizes must be on the CPU, wherever the images are.
     """
 
     name: ClassVar[str]
@@ -57,30 +53,30 @@ class Iterations(ABC):
 
     @abstractmethod
     def load(self, state: RestartState) -> None:
-        """Take over w and the anchor; the state itself is never changed."""
+        """Take over w and the anchor; the state itself is never modified."""
 
     @abstractmethod
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """An iteration for each of the coefficients (a, b, e) in ``mix``, (3, count, B).
+        """One iteration for each column of coefficients (a, b, e) in ``mix``, (3, count, B).
 
-        ``measure`` announces that ``residual`` will be asked for.
+        ``measure``: whether ``residual`` will be called afterwards.
         """
 
     @abstractmethod
     def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
-        """||T(w) - w|| of the last iteration in the metric of the steps, (B,), on the CPU."""
+        """||P(w) - w|| of the last iteration in the metric of the steps, (B,), on the CPU."""
 
     @abstractmethod
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """From the origin of the state, and from the anchor, to T(w)."""
+        """Distances to P(w) from the origin of the state, and from the anchor."""
 
     @abstractmethod
     def move_anchor(self, images: Tensor) -> None:
-        """Put the anchors of these images (B,) at T(w)."""
+        """Move the anchors of these images (B,) to P(w)."""
 
     @abstractmethod
     def store(self, state: RestartState) -> RestartState:
-        """The state with the present T(w), w and anchor."""
+        """The state with the current P(w), w and anchor."""
 
 
 class PlainIterations(Iterations):
@@ -92,12 +88,12 @@ class PlainIterations(Iterations):
         self.saddle, self.coupling = saddle, coupling
 
     def load(self, state: RestartState) -> None:
-        """Tensors are shared: iterations make new ones."""
+        """Share the tensors of the state: iterations make new ones."""
         self.u, self.v, self.w_u, self.w_v = state.u, state.v, state.w_u, state.w_v
         self.anchor_u, self.anchor_v = state.anchor_u, state.anchor_v
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """T, then the mix with w and the anchor."""
+        """P(w), then the mix with w and the anchor."""
         for a, b, e in torch.from_numpy(mix).to(self.w_u["x"]).unbind(1):
             self.old_u, self.old_v = self.w_u, self.w_v
             self.u, self.v = pdhg_update(self.saddle, self.w_u, self.w_v, tau, sigma)
@@ -105,12 +101,12 @@ class PlainIterations(Iterations):
             self.w_v = self.v * a + self.w_v * b + self.anchor_v * e
 
     def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
-        """From the last two iterates."""
+        """||P(w) - w|| from the last two iterates."""
         du = self.coupling.squared_lengths(self.u - self.old_u, tau)
         return total_length(du, quotients((self.v - self.old_v).squares(), sigma)).cpu()
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Computed where the images are."""
+        """Norms computed on the device of the images."""
         way, u, v = self.coupling.way, self.u, self.v
         return (
             (way(u, state.origin_u), v.distances(state.origin_v)),
@@ -118,12 +114,12 @@ class PlainIterations(Iterations):
         )
 
     def move_anchor(self, images: Tensor) -> None:
-        """By choosing between tensors."""
+        """Choose between tensors image by image."""
         self.anchor_u = choose_images(images, self.u, self.anchor_u)
         self.anchor_v = choose_images(images, self.v, self.anchor_v)
 
     def store(self, state: RestartState) -> RestartState:
-        """Tensors are shared again."""
+        """Share the tensors with the new state."""
         self.old_u = self.old_v = Blocks({})  # free them
         return replace(
             state, u=self.u, v=self.v, w_u=self.w_u, w_v=self.w_v,

@@ -4,9 +4,9 @@
 
 with H_k from the last pairs (x^{k+1} - x^k, g^{k+1} - g^k) by the two-loop recursion (Nocedal and
 Wright, Numerical Optimization, Algorithm 7.4) and a backtracking (Armijo) line search. With a box,
-pixels that sit on a bound and are pushed outwards are held fixed for the step. Each image of a
-batch has its own pairs and its own line search. The method is made for smooth problems: at kinks
-it stalls, and the certificate tells.
+pixels on a bound whose gradient points outwards are held fixed for the step. Each image of a batch
+has its own pairs and its own line search. The method is meant for smooth problems: at kinks it
+stalls, which shows in the certificate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convexlift.tensors import are_close, choose_images, expand_per_image, sum_p
 ARMIJO = 1e-4
 MAX_BACKTRACKS = 40
 ROUNDING = 4.0
-"""Differences of F below so many units of its last digit say nothing."""
+"""Changes of F below this many units in the last place are treated as rounding."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LBFGS(Method):
     """Options of L-BFGS.
 
     Args:
-        memory: how many pairs are kept.
+        memory: number of pairs kept.
     """
 
     memory: int = 10
@@ -58,22 +58,22 @@ class LBFGSState:
 
 
 class LBFGSSolver(Solver[State]):
-    """All images at once."""
+    """L-BFGS on all images of a batch at once."""
 
     def __init__(self, problem: VariationalProblem, method: LBFGS) -> None:
         self.problem, self.method = problem, method
 
     def start(self, x: Tensor) -> LBFGSState:
-        """No pairs; a first step of about a tenth of the image range."""
+        """Start without pairs; the first step is about a tenth of the image range."""
         objective, gradient = self._evaluate(x)
         length = torch.sqrt(sum_per_image(gradient**2)).clamp_min(1e-30)
         scale = (0.1 * x[0].numel() ** 0.5 / length).clamp_max(1.0).to(x.dtype)
-        # Unused pairs (of weight 0) keep the shape of the state fixed, as batches need.
+        # Unused pairs (of weight 0) keep the shape of the state fixed, as batches require.
         empty = (torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(scale))
         return LBFGSState(x, objective, gradient, (empty,) * self.method.memory, scale)
 
     def resume(self, state: State) -> LBFGSState | None:
-        """With the pairs collected, unless they belong to another problem (another weight, say)."""
+        """Keep the pairs, unless they belong to another problem (another weight, for example)."""
         if not isinstance(state, LBFGSState) or len(state.pairs) != self.method.memory:
             return None
         objective, gradient = self._evaluate(state.x)
@@ -100,7 +100,7 @@ class LBFGSSolver(Solver[State]):
         return evaluation.objective, self.problem.subgradient(evaluation)
 
     def _direction(self, state: LBFGSState) -> Tensor:
-        """-H g on the free pixels; -g where that is no descent."""
+        """-H g on the free pixels; -g where that is not a descent direction."""
         lower, upper = self.problem.bounds.rounded_inward(state.x.dtype)
         pushed_out = ((state.x <= lower) & (state.gradient > 0)) | (
             (state.x >= upper) & (state.gradient < 0)
@@ -121,11 +121,12 @@ class LBFGSSolver(Solver[State]):
         return torch.where(expand_per_image(descends, g), direction, steepest)
 
     def _search(self, state: LBFGSState, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """Halve the step from 1 until F falls by a fraction of what the gradient promises.
+        """Halve the step from 1 until F falls by a fraction of the linear prediction.
 
-        Near the minimum F changes by less than its rounding errors, and gradients tell more: there
-        the fall is what the mean of the gradients at both ends says, which is exact for quadratic
-        F (the approximate Wolfe condition of Hager and Zhang, SIAM J. Optim. 16, 2005).
+        Near the minimum F changes by less than its rounding error, and gradients are more reliable:
+        there the decrease is computed from the mean of the gradients at both ends, which is exact
+        for quadratic F (the approximate Wolfe condition of Hager and Zhang, SIAM J. Optim. 16,
+        2005).
         """
         x, value = state.x, state.objective
         rounding = ROUNDING * torch.finfo(x.dtype).eps * value.abs()

@@ -34,20 +34,20 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
-"""How far images are moved, towards simpler ones, if rounding puts them outside of the domain."""
+"""Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
 HOPELESS = 3
-"""After so many claims that rounding spoiled, the last hardly better than before, an image ends."""
+"""Refused claims after which an image ends, if rounding dominates its gap."""
 
 
 class Ledger:
-    """What is known of every image: best iterate, best bound, status, history.
+    """The record of every image: best iterate, best bound, status, history.
 
-    Checks are made in the precision of the problem. Where one says that an image is done, its
-    claim is computed in double precision with rounding accounted for (``problems.claims``), and
-    only that ends it.
+    Checks are made in the precision of the problem. When one reports that an image has converged,
+    its claim is recomputed in double precision with rounding accounted for (``problems.claims``),
+    and only this ends the image.
 
-    Numbers of images are kept on the host, wherever the images are: there are many small
-    operations on them, each of which costs a GPU as much as a large one.
+    Per-image numbers are kept on the host, wherever the images are: there are many small operations
+    on them, and each would cost a GPU as much as a large one.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ledger:
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.tolerance, self.rigorous = problem, tolerance, rigorous
-        self.state = state  # the last one that was finite
+        self.state = state  # the last finite one
         self.start = state.x
         self.active = torch.ones(size, dtype=torch.bool)
         self.iterations = torch.zeros(size, dtype=torch.long)
@@ -71,11 +71,11 @@ class Ledger:
         # The best image, and the best bound that holds everywhere.
         self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
         self.witness: Blocks | None = None  # the dual variables of the best bound
-        # The best image with a local bound, which belongs to that image.
+        # The best image with a local bound, which is valid for that image only.
         self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
         self.claims: list[Claim | None] = [None] * size
         self._refusals = [0] * size
-        self._next_claim = [0] * size  # the number of the check at which it is worth trying again
+        self._next_claim = [0] * size  # the check at which the next claim is worth trying
 
     def check(
         self,
@@ -85,7 +85,7 @@ class Ledger:
         stop: StopWhen,
         callback: Callback | None,
     ) -> bool:
-        """Evaluate, certify, record; False if the callback wants to stop."""
+        """Evaluate, certify, record; False if the callback asks to stop."""
         evaluation, bounds = judge(self.problem, state.x, state.duals)
         self._evaluation = evaluation
         values = evaluation.objective, evaluation.data_term, evaluation.regularizer
@@ -110,7 +110,7 @@ class Ledger:
             return callback(Progress(**vars(record), x=state.x)) is not True
 
     def take_evaluation(self) -> Evaluation:
-        """The evaluation of the last check, once: it is large."""
+        """Hand over the evaluation of the last check and drop it here, since it is large."""
         assert self._evaluation is not None
         evaluation, self._evaluation = self._evaluation, None
         return evaluation
@@ -123,7 +123,7 @@ class Ledger:
         self.active = self.active & ~ending
 
     def solution(self, clock: Stopwatch) -> Solution:
-        """The result, once everything has ended."""
+        """The result, once all images have ended."""
         self._settle()
         whole = Claim.join([claim for claim in self.claims if claim is not None])
         last = self.history.records[-1]
@@ -145,7 +145,7 @@ class Ledger:
         )
 
     def _confirm(self, done: Tensor, rough: Tensor) -> None:
-        """Claim what checks say is done: it is, if the claim says so too."""
+        """End the images marked ``done`` whose rigorous claim confirms it."""
         assert self.tolerance is not None
         checks = len(self.history)
         images = [i for i in done.nonzero().flatten().tolist() if checks >= self._next_claim[i]]
@@ -159,13 +159,13 @@ class Ledger:
                 self._end_one(i, Status.CONVERGED)
                 continue
             self._refusals[i] += 1
-            self._next_claim[i] = checks + 2 ** self._refusals[i]
+            self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
             rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end_one(i, Status.PRECISION_LIMIT)
 
     def _settle(self) -> None:
-        """Claims for the images that ended otherwise, and the statuses that follow from them."""
+        """Claim the remaining images, and set the statuses that follow."""
         images = [i for i, s in enumerate(self.status) if s is not Status.CONVERGED]
         if not images:
             return
@@ -189,8 +189,8 @@ class Ledger:
     def _claim(self, images: list[int]) -> list[Claim]:
         """Rigorous claims about the best of these images so far.
 
-        Counts are fitted on a domain. An image on its boundary may lie outside by rounding, with an
-        infinite objective; a little nearer to another image it is inside.
+        Count data have a domain. Rounding may put an image on its boundary outside, where the
+        objective is infinite; a slight move towards another image brings it back inside.
         """
         assert self.witness is not None
         x = choose_images(self._prefer_local(), self.local_x, self.x)
@@ -199,7 +199,7 @@ class Ledger:
         rows = torch.tensor(images, device=x.device)
         problem, double = self.problem, self._double
         some, some_double = problem.select(rows), double.select(rows)
-        if some is None or some_double is None:  # an operator that knows the whole batch only
+        if some is None or some_double is None:  # an operator that works on the whole batch only
             rows = torch.arange(len(x), device=x.device)
             some, some_double = problem, double
         witness = Blocks({name: part[rows] for name, part in self.witness.items()})
@@ -219,7 +219,7 @@ class Ledger:
         return found if len(rows) == len(images) else [found[i] for i in images]
 
     def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
-        """The numbers of the checks, which guarantee nothing."""
+        """Claims from the checks in working precision; they guarantee nothing."""
         assert self.witness is not None
         objective = torch.where(self._prefer_local(), self.local_objective, self.objective)
         lower, gap = (number.to(x.device) for number in self._numbers())
@@ -247,7 +247,7 @@ class Ledger:
         everywhere: Tensor,
         near: Tensor,
     ) -> None:
-        """From the absolute gaps of the bound that holds everywhere, and of the local one."""
+        """Update from the absolute gaps of the global and the local bound."""
         usable = finite & torch.isfinite(objective)
         below = lower_bound(objective, everywhere, x.dtype)
         lower = torch.where(usable, below, -math.inf)
@@ -272,7 +272,7 @@ class Ledger:
         return lower_bound(self.local_objective, self.local_gap, self.x.dtype)
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
-        """Lower bounds and relative gaps: claimed where claimed, else in the working precision."""
+        """Lower bounds and relative gaps: rigorous where claimed, else in the working precision."""
         use_local = self._prefer_local()
         objective = torch.where(use_local, self.local_objective, self.objective)
         lower = torch.where(use_local, self._local_bound(), self.lower_bound)
@@ -290,18 +290,18 @@ def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
 
 
 class Stopwatch:
-    """Seconds since it was made, without the pauses."""
+    """Seconds since creation, without the pauses."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     def seconds(self) -> float:
-        """The time so far."""
+        """Seconds so far."""
         return time.perf_counter() - self._start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stands still inside."""
+        """Pause the clock inside the block."""
         before = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a method is: frozen options, which meet a problem and then step from state to state."""
+"""Methods: frozen options that are applied to a problem and then step from state to state."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ class Choice:
     why: str
 
 
+class DoesNotApply(Exception):
+    """An implementation cannot be used for a problem; the message says why."""
+
+
 StateT = TypeVar("StateT", bound=State)
 
 
@@ -43,12 +47,12 @@ class Solver(ABC, Generic[StateT]):
 
     @property
     def block(self) -> int:
-        """How many iterations are best done at once, with ``advance``."""
+        """Preferred number of iterations per call of ``advance``."""
         return 1
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What was decided for this problem, for ``explain``."""
+        """The decisions made for this problem, for ``explain``."""
         return ()
 
     @abstractmethod
@@ -57,11 +61,11 @@ class Solver(ABC, Generic[StateT]):
 
     @abstractmethod
     def resume(self, state: State) -> StateT | None:
-        """The state to go on from, if ``state`` is of this method or has duals that fit."""
+        """The state to continue from, or None if ``state`` neither fits nor has duals that fit."""
 
     @abstractmethod
     def step(self, state: StateT) -> StateT:
-        """One iteration; the old state stays as it is."""
+        """One iteration; the old state is not modified."""
 
     def advance(self, state: StateT, iterations: int) -> StateT:
         """Several iterations without intermediate checks."""
@@ -70,7 +74,7 @@ class Solver(ABC, Generic[StateT]):
         return state
 
     def reconsider(self, state: StateT, evaluation: Evaluation) -> StateT:
-        """Called at every check with what the objective is at the images of ``state``."""
+        """Adapt the state at a check, given the evaluation of its images."""
         return state
 
 
@@ -79,4 +83,4 @@ class Method(ABC):
 
     @abstractmethod
     def solver(self, problem: VariationalProblem) -> Solver[State]:
-        """Prepare for one problem; raises ValueError where the method does not apply."""
+        """A solver for one problem; raises ValueError if the method does not apply."""

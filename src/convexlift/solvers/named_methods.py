@@ -1,7 +1,6 @@
-"""Methods by name, as on the command line, each with the step sizes among which to choose.
+"""Methods by name, as on the command line, each with a grid of step sizes to choose from.
 
-The paper tunes its methods by hand; here they have grids around its numbers. ``default`` has
-nothing to tune.
+The paper tunes its methods by hand; the grids surround its values. ``default`` has nothing to tune.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.subgradient import Subgradient
 
 PAPER_L1 = 0.02
-"""The paper's denoising objective is this times ours, whose L1 data term has the factor 1."""
+"""Factor from our denoising objective, whose L1 data term has the factor 1, to the paper's."""
 
 C_FIRST_L1 = (5e-3, 1e-2, 5e-2, 1e-1, 5e-1, 1.0, 5.0)
 C_LAST_L1 = (5e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3)
-"""The paper's 49 pairs for denoising (section 5.1), of c_1 and c_2."""
+"""The paper's 49 pairs (c_1, c_2) for denoising (section 5.1)."""
 
 C_FIRST_L2 = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 C_LAST_L2 = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""49 pairs around the one pair it gives for inpainting, (0.01, 0.001)."""
+"""49 pairs around the paper's single pair for inpainting, (0.01, 0.001)."""
 
 SM_C_L1, SM_D_L1 = (0.1, 0.5, 1.0, 2.0), (1.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 SM_C_L2, SM_D_L2 = (0.015, 0.05, 0.15, 0.5, 1.5), (0.15, 0.5, 1.5, 5.0, 15.0, 50.0)
-"""Its step sizes for denoising, and larger first ones; up to those it gives for inpainting."""
+"""The paper's steps for denoising and larger first ones (L1); up to its inpainting steps (L2)."""
 
 Grid = Callable[[VariationalProblem, bool], Sequence[Method]]
 
@@ -43,8 +42,8 @@ class NamedMethod:
 
     Attributes:
         name: of the method.
-        grid: the methods among which to choose, for a problem, and coarsely or not.
-        bounded: whether it solves the problem with its box, or the one without.
+        grid: the candidate methods for a problem; fewer if coarse.
+        bounded: whether it solves the problem with its box, or without.
     """
 
     name: str
@@ -53,9 +52,9 @@ class NamedMethod:
 
 
 def paper_grid(problem: VariationalProblem, coarse: bool) -> Sequence[PDHG]:
-    """PDHG with the paper's steps: pairs (c_1, c_L), what is between them geometric.
+    """PDHG with the paper's steps: pairs (c_1, c_L), geometric in between.
 
-    When all terms of an objective get a factor, the same iterates come with c times that factor.
+    Scaling the objective by a factor gives the same iterates if c is scaled by it too.
     """
     layers = len(problem.regularizer.layers)
     factor = 1.0
@@ -74,7 +73,7 @@ def paper_grid(problem: VariationalProblem, coarse: bool) -> Sequence[PDHG]:
 
 
 def subgradient_grid(diminishing: bool) -> Grid:
-    """SM-C or SM-D with the paper's steps; a factor of the objective divides them."""
+    """SM-C or SM-D with the paper's steps, divided by the scale of the objective."""
 
     def grid(problem: VariationalProblem, coarse: bool) -> Sequence[Subgradient]:
         factor = 1.0
@@ -98,11 +97,11 @@ METHODS: dict[str, NamedMethod] = {
         NamedMethod("sm-d", subgradient_grid(diminishing=True), bounded=False),
     )
 }
-"""By name: ``METHODS[name].grid(problem, coarse)`` are the methods among which to choose."""
+"""Methods by name: ``METHODS[name].grid(problem, coarse)`` are the candidates."""
 
 
 def describe_steps(method: Method) -> str:
-    """The step sizes of a method, in a few words."""
+    """A short description of the step sizes of a method."""
     if isinstance(method, PDHG) and isinstance(method.steps, PaperSteps):
         return f"c = ({', '.join(f'{c:.3g}' for c in method.steps.c)})"
     if isinstance(method, Subgradient):

@@ -15,8 +15,8 @@ Algorithm 4 of the supplement, for F = f + g:
     c_{k+1} = (eta q_k c_k + F(x_{k+1}))/q_{k+1}
 
 Step sizes start from the Barzilai-Borwein quotient. Here f is weight R plus the data term, and
-g the box; an L1 data term behind a diagonal operator belongs to g. The method is made for
-smooth networks: with kinks it is a heuristic, and the certificate tells how it fared.
+g the box; an L1 data term behind a diagonal operator belongs to g. The method is meant for
+smooth networks: with kinks it is a heuristic, and the certificate shows how well it did.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class NMAPG(Method):
 
     Args:
         step: the first step size tried; the paper uses 0.1.
-        shrink: rho in (0, 1), the factor of the backtracking.
+        shrink: rho in (0, 1), the backtracking factor.
         decrease: delta > 0, the sufficient decrease.
-        memory: eta in [0, 1), how far back the nonmonotone level c_k looks.
+        memory: eta in [0, 1), the memory of the nonmonotone level c_k.
     """
 
     step: float = 0.1
@@ -63,7 +63,7 @@ class NMAPG(Method):
             raise ValueError(f"NMAPG needs 0 <= memory < 1, got {self.memory}")
 
     def solver(self, problem: VariationalProblem) -> Solver[State]:
-        """Applies where the data term is smooth, or has a prox."""
+        """Applies where the data term is smooth or has a prox."""
         return NMAPGSolver(problem, self)
 
 
@@ -85,7 +85,7 @@ class NMAPGState:
 
 
 class NMAPGSolver(Solver[State]):
-    """All images at once, each with its own line search."""
+    """NMAPG on all images at once, each with its own line search."""
 
     def __init__(self, problem: VariationalProblem, method: NMAPG) -> None:
         self.problem, self.method = problem, method
@@ -112,9 +112,9 @@ class NMAPGSolver(Solver[State]):
         )  # fmt: skip
 
     def resume(self, state: State) -> NMAPGState | None:
-        """The recursion goes on, if it belongs to this problem: not after a change of weight.
+        """Continue the recursion if it belongs to this problem: not after a change of weight.
 
-        Levels are at least F(x); too low ones would let no step pass.
+        Levels are raised to at least F(x): a lower level would reject every step.
         """
         if not isinstance(state, NMAPGState):
             return None
@@ -130,7 +130,7 @@ class NMAPGSolver(Solver[State]):
         b = expand_per_image((state.t_previous - 1) / state.t, state.x)
         y = state.x + a * (state.z - state.x) + b * (state.x - state.x_previous)
         if not self.problem.bounds.is_everything:
-            y = self.problem.bounds.project(y)  # the data term may be infinite outside
+            y = self.problem.bounds.project(y)  # the data term may be infinite outside the box
 
         f_y, gradient = self._evaluate(y)
         step = self._barzilai_borwein(

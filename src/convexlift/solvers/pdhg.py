@@ -1,4 +1,4 @@
-"""PDHG as a method: the paper's, and the one that needs no tuning."""
+"""PDHG as a method: with the paper's fixed steps, or with steps that need no tuning."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class PDHG(Method):
     dualise_fidelity: bool | None = None
 
     def solver(self, problem: VariationalProblem) -> Solver[Any]:
-        """Lift the problem and compute the operator norms."""
-        if isinstance(self.steps, PaperSteps):  # and the paper's lift
+        """Lift the problem, without its last layer if that may be left out, and find the norms."""
+        if isinstance(self.steps, PaperSteps):  # use the paper's lift as well
             saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=False)
             return FixedStepPDHG(problem, saddle, self.steps)
         head = SaturatedHead.of(problem)

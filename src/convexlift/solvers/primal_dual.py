@@ -37,7 +37,7 @@ def pdhg_update(
 class PDHGState:
     """u = (x, z_1, ...), v, and the step sizes of each block and image.
 
-    ``box`` is that of the images where it is dualised, so that u_x need not be inside.
+    ``box`` holds the bounds on the images if the box is dualised: u_x may then lie outside.
     """
 
     u: Blocks
@@ -79,7 +79,7 @@ class FixedStepPDHG(Solver[State]):
         return PDHGState(u, v, self.coupling.tau(sigma), sigma)
 
     def resume(self, state: State) -> PDHGState | None:
-        """Continue from u and v, with these steps."""
+        """Continue from u and v, with this solver's steps."""
         sigma = self.steps.sigma(self.saddle, state.x)
         if not isinstance(state, PDHGState) or not fits(state, self.saddle):
             duals = fitting_duals(self.problem.network, state.x, state.duals)

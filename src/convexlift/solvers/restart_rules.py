@@ -1,12 +1,12 @@
-"""When to restart PDHG, how far to go beyond its steps, and with which step sizes.
+"""Rules of restarted PDHG: when to restart, how far to extrapolate, which step sizes to use.
 
-The measure of progress is the fixed-point residual ||w - T(w)|| of w = (u, v), where T is one
+The measure of progress is the fixed-point residual ||w - P(w)|| of w = (u, v), where P is one
 PDHG step and
 
     ||(du, dv)||^2 = sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i.
 
-The metric of PDHG has the term -2 <dv, K du> besides; without it, no product with K is needed.
-Everything here is per image.
+The metric of PDHG has the additional term -2 <dv, K du>; without it, no product with K is needed.
+All rules are per image.
 """
 
 from __future__ import annotations
@@ -28,62 +28,62 @@ from convexlift.tensors import Blocks
 Array = npt.NDArray[Any]
 
 SUFFICIENT = 0.2
-"""Restart once the residual fell below this fraction of that at the last restart (cuPDLPx)."""
+"""Restart when the residual is below this fraction of its value at the last restart (cuPDLPx)."""
 NECESSARY = 0.8
-"""Restart once it fell below this fraction and has started to rise again."""
+"""Restart when the residual is below this fraction and has started to rise again."""
 LONG = 0.5
-"""Restart once the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
+"""Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST = 160
-"""So many iterations are relaxed where R has kinks and the fidelity has none."""
+"""Relaxed iterations at the start, where R has kinks and the fidelity is smooth."""
 WHOLE_WAY = (100, 400)
-"""Steps are balanced for the whole way up to so many iterations, then ever more for the recent."""
+"""Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST_MOVE = 0.05
-"""How far pixels are expected to move from the first image, before anything is known."""
+"""Guessed move of a pixel from the first image to the solution."""
 FIRST = 5
-"""The first restart, which corrects the guessed step sizes, comes after so many iterations."""
+"""Iterations before the first restart, which corrects the guessed step sizes."""
 LARGEST_CHANGE = 10.0
-"""The largest change of a step size at one restart."""
+"""Largest factor by which a restart changes a step size."""
 TEST_EVERY = 5
-"""Test for a restart every so many iterations."""
+"""Iterations between tests for a restart."""
 RELAXATION = 1.8
-"""How far beyond T(w) relaxed iterations go: 1 is T itself, 2 the limit of convergence."""
+"""Relaxation factor: 1 gives P itself, 2 is the limit of convergence."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pace:
-    """The memory of the rules: numbers for each image, (B,), on the CPU wherever images are.
+class RestartMemory:
+    """State of the rules: one number per image, (B,), on the CPU wherever the images are.
 
     Attributes:
         inner: iterations since the last restart.
         total: iterations.
-        due: whether the next iteration is a restart.
-        residual_at_restart: that of the first iteration after the last restart.
-        residual_at_test: that of the last test.
+        restart_next: whether the next iteration is a restart.
+        residual_at_restart: in the first iteration after the last restart.
+        residual_at_test: at the last test.
     """
 
     inner: Tensor
     total: Tensor
-    due: Tensor
+    restart_next: Tensor
     residual_at_restart: Tensor
     residual_at_test: Tensor
 
     @staticmethod
-    def at_start(batch: int) -> Pace:
-        """Nothing has happened yet."""
+    def at_start(batch: int) -> RestartMemory:
+        """The state before the first iteration."""
         count = torch.zeros(batch, dtype=torch.long)
         infinite = torch.full((batch,), math.inf, dtype=torch.float64)
-        return Pace(count, count, count > 0, infinite, infinite)
+        return RestartMemory(count, count, count > 0, infinite, infinite)
 
 
 class RestartRules:
-    """The rules for one problem; in NumPy, since the host must not be slower than a GPU.
+    """The rules for one problem, in NumPy, so that the host keeps up with a GPU.
 
-    reflected Halpern:  w <- (k+1)/(k+2) (2 T(w) - w) + 1/(k+2) anchor
-    relaxation:         w <- w + 1.8 (T(w) - w)
-    restart:            w <- T(w), with new steps
+    reflected Halpern:  w <- (k+1)/(k+2) (2 P(w) - w) + 1/(k+2) anchor
+    relaxation:         w <- w + 1.8 (P(w) - w)
+    restart:            w <- P(w), with new steps
 
-    The first is made for problems like linear programs, where T turns around a solution for
-    long. The second is faster on smooth ones, and on others with a smooth fidelity at first.
+    The Halpern iteration suits problems like linear programs, where P circles a solution for a long
+    time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
     """
 
     def __init__(self, problem: VariationalProblem) -> None:
@@ -92,7 +92,7 @@ class RestartRules:
 
     @property
     def choice(self) -> Choice:
-        """For ``explain``."""
+        """The rule for this problem and its reason, for ``explain``."""
         relaxation, halpern = f"relaxation by {RELAXATION}", "reflected Halpern"
         if self.relaxed == math.inf:
             chosen, why = relaxation, "data term and regularizer are smooth"
@@ -103,14 +103,14 @@ class RestartRules:
             chosen, why = halpern, "the data term has kinks, as in a linear program"
         return Choice("acceleration", chosen, why)
 
-    def mix(self, pace: Pace, count: int = 1) -> Array:
-        """(a, b, e) of the next iterations, (3, count, B): next w is a T(w) + b w + e anchor.
+    def mix(self, memory: RestartMemory, count: int = 1) -> Array:
+        """(a, b, e) of the next iterations, (3, count, B): next w is a P(w) + b w + e anchor.
 
-        Those after the first are for images whose first one is not a restart.
+        Columns after the first are for images whose first iteration is not a restart.
         """
         ahead = np.arange(count)[:, None]
-        k = pace.inner.numpy() + ahead
-        keep, relaxed = (k + 1.0) / (k + 2.0), pace.total.numpy() + ahead < self.relaxed
+        k = memory.inner.numpy() + ahead
+        keep, relaxed = (k + 1.0) / (k + 2.0), memory.total.numpy() + ahead < self.relaxed
         mixed = np.stack(
             [
                 np.where(relaxed, RELAXATION, 2 * keep),
@@ -118,89 +118,91 @@ class RestartRules:
                 np.where(relaxed, 0.0, 1 - keep),
             ]
         )
-        mixed[:, 0] = np.where(pace.due.numpy(), [[1.0], [0.0], [0.0]], mixed[:, 0])
+        mixed[:, 0] = np.where(memory.restart_next.numpy(), [[1.0], [0.0], [0.0]], mixed[:, 0])
         return mixed
 
-    def tested(self, pace: Pace, count: int = 1) -> Array:
+    def tested(self, memory: RestartMemory, count: int = 1) -> Array:
         """Whether a restart may be decided after each of the next iterations, (count, B)."""
         ahead = np.arange(1, count + 1)[:, None]
-        inner, total = pace.inner.numpy() + ahead, pace.total.numpy() + ahead
-        relaxed = self._relaxed_tested(total)
+        inner, total = memory.inner.numpy() + ahead, memory.total.numpy() + ahead
+        relaxed = self._relaxed_restart_due(total)
         tested: Array = np.where(total <= self.relaxed, relaxed, time_to_test(inner, total))
         return tested
 
-    def until_decision(self, pace: Pace, limit: int) -> int:
-        """How many iterations, at most ``limit``, until one is a restart or is tested."""
-        if pace.due.numpy().any():
+    def until_decision(self, memory: RestartMemory, limit: int) -> int:
+        """Number of iterations, at most ``limit``, until one is a restart or is tested."""
+        if memory.restart_next.numpy().any():
             return 1
-        tested = self.tested(pace, limit).any(1)
+        tested = self.tested(memory, limit).any(1)
         return int(tested.argmax()) + 1 if tested.any() else limit
 
-    def counted(self, pace: Pace, r: Tensor | None, count: int = 1) -> Pace:
-        """After ``count`` iterations, the last of which may be a restart or have been tested.
+    def counted(self, memory: RestartMemory, r: Tensor | None, count: int = 1) -> RestartMemory:
+        """The state after ``count`` iterations; only the last may be a restart or be tested.
 
         Args:
-            pace: before them.
-            r: the residual of the last one, where some image is tested.
-            count: how many.
+            memory: the state before them.
+            r: the residual of the last one; needed if some image is tested.
+            count: number of iterations.
         """
-        inner = torch.where(pace.due, 0, pace.inner + count)
-        total = pace.total + count
-        counted = replace(pace, inner=inner, total=total, due=torch.zeros_like(pace.due))
+        inner = torch.where(memory.restart_next, 0, memory.inner + count)
+        total = memory.total + count
+        counted = replace(
+            memory, inner=inner, total=total, restart_next=torch.zeros_like(memory.restart_next)
+        )
         if r is None:
             return counted
-        tested = torch.from_numpy(self.tested(pace, count)[-1])
+        tested = torch.from_numpy(self.tested(memory, count)[-1])
         first = inner == 1
         due = ~first & should_restart(
-            r, pace.residual_at_test, pace.residual_at_restart, inner, total
+            r, memory.residual_at_test, memory.residual_at_restart, inner, total
         )
-        due = torch.where(total <= self.relaxed, self._relaxed_tested(total), due)
+        due = torch.where(total <= self.relaxed, self._relaxed_restart_due(total), due)
         return replace(
             counted,
-            due=tested & due,
-            residual_at_restart=torch.where(first, r, pace.residual_at_restart),
-            residual_at_test=torch.where(tested, r, pace.residual_at_test),
+            restart_next=tested & due,
+            residual_at_restart=torch.where(first, r, memory.residual_at_restart),
+            residual_at_test=torch.where(tested, r, memory.residual_at_test),
         )
 
-    def _relaxed_tested(self, total: Any) -> Any:
-        """Relaxed iterations are restarted at fixed times, and when they give way to others."""
+    def _relaxed_restart_due(self, total: Any) -> Any:
+        """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
         return time_to_rebalance(total) | (total == self.relaxed)
 
 
 def relaxed_iterations(problem: VariationalProblem) -> float:
-    """How many iterations are relaxed, before the reflected Halpern iteration takes over."""
+    """Number of relaxed iterations before the reflected Halpern iteration takes over."""
     if problem.smooth:
         return math.inf
     return RELAXED_AT_FIRST if problem.fidelity.smooth else 0
 
 
 def time_to_test(inner: Any, total: Any) -> Any:
-    """Per image: whether a restart of the Halpern iteration may be decided after this one."""
+    """Whether a restart of the Halpern iteration may be decided after this one, per image."""
     return (inner == 1) | (total % TEST_EVERY == 0)
 
 
 def should_restart(
     current: Tensor, previous: Tensor, at_restart: Tensor, inner: Tensor, total: Tensor
 ) -> Tensor:
-    """Per image, from the residuals now, at the last test and at the last restart."""
+    """Whether to restart, per image, from the residuals now, at the last test and restart."""
     first = total == FIRST
-    sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: it is solved
+    sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: already solved
     necessary = (current <= NECESSARY * at_restart) & (current > previous)
     long = (inner >= LONG * total) & (total > FIRST)
     return first | sufficient | necessary | long
 
 
 def time_to_rebalance(total: Any) -> Any:
-    """Per image: after 5, 10, 20, 40, ... iterations."""
+    """Whether to rebalance, per image: after 5, 10, 20, 40, ... iterations."""
     doublings = total // FIRST
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 
 
 def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
-    """How much the recent way counts for the steps, (B,): ``late`` of ``rebalance``.
+    """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``.
 
-    Only the recent way counts where R has kinks and the fidelity has none (measured), and where
-    the steps of a problem ask for it.
+    It is 1 where R has kinks and the fidelity is smooth (measured), and where the coupling asks
+    for it.
     """
     if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
         return torch.ones_like(total, dtype=torch.float64)
@@ -217,27 +219,27 @@ def rebalance(
 ) -> Blocks:
     """log sigma halfway to the balanced one for the displacements du (``reach``) and dv.
 
-    First those of the whole way, later those since the last restart. The bound on the error
-    holds for the distance between start and solution, which is what the whole way becomes.
-    Displacements since the last restart, the rule of codes for linear programs, let sigma
-    drift: when duals still move and images hardly do, sigma grows, and leaves the duals,
-    hence the certificate, behind. But where the first steps were far off (duals that went a long
-    way to zero, say) the whole way misleads, and long runs show it.
+    At first the total displacements count, later those since the last restart. The error bound
+    contains the distance between start and solution, which the total displacement approaches.
+    Displacements since the last restart, the rule of linear-programming codes, let sigma drift:
+    when duals still move and images hardly do, sigma grows, and the duals, hence the certificate,
+    lag behind. But where the first steps were far off (duals that went a long way to zero, for
+    example), the total displacement is misleading in long runs.
 
-    A dual block that did not move (a last layer whose units are all on) would like sigma = 0;
-    one step changes sigma by a factor of ``LARGEST_CHANGE`` at most.
+    A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
+    one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
 
     Args:
         coupling: of the problem.
         sigma: the steps so far.
-        whole: how far rows of K moved at most, and ||dv||, since the start.
+        whole: upper bounds on the movement of rows of K, and ||dv||, since the start.
         recent: the same since the last restart.
-        late: from 0, only the whole way counts, to 1, only the recent one; (B,).
+        late: from 0 (only ``whole`` counts) to 1 (only ``recent`` counts); (B,).
     """
     far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}
     for name, old in sigma.items():
-        # 0/0: nothing moved, nothing learned.
+        # 0/0: nothing moved, nothing is known.
         ratios = [(target[name] / old).nan_to_num(1.0) for target in (far, near)]
         limited = [r.sqrt().clamp(1 / LARGEST_CHANGE, LARGEST_CHANGE) for r in ratios]
         part = late.to(old.dtype)

@@ -1,4 +1,4 @@
-"""PDHG that finds its own steps: rebalanced, relaxed or pulled back, and restarted.
+"""PDHG with automatic steps: rebalanced, relaxed or reflected, and restarted.
 
 The rules are those of the linear-programming codes PDLP and cuPDLPx, carried over; with an L1
 fidelity and (leaky) ReLUs the problem *is* a linear program.
@@ -18,23 +18,28 @@ from convexlift.problems.saddle import BOX_DUAL, SaddlePointProblem, fitting_dua
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import (
-    DoesNotApply,
     Iterations,
     PlainIterations,
     RestartState,
 )
-from convexlift.solvers.method import Choice, Solver, State
+from convexlift.solvers.method import Choice, DoesNotApply, Solver, State
 from convexlift.solvers.primal_dual import PDHGState, fits, lift_choice
-from convexlift.solvers.restart_rules import FIRST_MOVE, Pace, RestartRules, lateness, rebalance
+from convexlift.solvers.restart_rules import (
+    FIRST_MOVE,
+    RestartMemory,
+    RestartRules,
+    lateness,
+    rebalance,
+)
 from convexlift.solvers.step_sizes import Coupling
 from convexlift.solvers.tiled_iterations import TiledIterations
 from convexlift.tensors import Blocks
 
 
 class RestartedPDHG(Solver[RestartState]):
-    """PDHG with rebalanced steps, and one of two ways to go further than T; image by image.
+    """PDHG with rebalanced steps, and relaxation or reflected Halpern steps, image by image.
 
-    w <- a T(w) + b w + e anchor, with the coefficients of ``RestartRules``.
+    w <- a P(w) + b w + e anchor, with the coefficients of ``RestartRules``.
     """
 
     def __init__(
@@ -51,12 +56,12 @@ class RestartedPDHG(Solver[RestartState]):
 
     @property
     def block(self) -> int:
-        """As many as the implementation likes to do at once."""
+        """The block size of the chosen implementation."""
         return self.iterations.block
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The lift, the steps, the rule beyond them, the implementation."""
+        """The lift, the steps, the restart rule and the implementation."""
         return (
             lift_choice(self.problem, self.saddle),
             self.coupling.choice,
@@ -65,7 +70,7 @@ class RestartedPDHG(Solver[RestartState]):
         )
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
-        """Steps balanced for duals of the size of the first ones and images that move a little."""
+        """Steps balanced for the size of the first duals and a small move of the images."""
         u, v = lifted_start(self.problem, self.saddle, x, duals)
         moves = Blocks(
             {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
@@ -79,7 +84,7 @@ class RestartedPDHG(Solver[RestartState]):
         return self._from(u, v, Blocks(sigma))
 
     def resume(self, state: State) -> RestartState | None:
-        """A restart at (u, v), with the steps found so far; or at the duals of another lift."""
+        """Restart at (u, v) with the steps found so far, or at the duals of another lift."""
         if isinstance(state, PDHGState) and fits(state, self.saddle):
             return self._from(state.u, state.v, state.sigma)
         duals = fitting_duals(self.problem.network, state.x, state.duals)
@@ -89,15 +94,15 @@ class RestartedPDHG(Solver[RestartState]):
         return RestartState(
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
-            pace=Pace.at_start(len(u["x"])), box=self.box,
+            memory=RestartMemory.at_start(len(u["x"])), box=self.box,
         )  # fmt: skip
 
     def step(self, state: RestartState) -> RestartState:
-        """T, then the way further or a restart."""
+        """P(w), then the extrapolation or a restart."""
         return self.advance(state, 1)
 
     def advance(self, state: RestartState, iterations: int) -> RestartState:
-        """Several iterations; without kernels, if they turn out not to run here."""
+        """Several iterations; on plain tensors if the kernels turn out not to run here."""
         try:
             return self._advance(state, iterations)
         except kernel_errors() as error:
@@ -107,30 +112,35 @@ class RestartedPDHG(Solver[RestartState]):
             return self._advance(state, iterations)
 
     def _advance(self, state: RestartState, iterations: int) -> RestartState:
-        """Iterate to the next decision, decide, and so on: the rules, on the host."""
-        running, pace, home = self.iterations, state.pace, state.sigma.device
+        """Iterate to the next decision of the rules, decide, and repeat.
+
+        A restart takes two steps: the rules call for one, and the next iteration goes to P(w)
+        itself; after it, steps and anchor change.
+        """
+        running, memory, home = self.iterations, state.memory, state.sigma.device
         place = torch.device("cpu") if running.on_host else home
         tau, sigma = state.tau.to(place), state.sigma.to(place)
         running.load(state)
         while iterations:
-            count = self.rules.until_decision(pace, iterations)
-            tested = bool(self.rules.tested(pace, count)[-1].any())
-            running.iterate(tau, sigma, self.rules.mix(pace, count), measure=tested)
+            count = self.rules.until_decision(memory, iterations)
+            tested = bool(self.rules.tested(memory, count)[-1].any())
+            running.iterate(tau, sigma, self.rules.mix(memory, count), measure=tested)
             r = running.residual(tau, sigma) if tested else None
-            restarted, pace = pace.due, self.rules.counted(pace, r, count)
-            if bool(restarted.any()):  # they went to T(w), and get steps for the way they went
+            restarted = memory.restart_next
+            memory = self.rules.counted(memory, r, count)
+            if bool(restarted.any()):  # they moved to P(w), and get steps for the way travelled
                 whole, recent = running.displacements(state)
-                late = lateness(self.problem, self.coupling, pace.total).to(place)
+                late = lateness(self.problem, self.coupling, memory.total).to(place)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
                 running.move_anchor(restarted)
             iterations -= count
-        return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), pace=pace))
+        return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory))
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
-    """The implementation that runs, and why: the one place where this is decided."""
+    """The implementation for a problem, and why: the only place where this is decided."""
     reasons = []
     for kind in (FusedIterations, TiledIterations):
         try:

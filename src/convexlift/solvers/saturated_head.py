@@ -1,4 +1,4 @@
-"""PDHG without a last layer whose units are all on, as long as that is the same problem.
+"""PDHG without a saturated last layer, as long as the problem stays the same.
 
 Trained heads are often saturated: every unit of the last layer has its steepest slope s, where
 h(a) = s a - h*(s). With this slope for all units,
@@ -6,9 +6,9 @@ h(a) = s a - h*(s). With this slope for all units,
     R(x) >= <t, z_{L-1}> + const,    t = W* (s w),
 
 for every x (Fenchel-Young), with equality where all units are on. The right-hand side is a
-network with one layer less. Its lower bounds are lower bounds of R; and if its minimiser has all
-units on, it is a minimiser with R. Nothing is assumed: certificates are computed with R itself,
-with slopes s in the last layer.
+network with one layer less. Its lower bounds are lower bounds for R, and if all units are on at its
+minimiser, that minimiser also solves the problem with R. Nothing is assumed: certificates are
+computed with R itself, with slopes s in the last layer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 @dataclass(frozen=True, eq=False)
 class SaturatedHead:
-    """A problem without its last layer, with the numbers that lead back to the whole problem.
+    """A problem without its last layer, and the quantities that lead back to the full problem.
 
     Attributes:
-        problem: with R replaced by <t, z_{L-1}>; its objective lacks a constant.
+        problem: the problem with R replaced by <t, z_{L-1}>; its objective lacks a constant.
         p: s t_L, the dual variable of the last layer, (1, ...).
     """
 
@@ -45,7 +45,7 @@ class SaturatedHead:
 
     @staticmethod
     def of(problem: VariationalProblem) -> SaturatedHead | None:
-        """For networks of two layers or more whose last one sees only the one before it."""
+        """None for one layer, or if the last layer sees more than the one before it."""
         network = problem.network
         *below, last = network.layers
         h = last.activation
@@ -68,14 +68,14 @@ class SaturatedHead:
         return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
 
     def duals(self, v: Blocks) -> Blocks:
-        """The dual variables of the problem with the last layer, from those without."""
+        """The dual variables of the full problem, from the ones without the last layer."""
         batch = next(iter(v.values())).shape[0]
         short, name, last = self._names
         parts = {name if key == short else key: part for key, part in v.items()}
         return Blocks({**parts, last: self.p.expand(batch, *self.p.shape[1:])})
 
     def duals_without(self, v: Blocks) -> Blocks:
-        """The dual variables of the problem without the last layer, from those with it."""
+        """The dual variables of the problem without the last layer, from the full ones."""
         short, name, last = self._names
         return Blocks({short if key == name else key: p for key, p in v.items() if key != last})
 
@@ -106,7 +106,7 @@ class SaturatedState:
 
     @property
     def duals(self) -> Blocks:
-        """Those of the problem with the last layer."""
+        """The dual variables of the full problem."""
         if self.without is None:
             return self._only.duals
         duals = self.head.duals(self.without.duals)
@@ -120,7 +120,7 @@ class SaturatedState:
 
 
 class SaturatedPDHG(Solver[State]):
-    """Without the last layer as long as all its units are on, image by image; else with it."""
+    """PDHG without the last layer while all its units are on, image by image; else with it."""
 
     def __init__(
         self,
@@ -134,33 +134,33 @@ class SaturatedPDHG(Solver[State]):
 
     @property
     def block(self) -> int:
-        """That of the solver without the last layer."""
+        """The block size of the solver without the last layer."""
         return self.without.block
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The last layer left out, then how the rest is solved."""
+        """The omission of the last layer, then the choices for the rest."""
         head = Choice(
             "last layer",
             "left out while all its units have their steepest slope",
-            "the problem is the same there, and smaller; an image that leaves gets it back",
+            "the problem is the same there, but smaller; images that leave get the layer back",
         )
         return head, *self.without.choices
 
     @cached_property
     def full(self) -> RestartedPDHG:
-        """The solver with the last layer, which may never be needed."""
+        """The solver with the last layer; built on first use, as it may never be needed."""
         return self._make_full()
 
     def start(self, x: Tensor) -> SaturatedState:
-        """Look whether the units are on at x."""
+        """Check which images have all units on at x."""
         holds = self._holds(x)
         without = self.without.start(x) if bool(holds.any()) else None
         full = None if bool(holds.all()) else self.full.start(x)
         return SaturatedState(holds, self.head, without, full)
 
     def resume(self, state: State) -> SaturatedState | None:
-        """Images go on in the part they were in, if they still belong there; else from duals."""
+        """Continue each image with the solver it was in if that still fits; else from its duals."""
         x = state.x
         duals = fitting_duals(self.problem.network, x, state.duals)
         if duals is None:
@@ -180,11 +180,11 @@ class SaturatedPDHG(Solver[State]):
         return self.head.holds(self.problem.network.hidden(x).a[-1])
 
     def step(self, state: State) -> SaturatedState:
-        """One iteration with each."""
+        """One iteration with each solver."""
         return self.advance(state, 1)
 
     def advance(self, state: State, iterations: int) -> SaturatedState:
-        """Several iterations with each that has images."""
+        """Several iterations with each solver that has images."""
         assert isinstance(state, SaturatedState)
         without, full = state.without, state.full
         if without is not None and bool(state.holds.any()):
@@ -194,7 +194,7 @@ class SaturatedPDHG(Solver[State]):
         return replace(state, without=without, full=full)
 
     def reconsider(self, state: State, evaluation: Evaluation) -> SaturatedState:
-        """Images that have left the saturated region get their last layer back, for good."""
+        """Images that left the saturated region get their last layer back, permanently."""
         assert isinstance(state, SaturatedState)
         left = state.holds & ~self.head.holds(evaluation.last)
         if not bool(left.any()):
@@ -208,7 +208,7 @@ class SaturatedPDHG(Solver[State]):
 def _go_on(
     solver: RestartedPDHG, last: RestartState | None, images: Tensor, fresh: RestartState | None
 ) -> RestartState | None:
-    """The fresh state, with the last one in its place for ``images``."""
+    """The fresh state, except that ``images`` keep their old one."""
     if fresh is None or last is None:
         return fresh
     resumed = solver.resume(last)

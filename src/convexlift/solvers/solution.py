@@ -1,4 +1,4 @@
-"""What a solve returns."""
+"""The result of a solve: images with certified gaps, statuses and history."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from convexlift.tensors import Blocks
 
 
 class Status(Enum):
-    """How a solve ended, for one image; the value says what to do about it."""
+    """How a solve ended, for one image; the value is advice for the user."""
 
     CONVERGED = "The certified gap is below the tolerance."
     ITERATION_LIMIT = (
-        "The iteration limit came first. Raise StopWhen(max_iterations=...), or continue with "
+        "The iteration limit was reached. Raise StopWhen(max_iterations=...), or continue with "
         "solve(problem, start=solution.state)."
     )
     TIME_LIMIT = (
-        "The time limit came first. Raise StopWhen(seconds=...), or continue with "
+        "The time limit was reached. Raise StopWhen(seconds=...), or continue with "
         "solve(problem, start=solution.state)."
     )
     PRECISION_LIMIT = (
@@ -33,8 +33,8 @@ class Status(Enum):
         "problem.to(dtype=torch.float64), or remove a large offset from the data."
     )
     NOT_FINITE = (
-        "The iterates became infinite or NaN; x is the best finite one. Check step sizes and the "
-        "scale of the data."
+        "The iterates became infinite or NaN; x is the best finite one. Check the step sizes and "
+        "the scale of the data."
     )
     STOPPED = "The callback asked to stop; x is the best iterate so far."
     INTERRUPTED = "Interrupted from the keyboard; x is the best iterate so far."
@@ -56,7 +56,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Progress(Record):
-    """What a callback is given: the record and the current images (do not change them)."""
+    """A record with the current images, for callbacks, which must not modify them."""
 
     x: Tensor
 
@@ -65,10 +65,10 @@ class Progress(Record):
 class History(Sequence[Record]):
     """The checked iterations, oldest first.
 
-    ``objective``, ``data_term`` and ``regularizer`` are those of the current iterate;
-    ``lower_bound`` and ``gap`` are the best so far, as checked in the precision of the problem;
-    those of the last record are the certified ones of the solution. ``history["gap"]`` is a column:
-    a tensor of shape (records, B), or (records,) for ``iteration`` and ``seconds``.
+    ``objective``, ``data_term`` and ``regularizer`` belong to the current iterate; ``lower_bound``
+    and ``gap`` are the best so far, in the precision of the problem, except that the last record
+    has the certified values of the solution. ``history["gap"]`` is a column: a tensor of shape
+    (records, B), or (records,) for ``iteration`` and ``seconds``.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -97,12 +97,12 @@ class Solution:
         gap: (objective - lower_bound) / |objective|, (B,).
         status: how the solve ended, for each image.
         guarantee: the scope of the lower bound, for each image.
-        iterations: how many iterations each image took.
+        iterations: number of iterations of each image.
         seconds: time in the solver, callbacks excluded.
         history: the checked iterations.
         state: pass it back as ``solve(problem, start=solution.state)`` to continue.
         duals: the feasible dual variables that prove the lower bound, whatever the method.
-        proof: the same as a file: ``solution.proof.save(path)``, to be checked by ``cl.verify``.
+        proof: the same, ready to be saved: ``solution.proof.save(path)``, checked by ``cl.verify``.
     """
 
     x: Tensor

@@ -27,17 +27,17 @@ def solve(
 ) -> Solution:
     """Solve a batch of problems, each to its own certified gap.
 
-    Ctrl-C returns the best images so far; so does every other way to end. Objective, lower bound
-    and gap are computed in double precision in the end, whatever the precision of the problem,
-    and hold in spite of rounding.
+    Ctrl-C, like every other way to end, returns the best images so far. Objective, lower bound and
+    gap are recomputed at the end in double precision with rounding accounted for, whatever the
+    precision of the problem.
 
     Args:
-        problem: what to minimise.
+        problem: the problem to solve.
         method: ``PDHG()``, ``PDHG(steps=PaperSteps(c))``, ``Subgradient(step)``, ``NMAPG()`` or
-            ``LBFGS()``; unless given, ``suitable_method(problem)``, which needs no tuning.
+            ``LBFGS()``; by default ``suitable_method(problem)``, which needs no tuning.
         stop: when to stop; by default at a relative gap of 1e-3.
         start: initial images, or the ``state`` of an earlier solution to continue from.
-        callback: called with a ``Progress`` at every check (the clock stands still meanwhile).
+        callback: called with a ``Progress`` at every check; its time is not counted.
     """
     return _solve(problem, method, stop, start, callback, rigorous=True)
 
@@ -49,7 +49,7 @@ def solve_roughly(
     stop: StopWhen | None = None,
     start: Tensor | State | None = None,
 ) -> Solution:
-    """As ``solve``, with gaps in the precision of the problem, which guarantee nothing.
+    """``solve`` with gaps in the precision of the problem, which guarantee nothing.
 
     For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
     """
@@ -66,7 +66,7 @@ def _solve(
     rigorous: bool,
 ) -> Solution:
     require_problem(problem)
-    problem.regularizer.check_convexity()  # it may have been changed since
+    problem.regularizer.check_convexity()  # weights may have changed since the last check
     method = _chosen_method(problem, method)[0]
     stop = StopWhen() if stop is None else stop
     if not isinstance(stop, StopWhen):
@@ -95,7 +95,7 @@ class Explanation:
 
 
 def explain(problem: VariationalProblem, *, method: Method | None = None) -> Explanation:
-    """Method, lift, steps and implementation that ``solve`` would use, and why; print it.
+    """Method, lift, steps and implementation that ``solve`` would use, with reasons; printable.
 
     Operator norms are computed, as ``solve`` does before its first iteration.
     """
@@ -107,17 +107,16 @@ def explain(problem: VariationalProblem, *, method: Method | None = None) -> Exp
 
 
 def suitable_method(problem: VariationalProblem) -> Method:
-    """``LBFGS()`` for smooth problems with three layers or more, and else ``PDHG()``.
+    """``LBFGS()`` for smooth problems with three or more layers, else ``PDHG()``.
 
-    Lifted layers take their time to agree with one another, and where everything is smooth, nothing
-    makes it necessary to lift them. With one or two the lift needs about as many iterations, and
-    cheaper ones.
+    Lifted layers need many iterations to become consistent, and smooth problems need no lift.
+    With one or two layers the lift needs about as many iterations as L-BFGS, and cheaper ones.
     """
     return _chosen_method(problem, None)[0]
 
 
 def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[Method, str]:
-    """The method, and why."""
+    """The method to use, and why."""
     if isinstance(method, Method):
         return method, "given"
     if method is not None:
@@ -126,10 +125,10 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
             f"got {method!r}"
         )
     if not problem.smooth:
-        return PDHG(), "the problem has kinks, which the lift takes by projections"
+        return PDHG(), "the problem has kinks, which the lift handles by projections"
     if len(problem.network.layers) > 2:
-        return LBFGS(), "three layers or more, all smooth: lifted layers would agree slowly"
-    return PDHG(), "smooth, but with one or two layers the lift is as fast, and cheaper"
+        return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
+    return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
 def _iterate(
@@ -170,12 +169,12 @@ def _iterate(
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
-    """How many iterations to do before the next check: no more than there is time for."""
+    """Number of iterations before the next check, limited by the remaining time."""
     count = min(solver.block, stop.until_check(iteration))
     if stop.seconds is None or count == 1:
         return count
     if iteration == 0:
-        return 1
+        return 1  # to measure the pace
     pace = clock.seconds() / iteration
     return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
 
@@ -192,6 +191,6 @@ def _first_state(
         resumed = solver.resume(start) if alike else None
         if resumed is not None:
             return resumed
-        start = x  # another method's state: its images are a good start all the same
+        start = x  # of another method: its images are still a good start
     x = checked_image(problem, start, "start")
     return solver.start(problem.bounds.project(x.to(y)))

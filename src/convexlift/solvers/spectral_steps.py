@@ -1,13 +1,13 @@
-"""Steps for x that differ with the frequency: the metric of problems in tomography.
+"""Step sizes for x that depend on the frequency: a metric for tomography.
 
-The ray transform sees low frequencies |w| far better than high ones, A* A ~ 1/|w|, and filters of
-mean zero see high ones better. One step for all of them is too short for nearly all. With
+The ray transform amplifies low frequencies |w| far more than high ones, A* A ~ 1/|w|, while filters
+of mean zero amplify high ones. A single step is too short for nearly all frequencies. With
 H_i >= K_i* K_i diagonal in Fourier space, for every row i of K that acts on x,
 
     T = SAFETY (sum_i sigma_i n_i H_i)^-1
 
-satisfies ||S^(1/2) K T^(1/2)|| < 1 like the scalar rule of ``step_sizes``, for each frequency. A
-proximal map in such a metric is not one of each pixel alone, so that the box is dualised too.
+satisfies ||S^(1/2) K T^(1/2)|| < 1 for each frequency, like the scalar rule of ``step_sizes``. A
+proximal map in this metric does not act pixel by pixel, so the box is dualised too.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 POWER_STEPS = 80
 RAY_STEPS = 40
 MARGIN = 1.05
-"""Spectra are flat once they are filtered, and power iteration slow: what it misses, at most."""
+"""Safety factor: filtered spectra are flat, where power iteration converges slowly."""
 PATCH = 48
-"""Boundaries, which H must cover too, are as bad for small images as for large ones."""
+"""Side of the patch on which H is scaled: boundary effects do not depend on the image size."""
 
 
 class FourierSteps(Blocks):
-    """T: numbers (B,) for most blocks, and for x a spectrum (B, 1, H, W//2 + 1)."""
+    """T: one number per image (B,) for most blocks, a spectrum (B, 1, H, W//2 + 1) for x."""
 
     __slots__ = ()
 
     def __mul__(self, other: float | Tensor | Blocks) -> Blocks:
-        """T u, where u has the blocks."""
+        """T u, for u with the same blocks."""
         assert isinstance(other, Blocks)
         return Blocks(
             {
@@ -71,7 +71,7 @@ class FourierCoupling(Coupling):
         }
         self.weights = {
             v: {
-                name: float(self.spectra[v].mean())  # for moves of which nothing is known
+                name: float(self.spectra[v].mean())  # for moves of unknown frequency
                 if name == "x"
                 else len(row) * K.norm(saddle.K.shapes[name]) ** 2
                 for name, K in row.items()
@@ -81,14 +81,14 @@ class FourierCoupling(Coupling):
 
     @staticmethod
     def applies(problem: VariationalProblem) -> bool:
-        """For ray transforms, and networks that see the image through convolutions, and TV."""
+        """Whether A is a ray transform, and the network acts on x by convolutions or TV."""
         on_image = [layer.operators[0] for layer in problem.network.layers if 0 in layer.operators]
         return problem.operator.invertible and all(
             K.symbol(1, 1, problem.fidelity.y) is not None for K in on_image
         )
 
     def tau(self, sigma: Blocks) -> Blocks:
-        """See the module; numbers for blocks other than x."""
+        """SAFETY (sum_i sigma_i n_i H_i)^-1 for x; numbers for the other blocks."""
         steps = dict(super().tau(sigma))
         parts = [_per_frequency(sigma[v]) * s for v, s in self.spectra.items()]
         steps["x"] = SAFETY / torch.stack(parts).sum(0)
@@ -133,11 +133,11 @@ def majorant(K: LinearOperator, height: int, width: int, like: Tensor) -> Tensor
 
 
 _SCALES: WeakKeyDictionary[LinearOperator, float] = WeakKeyDictionary()
-"""Of scanners: many products with A, and the same for all data of one."""
+"""Scales of scanners: costly (many products with A), and shared by all data of one scanner."""
 
 
 def _scale(K: LinearOperator, steps: int, like: Tensor) -> float:
-    """The least number c with K* K <= c H for the H of the symbol of K, or a little more."""
+    """The least c with K* K <= c H, H the symbol of K, times a small safety margin."""
     assert K.input_shape is not None
     shape = K.input_shape
     symbol = K.symbol(shape[-2], shape[-1], like)

@@ -1,11 +1,11 @@
 """Step sizes of PDHG: diagonal T and S with ||S^(1/2) K T^(1/2)|| < 1, for any lift.
 
-Row i of K maps several primal blocks j. With n_i blocks in a row,
+Row i of K acts on several primal blocks j. With n_i blocks in a row,
 
     ||S^(1/2) K u||^2 = sum_i sigma_i ||sum_j K_ij u_j||^2
                      <= sum_j (sum_i sigma_i n_i ||K_ij||^2) ||u_j||^2,
 
-so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. For
+so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. In
 the paper's networks every row has one block, and this is its rule (step-size).
 """
 
@@ -22,15 +22,15 @@ from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
 
 SAFETY = 0.999
-"""||S^(1/2) K T^(1/2)||^2 is at most this."""
+"""Upper bound on ||S^(1/2) K T^(1/2)||^2."""
 
 
 class Coupling:
-    """n_i ||K_ij||^2 for every block of K: all that step sizes need to know of a problem.
+    """n_i ||K_ij||^2 for every block of K, from which step sizes follow.
 
     Attributes:
-        recent: whether steps are balanced for the recent way from the first on, rather than for
-            the whole way at first (measured).
+        recent: whether steps are balanced for the recent displacement from the start, rather than
+            for the total one at first (measured).
         scalar: whether a step is one number for each block and image.
     """
 
@@ -53,7 +53,7 @@ class Coupling:
         return Blocks({name: SAFETY / total for name, total in totals.items()})
 
     def reach(self, u_sizes: Blocks) -> Blocks:
-        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i: how far it moves at most."""
+        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i, a bound on its movement."""
         return Blocks(
             {
                 v: torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
@@ -74,13 +74,13 @@ class Coupling:
         """sigma_i = ||dv_i|| / reach_i.
 
         It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
-        distance that PDHG has to travel. Not finite or zero where a size is.
+        distance that PDHG has to travel. Zero or not finite where a size is.
         """
         return quotients(v_sizes, reach)
 
 
 def quotients(sizes: Blocks, steps: Blocks) -> Blocks:
-    """Numbers (B,) divided by others, block by block."""
+    """sizes / steps, block by block; each (B,)."""
     return Blocks({name: value / steps[name] for name, value in sizes.items()})
 
 
@@ -88,11 +88,11 @@ def quotients(sizes: Blocks, steps: Blocks) -> Blocks:
 class PaperSteps:
     """sigma_i = c_i / ||K_i||^2, the paper's rule with its hyperparameters c.
 
-    ||K_i|| is that of the row which holds the layer's maps, ||V_{i-1}|| or ||W_{i-1}||; both
-    dual blocks of an epigraph share sigma_i. tau_j follows.
+    ||K_i|| is the norm of the row with the layer's maps, ||V_{i-1}|| or ||W_{i-1}||; both dual
+    blocks of an epigraph share sigma_i. tau_j follows.
 
     Args:
-        c: (c_1, ..., c_L), with c_0 before them where the fidelity is dualised. The paper uses
+        c: (c_1, ..., c_L), preceded by c_0 where the fidelity is dualised. The paper uses
             (0.01, 0.001) for inpainting, (500, 100, 0.1) for CT, (500, 100, 5, 0.5, 0.1) for
             CT with the deeper network.
     """
@@ -125,7 +125,7 @@ class PaperSteps:
 class AdaptiveSteps:
     """Steps that need no tuning: balanced at the start, and again at every restart.
 
-    Between restarts iterations are relaxed, on smooth problems, or those of Halpern, reflected and
-    pulled back towards the last restart. The rules are those of the linear-programming codes
-    PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
+    Between restarts, iterations are relaxed on smooth problems, and otherwise reflected Halpern
+    iterations, pulled back towards the last restart. The rules come from the linear-programming
+    codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
     """

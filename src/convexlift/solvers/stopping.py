@@ -1,4 +1,4 @@
-"""When to stop."""
+"""Stopping criteria."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class StopWhen:
-    """Stop an image when the first of these holds.
+    """Stop an image as soon as one of these criteria holds.
 
     On ``CONVERGED``, objective - lower_bound <= gap |objective|.
 
@@ -15,7 +15,7 @@ class StopWhen:
         gap: relative certified gap; None to run to a limit.
         max_iterations: limit on iterations; 0 only evaluates the start.
         seconds: limit on the time, or None.
-        check_every: evaluate objective and certificate every so many iterations. Small values
+        check_every: iterations between evaluations of objective and certificate. Small values
             give a fine history, large ones cost less.
     """
 
@@ -35,5 +35,5 @@ class StopWhen:
             raise ValueError(f"check_every must be at least 1, got {self.check_every}")
 
     def until_check(self, iteration: int) -> int:
-        """How many iterations there are from this one to the next check."""
+        """Number of iterations from this one to the next check."""
         return min(self.check_every - iteration % self.check_every, self.max_iterations - iteration)

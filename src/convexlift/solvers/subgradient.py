@@ -49,17 +49,17 @@ class SubgradientState:
 
 
 class SubgradientSolver(Solver[State]):
-    """One evaluation and one backward pass a step."""
+    """One evaluation and one backward pass per step."""
 
     def __init__(self, problem: VariationalProblem, method: Subgradient) -> None:
         self.problem, self.method = problem, method
 
     def start(self, x: Tensor) -> SubgradientState:
-        """At the images themselves."""
+        """Start at the images, with no steps taken."""
         return SubgradientState(x, torch.zeros(x.shape[0], dtype=x.dtype, device=x.device))
 
     def resume(self, state: State) -> SubgradientState | None:
-        """With the step size reached."""
+        """Continue with the number of steps taken; None for the state of another method."""
         return state if isinstance(state, SubgradientState) else None
 
     def step(self, state: State) -> SubgradientState:

@@ -1,7 +1,7 @@
 """Training: adversarial and bilevel learning of convex regularizers.
 
-Every random choice is a pure function of a seed and of the place where it is made, so a resumed run
-and a run on several devices draw what one uninterrupted process draws.
+Every random choice is a pure function of a seed and its position in the run, so a resumed run and a
+run on several devices draw the same numbers as one uninterrupted process.
 """
 
 from convexlift.training.data import Batch as Batch

@@ -1,10 +1,10 @@
 """Images in memory, and batches as a pure function of (seed, step, position).
 
 The images are visited along an endless concatenation of permutations, one for each epoch; the batch
-at ``step`` is its slice [step B, (step + 1) B). Sample k of it is cropped and turned by random
-numbers that depend on (seed, step, k) alone. Nothing is stored between two batches: a resumed run
-sees what an uninterrupted one would have seen, and rank r of w, which takes the positions r,
-r + w, ..., sees its share of the batch of a single process.
+at ``step`` is its slice [step B, (step + 1) B). Sample k is cropped and turned by random numbers
+that depend on (seed, step, k) alone. No state is kept between batches: a resumed run sees the same
+samples as an uninterrupted one, and rank r of w, which takes the positions r, r + w, ..., sees its
+share of the batch of a single process.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from convexlift.files.pictures import (
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Grey images with names, in memory; 8 and 16 bits are kept as they are.
+    """Grey images with names, in memory; 8-bit and 16-bit images are stored as such.
 
-    Make one with ``from_folder``, ``from_folders`` or ``from_tensors``.
+    Created by ``from_folder``, ``from_folders`` or ``from_tensors``.
     """
 
     names: tuple[str, ...]
@@ -52,11 +52,11 @@ class ImageSet:
     def from_folder(
         cls, folder: Path, *, limit: int | None = None, max_megapixels: float | None = None
     ) -> ImageSet:
-        """The pictures of a folder, sorted by name; hidden and other files are left out.
+        """The pictures of a folder, sorted by name; hidden and other files are ignored.
 
         Args:
             folder: searched without its subfolders.
-            limit: read the first so many only.
+            limit: maximum number of pictures to read, or None for all.
             max_megapixels: replaces the limits on the size that the header of a file may declare.
         """
         paths = _picture_paths(Path(folder), limit)
@@ -74,13 +74,13 @@ class ImageSet:
         """The pictures of several folders, one folder after the other; named "folder/file".
 
         Args:
-            folders: different ones.
-            limit: read the first so many of each folder only.
+            folders: distinct folders.
+            limit: maximum number of pictures to read from each folder, or None for all.
             max_megapixels: replaces the limits on the size that the header of a file may declare.
         """
         places = [Path(folder).resolve() for folder in folders]
         if not places:
-            raise ValueError("there is no folder; give at least one with pictures")
+            raise ValueError("no folder was given; give at least one folder with pictures")
         for i, place in enumerate(places):
             if place in places[:i]:
                 raise ValueError(f"{folders[i]} is given twice; name each folder once")
@@ -96,7 +96,7 @@ class ImageSet:
 
     @classmethod
     def from_tensors(cls, images: Sequence[Tensor], names: Sequence[str] | None = None) -> ImageSet:
-        """Copies of tensors (H, W) or (1, H, W); integers mean what they mean in files."""
+        """Copies of tensors (H, W) or (1, H, W); integers are scaled as in picture files."""
         if names is None:
             names = [f"image {i}" for i in range(len(images))]
         if len(names) != len(images):
@@ -121,25 +121,25 @@ class ImageSet:
         return height, width
 
     def select(self, wanted: Callable[[str], bool]) -> ImageSet:
-        """The images whose names are wanted, in their order."""
+        """The images whose names satisfy ``wanted``, in their order."""
         places = [i for i, name in enumerate(self.names) if wanted(name)]
         if not places:
-            raise ValueError(f"no image is wanted among {len(self)}, from {self.names[0]} on")
+            raise ValueError(f"none of {len(self)} images is wanted, from {self.names[0]} on")
         return self._subset(places)
 
     def split(self, held_out: int | float, seed: int) -> tuple[ImageSet, ImageSet]:
-        """Training and validation: disjoint, together the whole set, each in its order.
+        """Training and validation images: disjoint, together the whole set, each in the same order.
 
         Args:
-            held_out: how many images are for validation (an int), or which fraction (a float).
-            seed: the same seed chooses the same images.
+            held_out: number of images for validation (an int), or their fraction (a float).
+            seed: determines which images are held out.
         """
         if len(self) < 2:
-            raise ValueError(f"there is only {self.names[0]}; a split needs two images or more")
+            raise ValueError(f"there is only {self.names[0]}; a split needs at least two images")
         count = held_out
         if isinstance(held_out, float):
             if not 0 < held_out < 1:
-                raise ValueError(f"a fraction held out lies between 0 and 1, got {held_out}")
+                raise ValueError(f"a held-out fraction must lie between 0 and 1, got {held_out}")
             count = round(held_out * len(self))
         if not 0 < count < len(self):
             part = "validation" if count <= 0 else "training"
@@ -153,22 +153,22 @@ class ImageSet:
         return self._subset(training), self._subset(sorted(held))
 
     def first(self, count: int) -> ImageSet:
-        """The first images only."""
+        """The first ``count`` images."""
         if not 1 <= count <= len(self):
             raise ValueError(f"there are {len(self)} images; {count} cannot be taken of them")
         return self._subset(range(count))
 
     def require_size(self, size: tuple[int, int]) -> None:
-        """Raise unless every image is (H, W)."""
+        """Raise ValueError unless every image is (H, W)."""
         for i, name in enumerate(self.names):
             if self.size(i) != tuple(size):
                 raise ValueError(
                     f"{name} is {size_text(self.size(i))}, not {size_text(size)}; "
-                    "use images of one size, or take crops of them"
+                    "use images of one size, or take crops"
                 )
 
     def require_at_least(self, size: tuple[int, int]) -> None:
-        """Raise unless (H, W) fits into every image."""
+        """Raise ValueError unless (H, W) fits into every image."""
         for i, name in enumerate(self.names):
             height, width = self.size(i)
             if height < size[0] or width < size[1]:
@@ -178,7 +178,7 @@ class ImageSet:
                 )
 
     def fingerprint(self) -> str:
-        """SHA-256 of names, types, sizes and pixels: equal for equal sets only."""
+        """SHA-256 of names, types, sizes and pixels."""
         digest = hashlib.sha256()
         for name, plane in zip(self.names, self.planes, strict=True):
             digest.update(repr((name, str(plane.dtype), plane.shape)).encode())
@@ -191,22 +191,22 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Clean images, and their place in the run, on which their noise may depend."""
+    """Clean images with their positions in the run, which may determine their noise."""
 
     clean: Tensor  # (B, 1, H, W), float32
-    indices: Tensor  # (B,), which image of the set
-    positions: Tensor  # (B,), place in the batch of all ranks together
+    indices: Tensor  # (B,), index of each image in the set
+    positions: Tensor  # (B,), position in the batch of all ranks together
     step: int
     seed: int
-    fixed: bool = False  # whether an image's noise is the same in every epoch
+    fixed: bool = False  # whether an image has the same noise in every epoch
 
     def generators(
         self, device: torch.device | str = "cpu", stream: int = 0
     ) -> list[torch.Generator]:
-        """One for each sample, seeded by (seed, step, position, stream), or (seed, image, stream).
+        """Generators of the samples, from (seed, step, position, stream) or (seed, image, stream).
 
-        Streams are for independent purposes, such as a mask and the noise. PyTorch's generator on
-        the CPU uses 32 bits of the seed; those of different devices give different numbers.
+        Streams serve independent purposes, such as a mask and the noise. PyTorch's CPU generator
+        uses 32 bits of the seed; generators of different devices give different numbers.
         """
         if self.fixed:
             seeds = [mix("fixed noise", self.seed, i, stream) for i in self.indices.tolist()]
@@ -221,14 +221,14 @@ class BatchSampler:
     """Batches of crops or whole images, each a pure function of its step.
 
     Args:
-        images: where they come from.
-        batch_size: of all ranks together.
-        crop: the side of square crops at random places; None for whole images of one size.
-        flips: mirror left and right, by chance.
-        rotations: any of the 8 symmetries of the square, by chance (mirroring is among them).
+        images: the set to draw from.
+        batch_size: number of samples of all ranks together.
+        crop: the side of square crops at random positions; None for whole images of one size.
+        flips: mirror left and right at random.
+        rotations: apply a random one of the 8 symmetries of the square (which include mirroring).
         seed: of all random choices.
         fixed: take the same crop of an image, turned the same way and with the same noise, in
-            every epoch: a finite training set, whose reconstructions can start warm.
+            every epoch: a finite training set, whose reconstructions can be warm-started.
     """
 
     images: ImageSet
@@ -241,7 +241,7 @@ class BatchSampler:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.crop is None:
             size = self.images.size(0)
             self.images.require_size(size)
@@ -252,20 +252,20 @@ class BatchSampler:
                 )
             return
         if self.crop < 1:
-            raise ValueError(f"crop is at least 1, or None for whole images; got {self.crop}")
+            raise ValueError(f"crop must be at least 1, or None for whole images; got {self.crop}")
         self.images.require_at_least((self.crop, self.crop))
 
     @property
     def steps_per_epoch(self) -> int:
-        """The fewest steps that show every image; the last may reach into the next epoch."""
+        """Number of steps that show every image; the last one may reach into the next epoch."""
         return -(-len(self.images) // self.batch_size)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The samples at positions rank, rank + world, ... of the batch at ``step``."""
         if step < 0:
-            raise ValueError(f"steps count from 0, got {step}")
+            raise ValueError(f"step must be at least 0, got {step}")
         if world < 1 or not 0 <= rank < world:
-            raise ValueError(f"rank counts from 0 to world - 1, got rank {rank} of {world}")
+            raise ValueError(f"rank must lie between 0 and world - 1, got rank {rank} of {world}")
         if self.batch_size % world:
             raise ValueError(
                 f"{world} processes cannot share a batch of {self.batch_size} evenly; "
@@ -302,9 +302,9 @@ class BatchSampler:
         return mix("sample", self.seed, step, position)
 
     def _view(self, plane: Plane, chance: int) -> Plane:
-        """The crop of one sample, turned; no pixel is copied.
+        """The turned crop of one sample, as a view.
 
-        The digits of ``chance``, in mixed radix, are its top, its left and its symmetry.
+        The mixed-radix digits of ``chance`` are its top, its left and its symmetry.
         """
         height, width = self._size()
         chance, top = divmod(chance, plane.shape[0] - height + 1)
@@ -319,7 +319,7 @@ class BatchSampler:
 
 
 def mix(purpose: str, *numbers: int) -> int:
-    """A seed of 63 bits from a purpose and integers, by BLAKE2b: near inputs, unrelated seeds."""
+    """A 63-bit seed from a purpose and integers, by BLAKE2b: similar inputs, unrelated seeds."""
     text = ":".join([purpose, *(str(int(number)) for number in numbers)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -327,9 +327,9 @@ def mix(purpose: str, *numbers: int) -> int:
 
 @lru_cache(maxsize=8)
 def _permutation(count: int, seed: int) -> NDArray[np.int64]:
-    """The order of ``count`` raw random numbers, which are the same in every version of NumPy."""
+    """A permutation: the order of ``count`` raw random numbers, equal in all NumPy versions."""
     order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
-    order.setflags(write=False)
+    order.setflags(write=False)  # callers share the cached array
     return order
 
 
@@ -337,21 +337,21 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     suffixes = PictureFormat.known_suffixes()
     looked_for = ", ".join(suffixes)
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is at least 1, or None for all pictures; got {limit}")
+        raise ValueError(f"limit must be at least 1, or None for all pictures; got {limit}")
     if not folder.exists():
         raise ValueError(f"{folder} does not exist; give a folder with pictures ({looked_for})")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give the folder that holds the pictures")
+        raise ValueError(f"{folder} is not a folder; give the folder that holds the pictures")
     paths = sorted(
         path
         for path in folder.iterdir()
         if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file()
     )
     if not paths:
-        raise ValueError(f"{folder} has no pictures; their names end in one of {looked_for}")
+        raise ValueError(f"{folder} has no pictures; their names must end in one of {looked_for}")
     return paths[:limit]
 
 
 def size_text(size: tuple[int, int]) -> str:
-    """Such as "64 x 48"."""
+    """A size in words, such as "64 x 48"."""
     return f"{size[0]} x {size[1]}"

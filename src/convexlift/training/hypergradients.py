@@ -1,4 +1,4 @@
-"""Hypergradients: how the error of a reconstruction depends on the weights of the network.
+"""Hypergradients: derivatives of the reconstruction error in the weights of the network.
 
     x(theta) = argmin_x J(x, theta) = D(A x, y) + weight R_theta(x)   (the lower level)
     l(x) = 1/2 ||x - truth||^2                                        (the upper level)
@@ -40,7 +40,7 @@ from convexlift.tensors import Blocks, expand_per_image, full_precision, sum_per
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 
 Weight = Tensor | None
-"""The regularization weight as a tensor, if it is to be learned too; None for the problem's."""
+"""The regularization weight as a tensor if it is learned too; None for the problem's."""
 
 
 def lagrangian(
@@ -52,15 +52,15 @@ def lagrangian(
 
         weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>,
 
-    in which x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
-    p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution decides
-    which of the slopes counts, and autograd cannot know it.
+    where x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
+    p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution determines
+    which slope counts, which autograd cannot know.
 
     Args:
         problem: whose ``regularizer`` holds theta.
         x: its solution.
         duals: ``solution.duals``.
-        weight: in place of the problem's.
+        weight: replaces the problem's.
     """
     gamma = problem.weight if weight is None else weight
     network = problem.regularizer.bind(problem.image_shape, detach=False)
@@ -108,13 +108,13 @@ class Hypergradient(ABC):
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
-        """One number for each image, whose gradient in theta approximates that of l(x(theta)).
+        """One number for each image, whose gradient in theta approximates grad l(x(theta)).
 
         Args:
             problem: the lower level, whose ``regularizer`` holds theta.
-            solution: of it.
+            solution: of the lower level.
             truth: the ground truth.
-            weight: in place of the problem's.
+            weight: replaces the problem's.
         """
 
 
@@ -145,8 +145,8 @@ class Unrolled(Hypergradient):
     A truncated Neumann series of the inverse Hessian: exact in the limit for smooth J.
 
     Args:
-        steps: their number; memory grows with it.
-        step: their length; by default 1/L, with L from power iteration on the Hessian.
+        steps: number of steps; memory grows with it.
+        step: step size; by default 1/L, with L from power iteration on the Hessian.
     """
 
     steps: int
@@ -177,9 +177,9 @@ class Implicit(Hypergradient):
     the box, and those that an L1 data term holds at its kink x = y, cannot.
 
     Args:
-        damping: added to H, which is singular where no data and no curvature hold a pixel.
+        damping: added to H, which is singular where neither data nor curvature determine a pixel.
         linear_solver: ``cg``, or ``minres`` for (nearly) singular H.
-        iterations: of the linear solver, at most.
+        iterations: maximum number of iterations of the linear solver.
         tolerance: on its relative residual.
     """
 
@@ -192,7 +192,7 @@ class Implicit(Hypergradient):
         if not 0 <= self.damping < math.inf:
             raise ValueError(f"Implicit needs damping >= 0, got {self.damping}")
         if self.linear_solver not in ("cg", "minres"):
-            raise ValueError(f"linear_solver is 'cg' or 'minres', got {self.linear_solver!r}")
+            raise ValueError(f"linear_solver must be 'cg' or 'minres', got {self.linear_solver!r}")
         if self.iterations < 1:
             raise ValueError(f"Implicit needs iterations >= 1, got {self.iterations}")
         _require_positive(self, tolerance=self.tolerance)
@@ -226,20 +226,20 @@ class Implicit(Hypergradient):
 class ValueFunction(Hypergradient):
     """[J(x_b, theta) - J(x, theta)] / b with x_b = argmin_x J(x, theta) + b l(x).
 
-    The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b
-    and theta commute: two solves and no second derivative, correct also where J has kinks. There
-    J has no gradient in theta, but its saddle-point form has, at the dual variables of the two
-    solves (see ``lagrangian``). The second problem is of the same kind and is solved in the same
-    way, starting from x. The difference of two nearby values needs accurate values: a solution
-    that is coarser than ``gap`` is refined first.
+    The derivative of the value function min_x J + b l in b is l(x(theta)), and derivatives in b and
+    theta commute: two solves and no second derivative, correct also where J has kinks. There J has
+    no gradient in theta, but its saddle-point form does, at the dual variables of the two solves
+    (see ``lagrangian``). The second problem is of the same kind and is solved in the same way,
+    starting from x. The difference of two close values requires accuracy: a solution coarser than
+    ``gap`` is refined first.
 
     Args:
-        b: small, for an error of O(b), but large compared with the root of the gap: 1e-2 suits
-            single precision; an L1 data term with a network of kinks needs 1e-3, a gap of 1e-7
-            and double precision.
-        gap: of both solves.
-        max_iterations: of each.
-        method: of both.
+        b: small, for an error of O(b), but large compared with the square root of the gap: 1e-2
+            suits single precision; an L1 data term and a network with kinks need 1e-3, a gap of
+            1e-7 and double precision.
+        gap: tolerance of both solves.
+        max_iterations: limit of each solve.
+        method: of both solves.
     """
 
     b: float = 1e-2
@@ -261,7 +261,7 @@ class ValueFunction(Hypergradient):
         if not bool((solution.gap <= self.gap).all()):
             solution = solve_roughly(problem, method=self.method, stop=stop, start=solution.state)
         pulled = solve_roughly(second, method=self.method, stop=stop, start=solution.state)
-        with full_precision():  # a difference of nearby values
+        with full_precision():  # a difference of close values
             return (
                 lagrangian(problem, pulled.x, pulled.duals, weight)
                 - lagrangian(problem, solution.x, solution.duals, weight)
@@ -328,8 +328,8 @@ def _largest_curvature(problem: VariationalProblem, x: Tensor, iterations: int =
         v = image / expand_per_image(size, image)
     if not bool((size > torch.finfo(x.dtype).eps).all()):
         raise ValueError(
-            "J has no curvature here (an L1 data term and a network of kinks?), so that no step "
-            "fits it: write Unrolled(steps=..., step=...), or use ValueFunction()"
+            "J has no curvature here (an L1 data term and a network with kinks?), so that no step "
+            "size follows from it: write Unrolled(steps=..., step=...), or use ValueFunction()"
         )
     return expand_per_image(1.1 * size, x)
 

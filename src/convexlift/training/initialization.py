@@ -1,4 +1,4 @@
-"""Starting weights: a network that is a total variation of many filters.
+"""Initial weights: a network that is a total variation of many filters.
 
     z_1 = h(+-k_c * x),   z_2 = h(w_j + sum over one block of the channels of z_1)
 
@@ -19,14 +19,14 @@ from convexlift.networks.architectures import ridge
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
 
-_VARIETY = 0.02  # how much of the first random weights remains, so that units differ
+_VARIETY = 0.02  # share of the random weights that is kept, so that units differ
 
 
 def cosine_filters(count: int, size: int) -> Tensor:
     """The first ``count`` of the size^2 - 1 non-constant DCT waves, low frequencies first.
 
-    They are orthonormal, (count, size, size); asked for more, small random ones of mean zero
-    follow.
+    They are orthonormal, (count, size, size). If ``count`` is larger, random filters of mean zero
+    and norm 1 follow.
     """
     if count < 1 or size < 2:
         raise ValueError(
@@ -60,7 +60,7 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
 
     Args:
         network: changed in place.
-        strength: of the first regularization.
+        strength: of the initial regularization.
     """
     first, *others = network.layers
     assert isinstance(first, ConvexLayer)
@@ -82,7 +82,7 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
     for layer in others:
         assert isinstance(layer, ConvexLayer)
         if layer.previous is None:
-            raise ValueError("start_from_filters_ needs layers that follow one another")
+            raise ValueError("start_from_filters_ needs layers that read the previous one")
         scale /= _pass_on_(layer.previous, channels)
         channels = layer.outputs
         if layer.bias is not None:
@@ -103,14 +103,14 @@ def _pass_on_(linear_map: LinearMap, channels: int) -> float:
 
 
 def _read_blocks_(dense: Dense, channels: int) -> float:
-    """Unit j reads all channels of block j (modulo their number), and a little of the rest."""
+    """Make unit j read all channels of block j (modulo their number), and a little of the rest."""
     weight = dense.weight
     units, features = weight.shape
     blocks = features // channels
     block = torch.arange(features, device=weight.device) % blocks
     unit = torch.arange(units, device=weight.device)[:, None]
     own = (block[None] % units == unit % blocks).to(weight)
-    readers = own.sum(0)  # differ by one where blocks do not divide units
+    readers = own.sum(0)  # numbers of readers differ by one if units is not a multiple of blocks
     own = own * (readers.mean() / readers)
     weight.mul_(_VARIETY / weight.mean().clamp_min(1e-12) / features).add_(own)
     return float(readers.mean()) + _VARIETY * units / features
@@ -128,21 +128,21 @@ def deepened(
     threshold: float = 0.0,
     seed: int = 0,
 ) -> InputConvexNetwork:
-    """A deeper ``ridge`` network with the same R: a sum of groups of the responses z, passed on.
+    """A deeper ``ridge`` network with the same R, which sums groups of the responses z.
 
-    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 as they are; a
-    smoothed one (of a smooth network) takes up to smoothing/2 from them, little if they are large.
+    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 unchanged; a
+    smoothed one (of a smooth network) subtracts up to smoothing/2, little if the sums are large.
 
     Args:
         network: a ``ridge`` of one layer.
-        depth: of the new one.
-        inner_channels: how many groups.
-        inner_kernel: the size of the filters of further layers.
-        variety: random weights that are added, as a fraction of the sum of the others, and taken
-            back from the output: new layers do nothing at first, and would learn little.
-        scale: of the sums, taken back from the output.
-        threshold: that units subtract from their sums. ReLUs that are always on are no layer: their
-            biases have no effect, and no gradient.
+        depth: number of layers of the new network.
+        inner_channels: number of groups.
+        inner_kernel: size of the filters of further layers.
+        variety: random weights added as a fraction of the sum of the others, and compensated in
+            the output: without them new layers have no effect at first, and would learn little.
+        scale: of the sums, compensated in the output.
+        threshold: subtracted from the sums by the units. ReLUs that are always on are not a layer:
+            their biases have no effect and no gradient.
         seed: of the random weights.
     """
     if depth < 2:
@@ -158,7 +158,7 @@ def deepened(
         or first.bias is not None
         or (smoothing := _huber_width(first.activation)) is None
     ):
-        raise ValueError("deepened needs a network made by networks.ridge, of one layer")
+        raise ValueError("deepened needs a one-layer network made by networks.ridge")
     if not bool(network.output.any()):
         raise ValueError("deepened needs a network with a positive output weight; here R = 0")
     weight = first.skip.weight
@@ -199,19 +199,19 @@ def _huber_width(h: Activation) -> float | None:
 
 
 def _sum_groups_(mix: Convolution, factors: Tensor | None, variety: float) -> None:
-    """Output j sums the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
+    """Make output j sum the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
     weight = mix.weight
     outputs, inputs, height, width = weight.shape
     factors = weight.new_ones(inputs) if factors is None else factors
     group = torch.arange(inputs, device=weight.device) % outputs
-    # Random weights to an input from all outputs and places: together, a fraction of its factor.
+    # The random weights of an input, over all outputs and taps, sum to a fraction of its factor.
     weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
     weight[group, torch.arange(inputs), height // 2, width // 2] += factors
 
 
 @torch.no_grad()
 def subtract_means_(network: InputConvexNetwork) -> None:
-    """Filters on the image get mean zero: brightness is not penalised."""
+    """Subtract the means of the filters on the image, so that brightness is not penalised."""
     for layer in network.layers:
         assert isinstance(layer, ConvexLayer)
         if isinstance(layer.skip, Convolution):
@@ -221,5 +221,5 @@ def subtract_means_(network: InputConvexNetwork) -> None:
 
 @torch.no_grad()
 def absorb_weight_(network: InputConvexNetwork, weight: float) -> None:
-    """R becomes weight R: bilevel learning then starts from the weight that a search has found."""
+    """Replace R by weight R, so that bilevel learning starts from a weight found by a search."""
     network.output.mul_(weight)

@@ -17,8 +17,8 @@ def conjugate_gradients(
     Args:
         apply: H, positive definite.
         r: the right-hand side.
-        start: the first q.
-        iterations: at most.
+        start: the initial q.
+        iterations: maximum number.
         tolerance: an image stops at ||r - H q|| <= tolerance ||r||.
     """
     q = start
@@ -44,9 +44,9 @@ def minimal_residuals(
 ) -> Tensor:
     """Minimise ||r - H q|| over growing Krylov spaces; also for singular H.
 
-    The recurrence is that of conjugate residuals, whose iterates are those of MINRES where H is
-    positive semidefinite; the residual never grows. Where no q solves the system, an image stops
-    when H (r - H q) vanishes up to rounding: then no q comes nearer. The arguments are those of
+    The recurrence is the method of conjugate residuals, whose iterates coincide with MINRES for
+    positive semidefinite H; the residual never grows. If no q solves the system, an image stops
+    when H (r - H q) vanishes up to rounding: the residual is then minimal. The arguments are as in
     :func:`conjugate_gradients`.
     """
     q = start
@@ -55,7 +55,7 @@ def minimal_residuals(
     direction, direction_image = residual, image
     product = _dot(residual, image)
     goal = tolerance**2 * _dot(r, r)
-    largest = torch.zeros_like(goal)  # of the Rayleigh quotients seen
+    largest = torch.zeros_like(goal)  # Rayleigh quotient so far, a lower bound on ||H||
     rounding = 10 * torch.finfo(r.dtype).eps
     for _ in range(iterations):
         squared = _dot(residual, residual)

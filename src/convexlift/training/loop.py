@@ -38,28 +38,28 @@ from convexlift.training.validation import Score, Validation
 
 CHECKPOINT = "checkpoint.pt"
 VALIDATED = ("psnr", "ssim", "weight")
-"""Columns that a validation adds to the row of its step."""
+"""Log columns filled in by a validation."""
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How to train.
+    """Options of the optimiser and the training loop.
 
     Args:
-        steps: of the optimiser.
-        learning_rate: of Adam.
+        steps: number of optimiser steps.
+        learning_rate: Adam's learning rate.
         relative: multiply the learning rate of each tensor by the root mean square of its
             entries at the start, so that filters of size 1 and weights of size 0.01 both
             change by the same fraction per step.
-        betas: of Adam.
+        betas: Adam's decay rates.
         schedule: ``constant``, or ``cosine`` down to zero at the end.
-        warm_up: steps of a linear rise of the learning rate.
+        warm_up: steps over which the learning rate rises linearly.
         clip: largest norm of the gradient, or None.
         zero_mean: keep the filters on the image at mean zero.
         validate_every: steps between validations.
-        validate_start: whether to validate the network that training starts with.
+        validate_start: whether to validate the initial network.
         checkpoint_every: steps between checkpoints.
-        patience: validations without a better one after which to stop, or None.
+        patience: validations without improvement after which to stop, or None.
         mixed_precision: compute the loss in bfloat16 where the objective allows it.
     """
 
@@ -85,16 +85,16 @@ class TrainingOptions:
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas lie between 0 and 1, got {self.betas}")
+            raise ValueError(f"betas must lie between 0 and 1, got {self.betas}")
         if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, or None, got {self.patience}")
+            raise ValueError(f"patience must be at least 1 or None, got {self.patience}")
         if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"schedule is 'constant' or 'cosine', got {self.schedule!r}")
+            raise ValueError(f"schedule must be 'constant' or 'cosine', got {self.schedule!r}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive or None, got {self.clip}")
 
     def rate(self, step: int) -> float:
-        """The factor of the learning rate at a step."""
+        """The factor on the learning rate at a step."""
         rise = min(1.0, (step + 1) / (self.warm_up + 1))
         if self.schedule == "constant":
             return rise
@@ -103,7 +103,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """The state after a step, for callbacks; ``score`` only after a validation."""
+    """The state after a step, for callbacks; ``score`` is set only after a validation."""
 
     step: int
     steps: int
@@ -117,12 +117,12 @@ class Trained:
 
     Attributes:
         network: with the weights of the best validation (the last ones without validation).
-        score: of that validation, or None.
-        step: at which it was.
+        score: of the best validation, or None.
+        step: number of the step of the best validation.
         rows: the log.
         interrupted: whether Ctrl-C or SIGTERM ended it before its last step; it can be resumed
             from the checkpoint.
-        seconds: of training, including those before it was resumed.
+        seconds: training time, including the time before a resumption.
     """
 
     network: InputConvexNetwork
@@ -150,16 +150,16 @@ def train(
     """Minimise the objective over the weights of the network, in place.
 
     Inside a process group (torchrun) every process calls it with the same arguments; batches
-    are shared out, and gradients averaged.
+    are split between processes, and gradients averaged.
 
     Args:
-        network: trained where it is (device and precision).
+        network: trained in its own device and precision.
         objective: the loss.
-        batches: of clean images.
+        batches: the sampler of clean images.
         options: of the optimiser and the schedule.
-        validation: measures PSNR and SSIM now and then; the best weights are kept.
+        validation: measures PSNR and SSIM at intervals; the best weights are kept.
         folder: for log and checkpoint; None writes nothing.
-        resume: go on from the checkpoint in the folder, if there is one.
+        resume: continue from the checkpoint in the folder, if there is one.
         callback: called after each step with a ``StepReport``.
     """
     run = _TrainingRun(network, objective, batches, options, validation, folder, callback)
@@ -211,7 +211,7 @@ class _TrainingRun:
         self.device = next(network.parameters()).device
         objective.to(self.device)
         self.process = processes.this_process()
-        # Images that do not fit the network or one another raise before any work.
+        # Images that do not fit the network or each other raise an error before any work.
         first = batches.batch(0, self.process.rank, self.process.world)
         network.bind(tuple(first.clean.shape[1:]))
         self.files = folder if self.process.first else None
@@ -286,7 +286,7 @@ class _TrainingRun:
             self.best["misses"] += 1
 
     def patience_is_over(self) -> bool:
-        """Whether too many validations brought no improvement."""
+        """Whether too many validations have passed without improvement."""
         patience = self.options.patience
         return patience is not None and self.best is not None and self.best["misses"] >= patience
 
@@ -297,7 +297,7 @@ class _TrainingRun:
             self.callback(StepReport(self.step, self.options.steps, row, score))
 
     def save(self) -> None:
-        """Write the checkpoint, in the first process."""
+        """Write the checkpoint, in the first process only."""
         if self.files is not None:
             checkpoint = Checkpoint(
                 step=self.step,
@@ -314,7 +314,7 @@ class _TrainingRun:
             save_checkpoint(self.files / CHECKPOINT, checkpoint)
 
     def restore(self, path: Path) -> None:
-        """Take over the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         checkpoint = load_checkpoint(path)
         check_identity(path, checkpoint.identity, self.identity)
         with restoring(path):
@@ -327,11 +327,11 @@ class _TrainingRun:
         self.started = time.perf_counter() - checkpoint.seconds
 
     def seconds(self) -> float:
-        """Time spent training, without the time between an interruption and its resumption."""
+        """Training time in seconds, without pauses between interruption and resumption."""
         return time.perf_counter() - self.started
 
     def result(self, *, interrupted: bool) -> Trained:
-        """The best weights, in the network."""
+        """The result, with the best weights in the network."""
         score, step = None, self.step
         if self.best is not None:
             self.network.load_state_dict(self.best["network"])
@@ -353,29 +353,29 @@ class _LossModule(nn.Module):
         self.mixed_precision = mixed_precision
 
     def forward(self, batch: Batch) -> Tensor:
-        """The surrogate; the rest of the loss is kept in ``last``."""
+        """The surrogate; the whole loss is kept in ``last``."""
         kind = batch.clean.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.mixed_precision):
             self.last = self.objective(self.network, batch)
-        # Weights that this batch does not move get the gradient zero, in every process alike.
+        # Parameters that this batch does not use get a zero gradient, alike in all processes.
         unmoved = sum(p.sum() for p in self.parameters() if p.requires_grad)
         return self.last.surrogate + 0.0 * unmoved
 
 
 def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
-    """Adam with one group of parameters, which is fastest, or one for each rate."""
+    """Adam with a single parameter group, which is fastest, or one group for each rate."""
     parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
     members = [[p] for p in parameters] if options.relative else [parameters]
     groups = []
     for group in members:
         base = options.learning_rate * (_size(group[0]) if options.relative else 1.0)
-        # The optimiser's state holds the base: a resumed run may start from other weights.
+        # Kept in the optimiser's state, since a resumed run may start from other weights.
         groups.append({"params": group, "lr": base, "base_lr": base})
     return torch.optim.Adam(groups, betas=options.betas)
 
 
 def _size(parameter: Tensor) -> float:
-    """The root mean square of the entries; 0.01 where all are zero, as biases are at first."""
+    """Root mean square of the entries; 0.01 if all are zero, as in initial biases."""
     return float(parameter.detach().square().mean().sqrt()) or 0.01
 
 

@@ -1,19 +1,19 @@
-"""Losses that training minimises: adversarial regularization and bilevel learning.
+"""Training losses: adversarial regularization and bilevel learning.
 
 **Adversarial regularization** trains a critic that tells clean images from damaged ones,
 
     mean R(clean) - mean R(damaged) + penalty E[(||grad R|| - 1)_+^2]        (eq. AR_loss)
 
-with the gradient on lines between clean and damaged images. The damaged images are pictures of the
-data, A^+ y (Lunz et al. 2018; Mukherjee et al. 2020 with convex networks).
+with the gradient taken on lines between clean and damaged images. The damaged images are made from
+the data as A^+ y (Lunz et al. 2018; Mukherjee et al. 2020 with convex networks).
 
 **Bilevel learning** finds weights whose reconstructions are near the ground truth,
 
     min_theta  mean_i 1/2 ||x_i(theta) - truth_i||^2,   x_i(theta) = argmin_x J_i(x, theta)
 
-or, so that tasks of different difficulty count alike, minimises the mean of the negative PSNR,
-10 log10 of the mean squared errors. The paper prints y_i for the ground truth. The network absorbs
-the regularization weight of the first task; further tasks learn theirs relative to it.
+or minimises the mean negative PSNR, 10 log10 of the mean squared errors, so that tasks of different
+difficulty have equal influence. The paper prints y_i for the ground truth. The network absorbs the
+regularization weight of the first task; the weights of further tasks are learned relative to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from convexlift.training.hypergradients import Hypergradient, suitable_hypergrad
 from convexlift.training.processes import gather
 
 NO_ERROR = 1e-8
-"""The smallest mean squared error, 80 dB: the logarithm of zero is minus infinity."""
+"""Lower limit on the mean squared error (80 dB), since the logarithm of 0 is infinite."""
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 """Accurate enough for a gradient, and cheap from a warm start."""
 
@@ -49,8 +49,8 @@ LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 class Loss:
     """A number to differentiate, and numbers to show.
 
-    ``value`` is the loss, for people; ``backward`` is called on ``surrogate``, whose gradient is
-    that of the loss. They are the same unless reconstructions are differentiated.
+    ``value`` is the loss to report; ``backward`` is called on ``surrogate``, whose gradient is the
+    gradient of the loss. They are equal unless reconstructions are differentiated.
     """
 
     surrogate: Tensor
@@ -66,8 +66,8 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         mixed_precision_allowed: whether it may be computed in bfloat16.
-        metric_names: of ``Loss.metrics``.
-        setting_names: the attributes that a resumed run must have in common with the first one.
+        metric_names: keys of ``Loss.metrics``.
+        setting_names: the attributes that must be equal when a run is resumed.
     """
 
     mixed_precision_allowed: bool = False
@@ -79,7 +79,7 @@ class Objective(nn.Module, ABC):
         """The loss; ``batch.clean`` is on the network's device."""
 
     def settings(self) -> dict[str, Any]:
-        """Its class and arguments by name: a run can be resumed only with the same."""
+        """Class and arguments by name: a run can be resumed only with equal settings."""
         kind = {"kind": type(self).__name__}
         return kind | {name: getattr(self, name) for name in self.setting_names}
 
@@ -88,11 +88,11 @@ class Adversarial(Objective):
     """The loss of adversarial regularization.
 
     Args:
-        task: makes damaged images of clean ones; None if they are given.
+        task: makes damaged images from clean ones; None if they are given.
         penalty: lambda_GP.
-        paired: whether a line joins a clean image and its own damaged version, or the next
+        paired: whether a line joins a clean image to its own damaged version, or to another
             image's.
-        damaged: images in place of a task's, one for each training image and of its size, for
+        damaged: images that replace the task's, one for each training image and of its size, for
             batches of whole images that are not mirrored.
     """
 
@@ -152,24 +152,23 @@ class Adversarial(Objective):
 
 
 def _previous(damaged: Tensor, batch: Batch) -> Tensor:
-    """The damaged image one place before each, in the batch of all processes together."""
+    """The damaged image one position earlier in the batch of all processes together."""
     everyone, places = gather(damaged), gather(batch.positions.to(damaged.device))
     in_order = everyone[places.argsort()]
     return in_order[(batch.positions.to(damaged.device) - 1) % len(in_order)]
 
 
 class Bilevel(Objective):
-    """The loss of bilevel learning; a step takes one of the tasks, in turn.
+    """The loss of bilevel learning; steps take the tasks in turn.
 
     Args:
-        tasks: one or more, with the weights R starts with in each.
+        tasks: one or more, each with its initial weight for R.
         hypergradient: how to differentiate the reconstructions; by default
             ``suitable_hypergradient(network)``.
         method: of the lower level; by default the one that suits the problem.
-        stop: of the lower level: the gap at which a reconstruction is good enough.
-        warm_starts: how many training images there are, to start each from its last
-            reconstruction; 0 for none. Only for batches whose samples do not change
-            (``BatchSampler(..., fixed=True)``).
+        stop: the stopping criterion of the lower level.
+        warm_starts: number of training images, to start each from its last reconstruction; 0 for
+            none. Only for batches whose samples do not change (``BatchSampler(..., fixed=True)``).
         decibels: minimise the mean negative PSNR instead of the mean squared error.
     """
 
@@ -193,12 +192,12 @@ class Bilevel(Objective):
             if not 0 < weight < math.inf:
                 raise ValueError(f"{task.name} needs a weight > 0, got {weight}")
         if warm_starts < 0:
-            raise ValueError(f"warm_starts counts training images, got {warm_starts}")
+            raise ValueError(f"warm_starts must be a number of training images, got {warm_starts}")
         self.tasks = tuple(task for task, _ in tasks)
         self.hypergradient, self.method, self.stop = hypergradient, method, stop
         self.decibels, self.warm_starts = decibels, warm_starts
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
-        # The first task's weight stays: scaling R is as good.
+        # The first task's weight is fixed: scaling R has the same effect.
         self.register_buffer("first_log_weight", logarithms[:1])
         self.other_log_weights = nn.Parameter(logarithms[1:])
         self._first_weights = tuple(weight for _, weight in tasks)
@@ -206,7 +205,7 @@ class Bilevel(Objective):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each task, as learned so far; the second of a name is "name 2"."""
+        """The weight of each task, as learned so far; a second task of one name is "name 2"."""
         found: dict[str, float] = {}
         values = self._log_weights().detach().exp().tolist()
         for i, (task, value) in enumerate(zip(self.tasks, values, strict=True)):
@@ -235,12 +234,12 @@ class Bilevel(Objective):
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
         if self.decibels:
-            chain = 20 / math.log(10) / error
+            chain = 20 / math.log(10) / error  # derivative of 10 log10(error) in error / 2
             return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
         return Loss(half_squares.mean(), error.mean() / 2, metrics)
 
     def settings(self) -> dict[str, Any]:
-        """As every objective's, and the weights that tasks started with."""
+        """The settings of every objective, and the initial weights of the tasks."""
         return super().settings() | {"weights": self._first_weights}
 
     def _log_weights(self) -> Tensor:
@@ -263,7 +262,7 @@ class Bilevel(Objective):
             )
 
     def _start(self, turn: int, batch: Batch, problem: VariationalProblem) -> Tensor | None:
-        """The last reconstructions, or the usual start for images that have none yet."""
+        """The last reconstructions, or the usual start for images without one."""
         images = self._images.get(turn)
         if images is None:
             return None

@@ -69,7 +69,7 @@ PAPER_BILEVEL = BilevelRecipe(  # section 5.3.1: 160 images, 30 epochs, Jacobian
 )
 
 # Two changes made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and
-# missing pixels filled in for the critic. The weight is searched for on held-out faces.
+# missing pixels filled in for the critic. The weight is searched on held-out faces.
 FACES_DENOISING = AdversarialRecipe(
     network=NetworkSettings("baseline", padding="reflect"),
     task=SaltAndPepper(fraction=0.25),
@@ -161,7 +161,7 @@ PHOTO_ANY_SIZE_SECOND = replace(
     ),
 )
 
-# Starts from the second, with the weights learned there, so that none is absorbed. Larger crops
+# Starts from the second, with the weights learned there, so no weight is absorbed. Larger crops
 # have fewer pixels near a boundary, and larger batches have less noisy gradients.
 PHOTO_ANY_SIZE = replace(
     PHOTO_ANY_SIZE_SECOND,
@@ -176,8 +176,8 @@ PHOTO_ANY_SIZE = replace(
     ),
 )
 
-# From cosine filters: Gaussian noise on crops first, which costs little, then the scanner itself.
-# The upper bound lets certificates get small early; no pixel comes near it.
+# From cosine filters: Gaussian noise on crops first, which is cheap, then the scanner itself. The
+# upper bound, which no pixel comes near, makes certificates small early.
 CT_ABDOMEN_CHEST_FIRST = BilevelRecipe(
     network=PHOTO_ANY_SIZE_FIRST.network,
     tasks=((GaussianDenoising(sigma=0.05), 1.0),),
@@ -219,4 +219,4 @@ PRESETS: dict[str, AnyRecipe] = {
     for name, value in list(globals().items())
     if isinstance(value, AnyRecipe)
 }
-"""By the names that the command line has for them: ``paper-ct`` is PAPER_CT."""
+"""Recipes by their names on the command line: ``paper-ct`` is PAPER_CT."""

@@ -1,6 +1,6 @@
 """Processes that train one network together (torchrun), and the signals that stop them.
 
-All functions work in a single process too, where they do nothing.
+All functions also work in a single process, where they do nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Process:
-    """This process among all: rank counts from 0."""
+    """The rank of this process, counted from 0, and the number of processes."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files and the messages."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
 
 def this_process() -> Process:
-    """The place of this process; (0, 1) outside a process group."""
+    """Rank and world of this process; (0, 1) outside a process group."""
     if dist.is_available() and dist.is_initialized():
         return Process(dist.get_rank(), dist.get_world_size())
     return Process()
@@ -39,7 +39,7 @@ def this_process() -> Process:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[Process]:
-    """Join the group that torchrun announces in the environment, if any, and leave it after."""
+    """Join the group that torchrun announces in the environment, if any; leave it afterwards."""
     announced = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not announced or dist.is_initialized():
         yield this_process()
@@ -64,7 +64,7 @@ def gather(values: Tensor) -> Tensor:
 
 
 def means(values: Sequence[Tensor]) -> list[float]:
-    """The means over processes of a few numbers each, fetched from the device all at once."""
+    """Means over processes of several numbers, fetched from the device in one transfer."""
     device = values[0].device
     total = torch.stack([value.detach().to(device, torch.float64) for value in values])
     if (world := this_process().world) > 1:
@@ -75,7 +75,7 @@ def means(values: Sequence[Tensor]) -> list[float]:
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set in some process."""
+    """Whether the flag is set in any process."""
     if this_process().world == 1:
         return flag
     value = torch.tensor(int(flag), device=device)
@@ -84,19 +84,19 @@ def any_process(flag: bool, device: torch.device) -> bool:
 
 
 class StopSignals:
-    """Ctrl-C and SIGTERM so far: the first finishes the step and ends the run.
+    """Ctrl-C and SIGTERM received so far: the first one ends the run after the current step.
 
     Attributes:
-        wanted: whether the run is to end after the present step.
-        abandoned: whether a second Ctrl-C came, which ends it at once. A solver that is running
-            then returns an image that is no solution, so that its step must not count.
+        wanted: whether the run is to end after the current step.
+        abandoned: whether a second Ctrl-C ended it at once. A running solver then returns an image
+            that is not a solution, so its step must not count.
     """
 
     wanted = False
     abandoned = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if the present step was interrupted."""
+        """Raise KeyboardInterrupt if the current step was interrupted."""
         if self.abandoned:
             raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Watch for both signals, in the main thread only: others cannot."""
+    """Catch both signals; only the main thread can, so others do nothing."""
     seen = StopSignals()
     if threading.current_thread() is not threading.main_thread():
         yield seen

@@ -1,6 +1,6 @@
-"""Recipes: a training as a typed record, ``follow``, which carries it out, and its model card.
+"""Recipes: a training as a typed record, ``follow`` to carry it out, and its model card.
 
-The recipes of the paper and our own are literals in ``presets``; the command line changes single
+The recipes of the paper and our own are constants in ``presets``; the command line changes single
 fields of them.
 """
 
@@ -32,21 +32,21 @@ from convexlift.training.run_files import plain_settings
 from convexlift.training.validation import Validation
 
 VALIDATION = StopWhen(gap=1e-3, max_iterations=300)
-UNKNOWN_LICENSE = "unknown; it is for you to decide, as far as the training images allow"
+UNKNOWN_LICENSE = "unknown; yours to decide, as far as the training images allow"
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Which network, and where its weights start.
+    """The network and its initial weights.
 
     Attributes:
         architecture: a name in ``convexlift.networks``.
-        image_size: of networks with dense layers; None takes that of the training images.
-        channels: of the convolutions.
-        kernel: their size.
+        image_size: for networks with dense layers; None takes the size of the training images.
+        channels: number of convolution channels.
+        kernel: size of the convolutions.
         smoothing: nu of the activations.
         padding: of the convolutions.
-        depth: layers of a ``ridge``.
+        depth: number of layers of a ``ridge``.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
     """
@@ -61,7 +61,7 @@ class NetworkSettings:
     filters: float | None = None
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
-        """A new network, for images of a size if it must know it."""
+        """A new network, for a given image size if it needs one."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = self._build(image_size)
@@ -88,22 +88,21 @@ class NetworkSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Settings that adversarial and bilevel trainings have in common.
+    """Settings common to adversarial and bilevel training.
 
     Attributes:
-        network: and its start.
-        options: of the loop.
+        network: and its initial weights.
+        options: of the training loop.
         batch_size: of all processes together.
         crop: side of random crops; None for whole images.
-        flips: mirror images by chance.
-        images: use so many of the training images only; None for all.
-        held_out: images for validation, taken from the training images, if there is a task to
-            validate.
+        flips: mirror images at random.
+        images: number of training images to use; None for all.
+        held_out: number of training images reserved for validation, if there is a task to validate.
         validation_task: reconstructed in validation; by default the task trained for.
-        validation_crop: the middle of the validation images, where these are larger; a network
-            for one image size gets that size.
+        validation_crop: side of the central part of larger validation images; a network for one
+            image size gets that size.
         validation_stop: of the solver in validation.
-        seed: of everything.
+        seed: of all random choices.
     """
 
     network: NetworkSettings
@@ -126,9 +125,9 @@ class AdversarialRecipe(Recipe):
     Attributes:
         task: damages the images; None where damaged images are given.
         penalty: lambda_GP.
-        paired: whether lines join an image and its own damaged version.
-        weight: regularization weight in validation, the first of a search by factors of 1.3.
-        search: whether to search.
+        paired: whether lines join an image to its own damaged version.
+        weight: regularization weight in validation, or the start of a search by factors of 1.3.
+        search: whether to search the weight.
     """
 
     task: Task | None
@@ -143,14 +142,14 @@ class BilevelRecipe(Recipe):
     """Bilevel learning.
 
     Attributes:
-        tasks: with the weight R has in each at the start.
+        tasks: with the initial weight of R in each.
         hypergradient: how to differentiate; None for the one that suits the network.
         method: of the lower level.
         stop: of the lower level.
-        fixed: whether an image gives the same sample every time; reconstructions then start
-            from the last one.
-        decibels: whether the mean PSNR is maximised, which makes tasks of different difficulty
-            count alike, rather than the mean squared error minimised.
+        fixed: whether an image always gives the same sample; reconstructions are then
+            warm-started from the last one.
+        decibels: maximise the mean PSNR, so that tasks of different difficulty have equal
+            influence, instead of minimising the mean squared error.
     """
 
     tasks: tuple[tuple[Task, float], ...]
@@ -166,7 +165,7 @@ AnyRecipe = AdversarialRecipe | BilevelRecipe
 
 @dataclass(frozen=True, eq=False)
 class RecipeResult:
-    """A trained network, and the weight of each task for it."""
+    """A trained network and its weight for each task."""
 
     trained: Trained
     weights: dict[str, float]
@@ -189,14 +188,14 @@ def follow(
 
     Args:
         recipe: of the training.
-        images: clean ones.
-        network: to start from, in place of the recipe's.
-        damaged: images for the adversarial critic, in place of a task's; one for each clean
+        images: clean images.
+        network: the initial network, instead of the recipe's.
+        damaged: images for the adversarial critic, instead of the task's; one for each clean
             image, in the same order.
-        validation_images: to validate on in place of held-out ones: of another patient, say.
+        validation_images: used instead of held-out ones: of another patient, for example.
         device: for training.
         folder: for log and checkpoint.
-        resume: from the checkpoint there.
+        resume: continue from the checkpoint in the folder.
         callback: called after each step.
     """
     if damaged is not None:
@@ -224,7 +223,7 @@ def follow(
         objective = Adversarial(recipe.task, recipe.penalty, paired=recipe.paired, damaged=damaged)
     else:
         if damaged is not None:
-            raise ValueError("damaged images are for adversarial recipes; a bilevel one has tasks")
+            raise ValueError("damaged images are for adversarial recipes only; leave them out")
         weight, search, method = recipe.tasks[0][1], False, recipe.method
         objective = Bilevel(
             recipe.tasks, hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
@@ -250,7 +249,7 @@ def follow(
 
 
 def validated_task(recipe: AnyRecipe) -> Task | None:
-    """The task reconstructed from held-out images; None where none are held out."""
+    """The task reconstructed from held-out images; None if no images are held out."""
     first = recipe.task if isinstance(recipe, AdversarialRecipe) else recipe.tasks[0][0]
     return recipe.validation_task or first
 
@@ -271,12 +270,12 @@ def training_card(
     Args:
         recipe: of the training.
         result: of the training.
-        images: that ``follow`` was given.
+        images: given to ``follow``.
         name: of the model.
         source: where the images come from.
         command: that started the training.
         version: of the code.
-        processes: that took part.
+        processes: number of processes.
     """
     trained = result.trained
     kind = "adversarial" if isinstance(recipe, AdversarialRecipe) else "bilevel"
@@ -307,7 +306,7 @@ def training_card(
 
 
 def machine(device: torch.device, processes: int = 1) -> str:
-    """The system, the processor or GPU, and PyTorch's version, in words."""
+    """The system, the processor or GPU, and PyTorch's version, as text."""
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     several = f", {processes} processes" if processes > 1 else ""
     return f"{processor}{several}; {platform.platform()}; PyTorch {torch.__version__}"
@@ -316,7 +315,7 @@ def machine(device: torch.device, processes: int = 1) -> str:
 def _split(
     images: ImageSet, recipe: Recipe, *, validated: bool
 ) -> tuple[ImageSet, ImageSet | None]:
-    """Images to train on and, if anything is validated, others for that."""
+    """Training images and, if a task is validated, validation images."""
     training, held_out = images, None
     if validated:
         training, held_out = images.split(recipe.held_out, recipe.seed)
@@ -324,7 +323,7 @@ def _split(
 
 
 def _validation_crop(recipe: Recipe, network: InputConvexNetwork, held_out: ImageSet) -> int | None:
-    """The recipe's, or what there is of it in small images."""
+    """The recipe's validation crop, or the largest that fits small images."""
     if recipe.validation_crop is None:
         return None if network.image_size is None else recipe.crop
     return min(recipe.validation_crop, *(min(held_out.size(i)) for i in range(len(held_out))))
@@ -338,27 +337,27 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
             "give one damaged image for each clean one, in the same order"
         )
     if recipe.crop is not None or recipe.flips:
-        raise ValueError("damaged images that are given need crop=None and flips=False")
+        raise ValueError("given damaged images need crop=None and flips=False")
     for i, name in enumerate(damaged.names):
         if damaged.size(i) != images.size(i):
             raise ValueError(
-                f"the damaged image {name} is {size_text(damaged.size(i))}, but {images.names[i]}, "
-                f"the clean one, is {size_text(images.size(i))}"
+                f"the damaged image {name} is {size_text(damaged.size(i))}, but the clean image "
+                f"{images.names[i]} is {size_text(images.size(i))}"
             )
 
 
 def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
     if isinstance(recipe, BilevelRecipe):
-        return "learned with the network, up to that of the first task, which is fixed"
+        return "learned with the network, relative to the fixed weight of the first task"
     if result.validation is None:
-        return "not chosen: there was no task to validate; search one for your data"
+        return "not chosen: there was no task to validate; search a weight for your data"
     if not recipe.search:
-        return "that of the recipe"
-    return f"the best for PSNR on {len(result.validation.images)} held-out images"
+        return "taken from the recipe"
+    return f"best PSNR on {len(result.validation.images)} held-out images"
 
 
 def _processor() -> str:
-    """The name of the CPU, as far as the system tells."""
+    """The name of the CPU, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Files of a run: the log, and the checkpoint from which it can be resumed.
+"""Files of a training run: the log, and the checkpoint from which it can be resumed.
 
-Samples and noise are functions of (seed, step), so the step is the state of all randomness that
-the loop itself uses; PyTorch's global generator is saved too, for objectives that draw from it.
-A checkpoint also holds the settings of its run as plain values, to refuse others.
+Samples and noise are functions of (seed, step), so the step determines all random numbers of the
+loop itself; PyTorch's global generator is saved too, for objectives that draw from it. A checkpoint
+also holds the settings of its run as plain values, and runs with other settings are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = 1
 Row = dict[str, float]
 """Numbers of a step, by their column in the log."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or a user's share of it, that is full."""
+"""Errors of a full disk or an exhausted quota."""
 
 
 class WriteError(OSError):
@@ -45,7 +45,7 @@ class WriteError(OSError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into ``WriteError``."""
+    """Turn disk errors into ``WriteError``."""
     try:
         yield
     except WriteError:
@@ -55,15 +55,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class RunLog:
-    """Rows of numbers by step, written at once to a CSV file and, if installed, TensorBoard.
+    """Rows of numbers by step, written immediately to a CSV file and, if installed, TensorBoard.
 
-    The columns are fixed by the caller; values that a row does not have stay empty. A resumed
-    run first rewrites the rows up to its checkpoint, so that none appears twice.
+    The columns are fixed by the caller; missing values stay empty. A resumed run first rewrites the
+    rows up to its checkpoint, so that none appears twice.
 
     Args:
-        folder: gets ``log.csv``, and TensorBoard's event files; None writes nothing.
+        folder: for ``log.csv`` and TensorBoard's event files; None writes nothing.
         columns: of the table.
-        rows: those of the run so far.
+        rows: of the run so far.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class RunLog:
         try:
             self._board.close()
         except OSError:
-            if error is None:  # otherwise the first error of the disk is being raised already
+            if error is None:  # otherwise the first disk error is already being raised
                 raise
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Append a row, at once."""
+        """Append a row and write it immediately."""
         self.rows.append(dict(row))
         if self._path is None:
             return
@@ -118,9 +118,9 @@ class RunLog:
 
 
 def _tensorboard(folder: Path, rows: Sequence[Mapping[str, float]]) -> Any:
-    """A writer of event files, or None where TensorBoard is not installed.
+    """A writer of event files, or None if TensorBoard is not installed.
 
-    Later steps than those in ``rows``, which an earlier run wrote, are removed.
+    Steps after the last of ``rows``, written by an earlier run, are removed.
     """
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -135,7 +135,7 @@ class Checkpoint:
     """The state of a run after ``step`` steps.
 
     Attributes:
-        step: how many were done.
+        step: number of completed steps.
         network: its state dict.
         objective: its state dict.
         optimiser: its state dict.
@@ -144,7 +144,7 @@ class Checkpoint:
         identity: settings that must be the same when the run is resumed, by name.
         weight: the regularization weight of the last validation.
         generator: the state of PyTorch's global generator.
-        seconds: of training so far.
+        seconds: training time so far.
     """
 
     step: int
@@ -160,9 +160,9 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write to a temporary name, then rename: a kill leaves the old checkpoint or the new one."""
+    """Write atomically: a killed process leaves the old checkpoint or the new one."""
     remove_leftovers([path])
-    content = io.BytesIO()  # torch.save to a full disk raises errors that do not say so
+    content = io.BytesIO()  # on a full disk, torch.save raises errors that do not say so
     torch.save({"format": FORMAT, **vars(checkpoint)}, content)
     with writing(path), atomic_path(path) as part:
         part.write_bytes(content.getbuffer())
@@ -195,7 +195,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Name the file in errors about a state that does not fit the run it is restored to."""
+    """Name the file in errors about a state that does not fit the run."""
     try:
         yield
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
@@ -208,7 +208,7 @@ def restoring(path: Path) -> Iterator[None]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimiser, which by itself does not compare shapes."""
+    """Load the state of an optimiser, and check shapes, which PyTorch does not."""
     optimiser.load_state_dict(state)
     for parameter, values in optimiser.state.items():
         for name, value in values.items():
@@ -220,7 +220,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def _require_stored(path: Path) -> None:
-    """Raise unless the file is an archive without compression: nothing in it can be inflated."""
+    """Raise unless the archive is uncompressed, so that nothing in it can inflate."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     held = sum(entry.file_size for entry in entries)
@@ -239,7 +239,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether it is a state dict: tensors and other state by name."""
+    """Whether a value is a state dict: tensors and other state by name."""
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
@@ -270,7 +270,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "generator": lambda value: isinstance(value, Tensor) and value.dtype is torch.uint8,
     "seconds": _is_number,
 }
-"""Whether a value can be the field of a checkpoint."""
+"""Tests for the fields of a checkpoint, by name."""
 
 
 def check_identity(path: Path, saved: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -292,7 +292,7 @@ def plain_settings(value: Any) -> Any:
     """Settings as JSON values.
 
     Records become mappings with their class under "kind"; tensors and sets of images become a
-    fingerprint, which is equal for equal ones only. Of other objects only the class is kept.
+    fingerprint. Of other objects only the class is kept.
     """
     if isinstance(value, ImageSet):
         return {"images": len(value), "sha256": value.fingerprint()}

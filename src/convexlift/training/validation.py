@@ -1,4 +1,4 @@
-"""Validation: PSNR and SSIM of reconstructions of images that were not trained on."""
+"""Validation: PSNR and SSIM of reconstructions of held-out images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from convexlift.training.data import ImageSet, mix
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The result of a validation: PSNR and SSIM for each image, and the weight that gave them."""
+    """The result of a validation: PSNR and SSIM for each image, and the weight used."""
 
     psnr: Tensor
     ssim: Tensor
@@ -35,14 +35,14 @@ class Validation:
 
     Args:
         task: damages the images.
-        images: held out, never trained on.
-        weight: the regularization weight, or the first guess of a search.
-        search: whether the weight is searched, by factors of ``ratio``, for the best mean PSNR.
-        crop: the middle part of this size of every image, or None for whole images.
+        images: held out, never used in training.
+        weight: the regularization weight, or the start of a search.
+        search: whether to search the weight, by factors of ``ratio``, for the best mean PSNR.
+        crop: side of the central part of every image, or None for whole images.
         method: of the solver.
         stop: of the solver.
         seed: of the noise.
-        ratio: of neighbouring weights in the search.
+        ratio: between neighbouring weights in the search.
     """
 
     task: Task
@@ -108,7 +108,7 @@ class Validation:
 
 
 def climb(score: Callable[[int], float], limit: int = 20) -> int:
-    """A local maximum over the integers, from 0 on: in strides of four, then of one."""
+    """A local maximum over the integers, starting from 0: in strides of four, then of one."""
     here = 0
     for stride in (4, 1):
         for _ in range(limit):
