@@ -165,7 +165,9 @@ class TiffStack(StackFormat):
                 )
             picture = decoded(file)
             if picture.stored.dtype.kind not in "iuf":
-                raise ScanFileError(f"{path} holds {picture.stored.dtype}; slices must be real")
+                raise ScanFileError(
+                    f"{path} holds {picture.stored.dtype}; slices need real numbers"
+                )
             metadata = SliceMetadata.from_text(picture.metadata.get("description"))
         if metadata is not None and len(metadata.positions) != len(picture.stored):
             raise ScanFileError(

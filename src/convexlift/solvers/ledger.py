@@ -36,7 +36,7 @@ Callback = Callable[[Progress], object]
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
 HOPELESS = 3
-"""Refused claims after which an image ends, if rounding dominates its gap."""
+"""Refused claims after which an image ends, if rounding dominates a gap that hardly shrinks."""
 
 
 class Ledger:

@@ -69,7 +69,7 @@ PAPER_BILEVEL = BilevelRecipe(  # section 5.3.1: 160 images, 30 epochs, Jacobian
 )
 
 # Two changes made the paper's adversarial recipe work (docs/training.md): filters of mean zero, and
-# missing pixels filled in for the critic. The weight is searched on held-out faces.
+# missing pixels filled in for the critic. The weight is found by a search on held-out faces.
 FACES_DENOISING = AdversarialRecipe(
     network=NetworkSettings("baseline", padding="reflect"),
     task=SaltAndPepper(fraction=0.25),

@@ -127,7 +127,7 @@ class AdversarialRecipe(Recipe):
         penalty: lambda_GP.
         paired: whether lines join an image to its own damaged version.
         weight: regularization weight in validation, or the start of a search by factors of 1.3.
-        search: whether to search the weight.
+        search: whether to search for the weight.
     """
 
     task: Task | None
@@ -350,7 +350,7 @@ def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
     if isinstance(recipe, BilevelRecipe):
         return "learned with the network, relative to the fixed weight of the first task"
     if result.validation is None:
-        return "not chosen: there was no task to validate; search a weight for your data"
+        return "not chosen: there was no task to validate; find a weight for your data"
     if not recipe.search:
         return "taken from the recipe"
     return f"best PSNR on {len(result.validation.images)} held-out images"

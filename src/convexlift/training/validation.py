@@ -37,7 +37,7 @@ class Validation:
         task: damages the images.
         images: held out, never used in training.
         weight: the regularization weight, or the start of a search.
-        search: whether to search the weight, by factors of ``ratio``, for the best mean PSNR.
+        search: whether to search for the weight, by factors of ``ratio``, for the best mean PSNR.
         crop: side of the central part of every image, or None for whole images.
         method: of the solver.
         stop: of the solver.
