@@ -202,7 +202,9 @@ def test_an_activation_with_another_formula_loses_what_was_known_of_it():
     torch.testing.assert_close(value, h.value(a))
     torch.testing.assert_close(loss, torch.zeros(1, 9))
     torch.testing.assert_close(h.mean_at_prox(a, t[:, :1])[0], h.value(h.prox(a, t)).mean(-1))
-    with pytest.raises(ValueError, match=r'Lifted has no name .* class Lifted\(..., name="Lifted"'):
+    with pytest.raises(
+        ValueError, match=r'Lifted is not registered .* class Lifted\(..., name="Lifted"'
+    ):
         describe(one_layer(h))
 
 

@@ -13,12 +13,8 @@ from oracle import activation_epigraph
 from strategies import floats
 
 import convexlift as cl
-from convexlift.functionals.pooled import (
-    PooledEpigraphTerm,
-    join_blocks,
-    mean_multiplier,
-    split_blocks,
-)
+from convexlift.functionals import pooled
+from convexlift.functionals.pooled import PooledEpigraphTerm, mean_multiplier
 from convexlift.functionals.terms import EpigraphTerm
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
 from convexlift.problems.lifting import lifted_start
@@ -189,10 +185,10 @@ def test_an_activation_of_ones_own():
 
 def test_blocks_of_pixels():
     y = torch.randn(2, 3, 8, 12)
-    blocks = split_blocks(y, 4)
+    blocks = pooled.split_blocks(y, 4)
     assert blocks.shape == (2, 3, 2, 3, 16)
     assert (blocks[1, 2, 1, 0] == y[1, 2, 4:, :4].flatten()).all()
-    assert (join_blocks(blocks, 4) == y).all()
+    assert (pooled.join_blocks(blocks, 4) == y).all()
 
 
 @every_activation

@@ -21,7 +21,7 @@ def _single_precision(_double_precision):
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_runs(name):
     recipe = presets.PRESETS[name]

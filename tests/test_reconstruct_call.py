@@ -55,6 +55,7 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("task", "name", "options"),
     [

@@ -80,6 +80,7 @@ def scanned(tmp_path_factory):
         yield folder, parts, document
 
 
+@pytest.mark.slow
 def test_pdhg_ends_below_the_subgradient_methods_and_the_certificate_proves_it(scanned):
     _, parts, _ = scanned
     found = SideBySide.of(parts, 20, ITERATIONS)

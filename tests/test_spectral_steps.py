@@ -65,6 +65,7 @@ def test_convolutions_are_majorised_at_any_size(padding, size):
     _covers(layer.skip.operator((1, *size)), (1, *size))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("padding", ["zero", "reflect", "replicate"])
 def test_convolutions_with_zeros_in_their_spectra_are_majorised(padding):
     """Two rows of opposite signs, far apart; random filters of mean zero."""
