@@ -162,7 +162,7 @@ def test_what_is_beside_a_result_is_named_if_the_disk_is_full(name, tmp_path, mo
 
 @pytest.mark.parametrize("json_file", [None, "-"])
 @pytest.mark.parametrize("reason", ["No space left on device", "Broken pipe"])
-def test_files_are_done_though_words_cannot_be_written(json_file, reason, tmp_path):
+def test_files_are_finished_when_stdout_is_closed(json_file, reason, tmp_path):
     for i in range(2):
         save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=16, seed=i)))
     if reason == "Broken pipe":
