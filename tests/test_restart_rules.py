@@ -1,0 +1,115 @@
+"""The rules of restarts: coefficients, times of tests, decisions, and new step sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+import convexlift as cl
+from convexlift.problems.lifting import lift
+from convexlift.solvers.restart_rules import (
+    LARGEST_CHANGE,
+    RestartMemory,
+    RestartRules,
+    lateness,
+    rebalance,
+    should_restart,
+    time_to_rebalance,
+)
+from convexlift.solvers.step_sizes import Coupling
+from convexlift.tensors import Blocks
+
+KINKS = zoo.problem("plain", cl.LeakyReLU(0.2), "L1")
+MIXED = zoo.problem("plain", cl.LeakyReLU(0.2), "L2")
+SMOOTH = cl.VariationalProblem(
+    fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)),
+    regularizer=cl.networks.ridge(smoothing=0.01),
+    weight=1.0,
+)
+
+
+@pytest.mark.parametrize("problem", [KINKS, MIXED, SMOOTH])
+def test_fixed_points_stay_fixed(problem):
+    """a + b + e = 1: where P(w) = w = anchor, the next iterate is the same."""
+    rules, memory = RestartRules(problem), RestartMemory.at_start(2)
+    np.testing.assert_allclose(rules.mix(memory, 200).sum(0), 1.0, rtol=1e-14)
+
+
+def test_halpern_forgets_its_anchor_and_a_restart_goes_to_the_step_itself():
+    rules, memory = RestartRules(KINKS), RestartMemory.at_start(1)
+    _, _, e = rules.mix(memory, 50)[:, :, 0]
+    np.testing.assert_allclose(e, 1 / (np.arange(50) + 2))
+    restart = replace(memory, restart_next=torch.tensor([True]))
+    assert rules.mix(restart)[:, 0, 0].tolist() == [1.0, 0.0, 0.0]
+    assert rules.until_decision(restart, 100) == 1
+
+
+def test_relaxation_is_for_ever_on_smooth_problems_and_at_first_on_mixed_ones():
+    relaxed = [RestartRules(problem).relaxed for problem in (KINKS, MIXED, SMOOTH)]
+    assert relaxed[0] == 0 < relaxed[1] < relaxed[2] == math.inf
+    a = RestartRules(MIXED).mix(RestartMemory.at_start(1), int(relaxed[1]) + 1)[0, :, 0]
+    assert (a[:-1] == 1.8).all()
+    assert a[-1] != 1.8
+
+
+def test_relaxed_iterations_restart_at_doubling_times():
+    times = [total for total in range(1, 200) if time_to_rebalance(torch.tensor(total))]
+    assert times == [5, 10, 20, 40, 80, 160]
+
+
+@pytest.mark.parametrize("problem", [KINKS, MIXED])
+def test_counting_one_by_one_or_until_the_next_decision_is_the_same(problem):
+    rules, residuals = RestartRules(problem), torch.rand(400, dtype=torch.float64)
+    single = several = RestartMemory.at_start(1)
+    done = 0
+    while done < 300:
+        count = rules.until_decision(several, 300)
+        for i in range(count):
+            r = residuals[done + i, None] if rules.tested(single).any() else None
+            single = rules.counted(single, r)
+        done += count
+        r = residuals[done - 1, None] if rules.tested(several, count)[-1].any() else None
+        several = rules.counted(several, r, count)
+        for name in ("inner", "total", "restart_next", "residual_at_test", "residual_at_restart"):
+            assert torch.equal(getattr(single, name), getattr(several, name)), name
+
+
+@pytest.mark.parametrize(
+    ("current", "previous", "at_restart", "inner", "total", "restart"),
+    [
+        (0.19, 0.5, 1.0, 10, 100, True),  # fell enough
+        (0.70, 0.6, 1.0, 10, 100, True),  # fell a little and rises again
+        (0.70, 0.8, 1.0, 10, 100, False),  # still falling
+        (0.90, 0.8, 1.0, 10, 100, False),  # rises, but has hardly fallen
+        (0.90, 0.8, 1.0, 50, 100, True),  # half of all iterations
+        (0.90, 0.8, 1.0, 5, 5, True),  # the first one, which corrects guessed steps
+        (0.0, 0.0, 0.0, 10, 100, False),  # already solved
+    ],
+)
+def test_decisions(current, previous, at_restart, inner, total, restart):
+    numbers = (torch.tensor([value]) for value in (current, previous, at_restart, inner, total))
+    assert should_restart(*numbers).tolist() == [restart]
+
+
+def test_steps_change_by_a_limited_factor_and_not_at_all_if_nothing_moved():
+    coupling = Coupling(lift(KINKS))
+    sigma = Blocks({name: torch.ones(1) for name in coupling.weights})
+    nothing = Blocks({name: torch.zeros(1) for name in sigma})
+    far = Blocks({name: torch.full((1,), 1e12) for name in sigma})
+    late = torch.zeros(1)
+    same = rebalance(coupling, sigma, (nothing, nothing), (nothing, nothing), late)
+    grown = rebalance(coupling, sigma, (sigma, far), (sigma, far), late)
+    assert all(float(part) == 1.0 for part in same.values())
+    assert all(float(part) == LARGEST_CHANGE for part in grown.values())
+
+
+def test_the_whole_way_counts_at_first_and_the_recent_one_later():
+    coupling, total = Coupling(lift(KINKS)), torch.tensor([1, 100, 200, 400, 10_000])
+    late = lateness(KINKS, coupling, total)
+    assert late.tolist() == [0.0, 0.0, pytest.approx(0.5), 1.0, 1.0]
+    assert (lateness(MIXED, Coupling(lift(MIXED)), total) == 1).all()
