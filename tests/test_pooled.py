@@ -328,7 +328,7 @@ def test_pooled_only_where_it_may_be(name):
     assert_same_optimum(problem)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fidelity", ["L2", "masked L2", "L1"])
 @pytest.mark.parametrize("activation", ["leaky", "smoothed"])
 @pytest.mark.parametrize("architecture", ["plain", "deep"])

@@ -160,6 +160,7 @@ def test_what_is_beside_a_result_is_named_if_the_disk_is_full(name, tmp_path, mo
     assert f"{which} cannot be written (No space left on device); make room" in result.output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("json_file", [None, "-"])
 @pytest.mark.parametrize("reason", ["No space left on device", "Broken pipe"])
 def test_files_are_finished_when_stdout_is_closed(json_file, reason, tmp_path):
