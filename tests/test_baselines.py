@@ -121,6 +121,7 @@ def test_only_deep_and_smooth_problems_are_left_unlifted(network, smoothing, met
     )
 
 
+@pytest.mark.slow
 def test_pdhg_needs_fewer_iterations_than_subgradients_on_a_problem_with_kinks():
     """To 1e-4. To 1e-3 the best of the eight subgradient runs is ahead here, 40 against 45."""
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L1", "box")
