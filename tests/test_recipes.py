@@ -98,7 +98,9 @@ def test_damaged_images_must_match():
         follow(recipe, images, damaged=images.first(3))
     with pytest.raises(ValueError, match="need crop=None and flips=False"):
         follow(replace(recipe, flips=True), images, damaged=images)
-    with pytest.raises(ValueError, match="the damaged image image 0 is 8 x 8, but the clean image"):
+    with pytest.raises(
+        ValueError, match="the damaged image image 0 is 8 x 8, but the clean image image 0"
+    ):
         follow(recipe, images, damaged=crops(4, 8))
     with pytest.raises(ValueError, match="needs a task that damages images, or damaged images"):
         follow(replace(SMALL, flips=False), images, damaged=images)
