@@ -1,4 +1,4 @@
-"""``convexlift benchmark``."""
+"""``convexlift benchmark``. Modules that take long to import are imported where they are used."""
 
 import shlex
 import sys
@@ -6,28 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import convexlift as cl
-from convexlift.images import load_image
-from convexlift.tasks import Inpainting
-from experiments.benchmark.cases import (
-    QUICK_CASES,
-    Case,
-    choose_images,
-    example_images,
-    folder_images,
-)
-from experiments.benchmark.plot import write_plots
-from experiments.benchmark.results import ERROR, Results, Row
-from experiments.benchmark.run import Request, run_benchmark
 from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
+from experiments.catalogue import QUICK_CASES
 from experiments.command_line import (
     BadInput,
     Debug,
@@ -40,6 +28,13 @@ from experiments.command_line import (
     progress_bar,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from experiments.benchmark.cases import Case
+    from experiments.benchmark.results import Results, Row
+    from experiments.benchmark.run import Request
+
+    Compared = tuple[Mapping[str, Case], Mapping[str, cl.NamedMethod]]
 
 
 def _unless_given(name: str) -> str:
@@ -54,20 +49,20 @@ def _unless_given(name: str) -> str:
 
 
 def benchmark_command(
-    all_cases: Mapping[str, Case], all_methods: Mapping[str, cl.NamedMethod]
+    case_names: Sequence[str], method_names: Sequence[str], load: "Callable[[], Compared]"
 ) -> Callable[..., None]:
-    """The command for some cases and methods."""
+    """The command for some cases and methods: their names, and a function that imports them."""
 
     def benchmark(
         tasks: Annotated[
             str | None,
             typer.Option(
-                help=f"Some of {', '.join(all_cases)}; all unless given, "
+                help=f"Some of {', '.join(case_names)}; all unless given, "
                 f"{len(QUICK_CASES)} with --quick."
             ),
         ] = None,
         methods: Annotated[
-            str | None, typer.Option(help=f"Some of {', '.join(all_methods)}; all unless given.")
+            str | None, typer.Option(help=f"Some of {', '.join(method_names)}; all unless given.")
         ] = None,
         images: Annotated[
             Path | None, typer.Option(help="Folder of clean pictures; else those in the package.")
@@ -120,8 +115,14 @@ def benchmark_command(
         done, and a plot for each task at the end.
         Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         """
+        import torch
+
+        from experiments.benchmark.cases import choose_images, example_images, folder_images
+        from experiments.benchmark.run import Request
+
         screen = console()
         check_json_file(json_file)
+        all_cases, all_methods = load()
         changes: dict[str, Any] = {
             "count": count, "repeats": repeats, "max_iterations": max_iterations,
             "seconds": seconds, "seed": seed,
@@ -161,8 +162,8 @@ def _side(size: int | None, quick: bool) -> int:
 
 
 def _checked_cases(
-    cases: list[Case], size: int | None, mask: Path | None, quick: bool
-) -> list[Case]:
+    cases: "list[Case]", size: int | None, mask: Path | None, quick: bool
+) -> "list[Case]":
     """The cases with their mask, if their sizes fit ``--size`` and ``--mask``."""
     side = _side(size, quick)
     if side < 16 or side % 16:
@@ -176,7 +177,10 @@ def _checked_cases(
     return cases if mask is None else _with_mask(cases, mask, side)
 
 
-def _run(request: Request, output: Path, json_file: Path | None, screen: Console) -> Results:
+def _run(request: "Request", output: Path, json_file: Path | None, screen: Console) -> "Results":
+    from experiments.benchmark.results import Results
+    from experiments.benchmark.run import run_benchmark
+
     command = f"convexlift {shlex.join(sys.argv[1:])}"
     results = Results(request.about(version=cl.__version__, command=command))
     try:
@@ -194,7 +198,9 @@ def _run(request: Request, output: Path, json_file: Path | None, screen: Console
         ) from None
 
 
-def _finish(results: Results, output: Path, json_file: Path | None, screen: Console) -> None:
+def _finish(results: "Results", output: Path, json_file: Path | None, screen: Console) -> None:
+    from experiments.benchmark.plot import write_plots
+
     results.write(output)
     files = write_plots(results, output)
     write_json(json_file, results.as_plain())
@@ -213,8 +219,10 @@ def _finish(results: Results, output: Path, json_file: Path | None, screen: Cons
     screen.print(f"Results: {output / 'benchmark.json'}, {', '.join(names)}", highlight=False)
 
 
-def table(task: str, rows: Sequence[Row]) -> Table:
+def table(task: str, rows: "Sequence[Row]") -> Table:
     """Iterations and seconds (least to largest) of every method; the fastest in bold."""
+    from experiments.benchmark.results import ERROR
+
     result = Table(title=task, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     result.add_column("Accuracy")
     result.add_column("Batch", justify="right")
@@ -237,7 +245,7 @@ def table(task: str, rows: Sequence[Row]) -> Table:
     return result
 
 
-def _cell(row: Row, best: float | None) -> str:
+def _cell(row: "Row", best: float | None) -> str:
     if row.iterations is None or row.seconds is None:
         return "" if row.reached == 0 else f"{row.reached}/{row.images} images"
     high = "" if row.seconds_max is None else _short(row.seconds_max)
@@ -278,7 +286,10 @@ def _numbers(
         raise BadInput(f"{option} takes numbers with commas between them, got {text!r}.") from None
 
 
-def _with_mask(cases: list[Case], path: Path, side: int) -> list[Case]:
+def _with_mask(cases: "list[Case]", path: Path, side: int) -> "list[Case]":
+    from convexlift.images import load_image
+    from convexlift.tasks import Inpainting
+
     about_masks = [case for case in cases if isinstance(case.task, Inpainting)]
     if not about_masks:
         raise BadInput("--mask is for inpainting, which none of the tasks does. Leave it out.")

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from convexlift.images import atomic_path
+if TYPE_CHECKING:
+    import torch
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the results to this file.")
@@ -36,8 +36,10 @@ class BadInput(Exception):
     """Something the user can mend: one sentence and a hint."""
 
 
-def choose_device(choice: DeviceChoice) -> torch.device:
+def choose_device(choice: DeviceChoice) -> "torch.device":
     """The device asked for, or the best one available."""
+    import torch
+
     if choice is DeviceChoice.cuda and not torch.cuda.is_available():
         raise BadInput("No CUDA device is available here. Use --device cpu or --device auto.")
     if choice is DeviceChoice.auto:
@@ -64,6 +66,8 @@ def check_json_file(path: Path | None) -> None:
 def write_json(path: Path | None, content: Any) -> None:
     """Write the file of ``--json``, if there is one, atomically."""
     if path is not None:
+        from convexlift.images import atomic_path  # which imports torch
+
         with atomic_path(path) as part:
             part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

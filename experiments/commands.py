@@ -1,11 +1,30 @@
 """The commands that ``convexlift.cli.experiments`` registers."""
 
-import convexlift as cl
-from experiments.benchmark.cases import CASES
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from experiments.benchmark_command import benchmark_command
+from experiments.catalogue import CASES, HEADINGS, METHODS
 from experiments.command_line import BadInput as BadInput
-from experiments.registry import EXPERIMENTS
 from experiments.reproduce_command import reproduce_command
 
-reproduce = reproduce_command(EXPERIMENTS)
-benchmark = benchmark_command(CASES, cl.METHODS)
+if TYPE_CHECKING:
+    from experiments.benchmark_command import Compared
+    from experiments.runner import Experiment
+
+
+def _experiments() -> "Mapping[str, Experiment[Any]]":
+    from experiments.registry import EXPERIMENTS
+
+    return EXPERIMENTS
+
+
+def _compared() -> "Compared":
+    import convexlift as cl
+    from experiments.benchmark import cases
+
+    return cases.CASES, cl.METHODS
+
+
+reproduce = reproduce_command(HEADINGS, _experiments)
+benchmark = benchmark_command(CASES, METHODS, _compared)

@@ -19,10 +19,9 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.images import psnr
+from experiments.catalogue import REFERENCE_GAP as REFERENCE_GAP
 from experiments.runner.parts import Array, Part
 
-REFERENCE_GAP = 1e-6
-"""The certified relative gap asked of reference optima."""
 PATIENCE, IMPROVEMENT = 200, 0.9
 """A search for a reference ends when the gap does not fall by this factor in 200 iterations."""
 

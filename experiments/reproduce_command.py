@@ -1,15 +1,16 @@
-"""``convexlift reproduce``."""
+"""``convexlift reproduce``. Modules that take long to import are imported where they are used."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.catalogue import Heading
 from experiments.command_line import (
     BadInput,
     Debug,
@@ -22,17 +23,18 @@ from experiments.command_line import (
     progress_bar,
     write_json,
 )
-from experiments.document import Document
-from experiments.images import find_data
-from experiments.runner import Experiment, Study
-from experiments.runner.report import results, write
-from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
+
+if TYPE_CHECKING:
+    from experiments.document import Document
+    from experiments.runner import Experiment, Study
 
 
-def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..., None]:
-    """The command for some experiments."""
-    Name = StrEnum("Name", {name: name for name in experiments})  # type: ignore[misc]
-    choices = "; ".join(f"{e.name}: {e.title} ({e.section})" for e in experiments.values())
+def reproduce_command(
+    headings: Mapping[str, Heading], load: "Callable[[], Mapping[str, Experiment[Any]]]"
+) -> Callable[..., None]:
+    """The command for some experiments: their headings, and a function that imports them."""
+    Name = StrEnum("Name", {name: name for name in headings})  # type: ignore[misc]
+    choices = "; ".join(f"{h.name}: {h.title} ({h.section})" for h in headings.values())
 
     def reproduce(
         name: Annotated[Name, typer.Argument(help=f"{choices}.", metavar="NAME")],
@@ -77,8 +79,13 @@ def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..
         of a run with other options are not replaced without --force.
         Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         """
+        from experiments.images import find_data
+        from experiments.runner import Study
+        from experiments.runner.report import results, write
+        from experiments.runner.run import NotComputed, finished_parts
+
         screen = console()
-        experiment = experiments[str(name)]
+        experiment = load()[str(name)]
         check_json_file(json_file)
         folder = output or Path(f"reproduce-{experiment.name}{'-quick' if quick else ''}")
         if not draw:
@@ -103,8 +110,10 @@ def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..
 
 
 def _compute(
-    experiment: Experiment[Any], study: Study, folder: Path, screen: Console, force: bool
+    experiment: "Experiment[Any]", study: "Study", folder: Path, screen: Console, force: bool
 ) -> None:
+    from experiments.runner.run import OtherRun, compute
+
     try:
         with progress_bar(screen) as show:
             compute(experiment, study, folder, show, force=force)
@@ -117,7 +126,7 @@ def _compute(
         ) from None
 
 
-def _show(title: str, document: Document, page: Path, screen: Console) -> None:
+def _show(title: str, document: "Document", page: Path, screen: Console) -> None:
     content = document.comparison_table
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]

@@ -19,6 +19,7 @@ from convexlift.images import load_image, save_image
 from convexlift.networks import ridge
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
+from experiments import catalogue
 from experiments.benchmark.cases import CASES, Case, choose_images, example_images
 from experiments.benchmark.plot import write_plots
 from experiments.benchmark.results import (
@@ -291,7 +292,13 @@ TINY_COMMAND = ["benchmark", "--tasks", "tiny", "--size", str(SIZE), "--quick", 
 
 
 def tiny_app(methods=METHODS):
-    return app_of(benchmark=benchmark_command({"tiny": TINY}, methods))
+    command = benchmark_command(["tiny"], [*methods], lambda: ({"tiny": TINY}, methods))
+    return app_of(benchmark=command)
+
+
+def test_the_help_names_all_cases_and_methods():
+    assert tuple(CASES) == catalogue.CASES
+    assert tuple(METHODS) == catalogue.METHODS
 
 
 def test_the_command(tmp_path):

@@ -194,7 +194,7 @@ def test_the_file_of_all_results_is_named_if_the_disk_is_full(tmp_path, monkeypa
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("convexlift.cli.reconstruct.write_json", full)
+    monkeypatch.setattr("convexlift.cli.reconstruct_job.write_json", full)
     result = run("denoise", tmp_path / "a.png", "-o", tmp_path / "x.png", "--json", "all.json")
     assert result.exit_code == 1
     assert "all.json cannot be written (No space left on device); 1 of 1 results" in result.output

@@ -228,7 +228,7 @@ def test_an_unfinished_run_of_another_device_has_nothing_to_draw(tmp_path):
 def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, capsys):
     calls = []
     known = {"denoising": experiment(calls), "ct": experiment(calls, name="ct")}
-    app = app_of(reproduce=reproduce_command(known))
+    app = app_of(reproduce=reproduce_command(known, lambda: known))
     options = ["--output", str(tmp_path), "--device", "cpu"]
     main(["denoising", *options], known)
     before = contents(tmp_path)
@@ -252,14 +252,15 @@ def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path):
     calls = []
     interrupted = {"denoising": experiment(calls, interrupt=True)}
     options = ["reproduce", "denoising", "--output", str(tmp_path / "out")]
-    app = app_of(reproduce=reproduce_command(interrupted))
+    app = app_of(reproduce=reproduce_command(interrupted, lambda: interrupted))
     stopped = CliRunner().invoke(app, options)
     assert stopped.exit_code == 130
     assert "the same command resumes" in " ".join(stopped.output.split())
     drawn = CliRunner().invoke(app, [*options, "--draw"])
     assert drawn.exit_code == 2
     assert "1 of the 3 parts" in " ".join(drawn.output.split())
-    app = app_of(reproduce=reproduce_command({"denoising": experiment(calls)}))
+    known = {"denoising": experiment(calls)}
+    app = app_of(reproduce=reproduce_command(known, lambda: known))
     results = tmp_path / "results.json"
     done = CliRunner().invoke(app, [*options, "--json", str(results)])
     assert done.exit_code == 0, done.output

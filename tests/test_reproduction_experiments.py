@@ -43,7 +43,8 @@ def network(folder, smoothing):
 
 def reproduce(experiment, folder):
     torch.set_default_dtype(torch.float32)
-    app = app_of(reproduce=reproduce_command({experiment.name: experiment}))
+    known = {experiment.name: experiment}
+    app = app_of(reproduce=reproduce_command(known, lambda: known))
     arguments = ["reproduce", experiment.name, "--quick", "--device", "cpu"]
     result = CliRunner().invoke(app, [*arguments, "--output", str(folder)])
     assert result.exit_code == 0, result.output

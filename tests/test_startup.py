@@ -56,7 +56,8 @@ def interrupted(words: list[str], module: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("form", ["module", "script"])
 def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_path):
     start = ["-m", "convexlift"] if form == "module" else [str(script)]
-    found = interrupted([*start, "reconstruct", "denoise", "a.png"], module, tmp_path)
+    command = ["reconstruct", "denoise", "a.png", "-o", "b.png"]
+    found = interrupted([*start, *command], module, tmp_path)
     assert found == (130, "convexlift: Interrupted.\n")
 
 
@@ -90,7 +91,8 @@ def imported(program: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [["--version"], ["--help"], ["models"], ["models", "photo-any-size"],
-     *([name, "--help"] for name in ("demo", "models", "serve", "train", "verify")),
+     *([name, "--help"] for name in COMMANDS),
+     *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct")),
      ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],
     ids=" ".join,
 )  # fmt: skip

@@ -95,9 +95,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 """By name."""
 
-QUICK_CASES = tuple(name for name in CASES if name.startswith("any-size-"))
-"""Cases with small pictures and a small network."""
-
 
 def example_images() -> ImageSet:
     """The pictures inside the package; the one for choosing step sizes is the last."""

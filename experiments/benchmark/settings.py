@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.measuring import REFERENCE_GAP
+from experiments.catalogue import REFERENCE_GAP
 
 SIZE, QUICK_SIZE = 256, 64
 """Sides of the pictures, where a regularizer allows any."""

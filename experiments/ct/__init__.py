@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import convexlift as cl
+from experiments.catalogue import HEADINGS
 from experiments.paper import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
@@ -46,6 +47,4 @@ QUICK = replace(
     search_iterations=100, tries_c=6, tries_step=3,
 )  # fmt: skip
 
-EXPERIMENT = Experiment(
-    "ct", "Sparse-view tomography, Poisson noise", "section 5.2", FULL, QUICK, steps, report
-)
+EXPERIMENT = Experiment(*HEADINGS["ct"], FULL, QUICK, steps, report)

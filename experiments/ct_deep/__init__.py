@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import convexlift as cl
+from experiments.catalogue import HEADINGS
 from experiments.ct import QUICK as QUICK_BASELINE
 from experiments.paper import psnr
 from experiments.runner import Experiment
@@ -55,6 +56,4 @@ QUICK = replace(
     sm_c=(1e-3,), sm_d=(1e-2,),
 )  # fmt: skip
 
-EXPERIMENT = Experiment(
-    "ct-deep", "Tomography with a deeper network", "section 5.2.1", FULL, QUICK, steps, report
-)
+EXPERIMENT = Experiment(*HEADINGS["ct-deep"], FULL, QUICK, steps, report)

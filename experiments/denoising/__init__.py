@@ -4,12 +4,13 @@ The 7 x 7 ablation of the step-size parameters (c_1, c_2), the proposed method w
 beside the subgradient methods, and pictures after 15 and 200 iterations.
 """
 
+from experiments.catalogue import HEADINGS
 from experiments.denoising.report import report
 from experiments.denoising.settings import DenoisingSettings
 from experiments.denoising.steps import steps
 from experiments.runner import Experiment
 
 EXPERIMENT = Experiment(
-    "denoising", "Salt-and-pepper denoising", "section 5.1",
+    *HEADINGS["denoising"],
     DenoisingSettings(), DenoisingSettings.quick(), steps, report,
 )  # fmt: skip

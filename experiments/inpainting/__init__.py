@@ -4,12 +4,13 @@ Table 1, the time to a relative objective error of 1e-3 on 20 images; energy and
 iterations; pictures after 60 and 300 iterations.
 """
 
+from experiments.catalogue import HEADINGS
 from experiments.inpainting.report import report
 from experiments.inpainting.settings import InpaintingSettings
 from experiments.inpainting.steps import steps
 from experiments.runner import Experiment
 
 EXPERIMENT = Experiment(
-    "inpainting", "Inpainting, smooth network", "section 5.3",
+    *HEADINGS["inpainting"],
     InpaintingSettings(), InpaintingSettings.quick(), steps, report,
 )  # fmt: skip

@@ -7,12 +7,13 @@ The same smooth network for inpainting, trained adversarially and by bilevel lea
 solvers for x(theta); each is then used with every solver. The paper's comparison of crops.
 """
 
+from experiments.catalogue import HEADINGS
 from experiments.runner import Experiment
 from experiments.training.report import report
 from experiments.training.settings import TrainingSettings
 from experiments.training.steps import steps
 
 EXPERIMENT = Experiment(
-    "training", "Training schemes and solvers, inpainting", "section 5.3.1",
+    *HEADINGS["training"],
     TrainingSettings(), TrainingSettings.quick(), steps, report,
 )  # fmt: skip

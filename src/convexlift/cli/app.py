@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -81,16 +83,28 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-class UserError(Exception):
-    """A mistake that the user can correct: one sentence and a hint."""
+class CommandError(Exception):
+    """The end of a command: one sentence, a hint, and an exit status."""
+
+    status: ClassVar[int]
 
 
-class Failed(Exception):
-    """Results could not be written or reported in full: one sentence and a hint."""
+class UserError(CommandError):
+    """A mistake that the user can correct."""
+
+    status = BAD_INPUT
 
 
-class Interrupted(Exception):
+class Failed(CommandError):
+    """Results could not be written or reported in full."""
+
+    status = FAILURE
+
+
+class Interrupted(CommandError):
     """Interrupted by the user: the results so far, and how to continue."""
+
+    status = INTERRUPTED
 
 
 def _print_version(wanted: bool) -> None:
@@ -123,12 +137,8 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
     except BaseException as error:
         if debug and not isinstance(error, Interrupted | Failed):
             raise
-        if isinstance(error, UserError):
-            message, status = str(error), BAD_INPUT
-        elif isinstance(error, Interrupted):
-            message, status = str(error), INTERRUPTED
-        elif isinstance(error, Failed):
-            message, status = str(error), FAILURE
+        if isinstance(error, CommandError):
+            message, status = str(error), error.status
         elif isinstance(error, KeyboardInterrupt):
             message, status = "Interrupted; nothing was written.", INTERRUPTED
         else:
@@ -137,6 +147,34 @@ def one_sentence_errors(debug: bool, *, quiet: bool = False) -> Iterator[None]:
         if not quiet or status == FAILURE:
             typer.echo(f"convexlift: {message}", err=True)
         raise typer.Exit(status) from None
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn errors that the library explains, in options and files, into messages for the user."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise UserError(f"{error}.") from error
+
+
+def with_options(
+    command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]
+) -> Callable[..., None]:
+    """Give a command with ``**options`` the signature that Typer reads.
+
+    Args:
+        command: called with all options by name.
+        options: default and annotation of each; ``Parameter.empty`` for no default.
+    """
+    command.__annotations__ = {name: annotation for name, (_, annotation) in options.items()}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (default, annotation) in options.items()
+        ]
+    )
+    return command
 
 
 def console() -> Console:

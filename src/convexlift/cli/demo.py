@@ -43,6 +43,8 @@ def demo(
     report.html.
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
+    from rich.progress import TimeElapsedColumn
+
     from convexlift.cli.terminal import progress, table
     from convexlift.demo import NEXT, QUICK, DemoOptions, run_demo
     from convexlift.demo_report import COLUMNS, as_json, regularizer_note, rows, write_report
@@ -52,7 +54,7 @@ def demo(
         place = choose_device(device)
         check_folder(output)
         check_json_file(json_file)
-        with progress(screen) as update:
+        with progress(screen, TimeElapsedColumn()) as update:
             result = run_demo(
                 QUICK if quick else DemoOptions(),
                 place,

@@ -45,6 +45,8 @@ def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[...,
 
     @functools.wraps(command)
     def run(*, debug: bool, **options: Any) -> None:
+        import torch  # noqa: F401 - takes seconds, in which Ctrl-C must end the process at once
+
         with one_sentence_errors(debug):
             try:
                 command(debug=debug, **options)

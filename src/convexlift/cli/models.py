@@ -10,10 +10,10 @@ import convexlift
 from convexlift.cli.app import (
     Debug,
     JsonFile,
-    UserError,
     app,
     check_json_file,
     console,
+    explained,
     one_sentence_errors,
     write_json,
 )
@@ -43,7 +43,11 @@ def models(
     screen = console()
     with one_sentence_errors(debug):
         check_json_file(json_file)
-        sheets = shipped_sheets() if name is None else {name: _sheet(name)}
+        if name is None:  # an error in a shipped file is no mistake of the user
+            sheets = shipped_sheets()
+        else:
+            with explained():
+                sheets = {name: sheet(name)}
         write_json(json_file, as_json(sheets, convexlift.__version__))
         if name is not None:
             screen.print(details(sheets[name]), markup=False, soft_wrap=True)
@@ -101,10 +105,3 @@ def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
         UNKNOWN if psnr is None else f"{psnr:.2f}",
         card.license.split(";")[0].strip() or UNKNOWN,
     )
-
-
-def _sheet(name: str) -> Sheet:
-    try:
-        return sheet(name)
-    except ValueError as error:
-        raise UserError(f"{error}.") from None

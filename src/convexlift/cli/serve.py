@@ -10,10 +10,10 @@ import typer
 from convexlift.cli.app import (
     Debug,
     Device,
-    UserError,
     app,
     choose_device,
     console,
+    explained,
     one_sentence_errors,
 )
 from convexlift.web.limits import MEGABYTE, Limits
@@ -59,7 +59,7 @@ def serve(
 
     screen = console()
     with one_sentence_errors(debug):
-        try:
+        with explained():
             options = ServerOptions(
                 host=host,
                 port=port,
@@ -77,8 +77,6 @@ def serve(
             )
             require_gradio()
             place = listen(options)
-        except (ValueError, ImportError) as error:
-            raise UserError(f"{error}.") from None
         # Ctrl-C is the normal way to stop.
         with place, contextlib.suppress(KeyboardInterrupt):
             run_server(

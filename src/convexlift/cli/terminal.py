@@ -8,15 +8,7 @@ from functools import partial
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,38 +16,26 @@ from rich.text import Text
 @contextmanager
 def progress(
     screen: Console,
-    *,
-    total: float | None = 1.0,
-    count: bool = False,
-    remaining: bool = False,
+    *columns: ProgressColumn,
+    total: float = 1.0,
+    width: int = 40,
     transient: bool = False,
 ) -> Iterator[Callable[..., None]]:
     """A progress bar on a terminal; nothing in a pipe.
 
-    Yields a function to call with any of ``description=``, ``completed=`` and ``total=``.
+    Yields a function to call with ``description=`` and ``completed=``.
 
     Args:
         screen: the console to show the bar on.
-        total: the value of ``completed`` at the end; None if unknown.
-        count: show "12/500" and the remaining time instead of the elapsed time.
-        remaining: show the remaining time after the elapsed time.
+        columns: shown after the description and the bar.
+        total: the value of ``completed`` at the end.
+        width: of the bar, in characters.
         transient: remove the bar at the end.
     """
-    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
-    if count:
-        columns += [MofNCompleteColumn(), TimeRemainingColumn()]
-    elif remaining:
-        columns += [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
-    else:
-        columns += [TimeElapsedColumn()]
-    bar = Progress(
-        *columns,
-        console=screen,
-        transient=transient,
-        disable=not screen.is_terminal,
-        speed_estimate_period=600 if remaining else 30,  # steps of an experiment take long
-    )
-    with bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(width), *columns, console=screen,
+        transient=transient, disable=not screen.is_terminal,
+    ) as bar:  # fmt: skip
         yield partial(bar.update, bar.add_task("Starting", total=total))
 
 
@@ -64,7 +44,6 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     left: Sequence[str],
-    title: str | None = None,
     wrapped: Sequence[str] | None = None,
     tight: bool = False,
 ) -> Table:
@@ -74,14 +53,11 @@ def table(
         columns: the header.
         rows: the cells.
         left: the columns aligned to the left; the others, with numbers, to the right.
-        title: above the table.
         wrapped: the columns that may wrap on a narrow terminal; all by default.
         tight: one space between columns, to fit 80 characters.
     """
     padding = (0, 1, 0, 0) if tight else (0, 1)
-    result = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding
-    )
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
     for name in columns:
         result.add_column(
             name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from inspect import Parameter
@@ -10,7 +9,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from convexlift.cli.app import app
+from convexlift.cli.app import app, with_options
 from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
 
 group = typer.Typer(
@@ -29,7 +28,7 @@ Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
 
 
 def _command(kind: type[TrainOptions]) -> Callable[..., None]:
-    """A command with the fields of a record as its options, as a signature for Typer."""
+    """The command whose options are the fields of a record."""
 
     def command(**given: Any) -> None:
         from convexlift.cli.training_job import run_job
@@ -37,18 +36,11 @@ def _command(kind: type[TrainOptions]) -> Callable[..., None]:
         run_job(kind(**given))
 
     hints = get_type_hints(kind, include_extras=True)
-    parameters = [
-        Parameter(
-            each.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
-        )
+    options = {
+        each.name: (Parameter.empty if each.default is MISSING else each.default, hints[each.name])
         for each in fields(kind)
-    ]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+    }
+    return with_options(command, options)
 
 
 for _name, _kind in {"adversarial": AdversarialOptions, "bilevel": BilevelOptions}.items():

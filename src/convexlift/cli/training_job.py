@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 import convexlift
 from convexlift.cli.app import (
@@ -23,6 +24,7 @@ from convexlift.cli.app import (
     check_json_file,
     choose_device,
     console,
+    explained,
     one_sentence_errors,
     write_json,
 )
@@ -120,9 +122,8 @@ def _errors(debug: bool) -> Iterator[None]:
     quiet = os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
-            yield
-        except (ValueError, ImportError) as error:
-            raise UserError(f"{error}.") from error
+            with explained():
+                yield
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -233,7 +234,7 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 @contextlib.contextmanager
 def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
     """A progress bar on a terminal; in a pipe, a line for each validation."""
-    with progress(screen, total=steps, count=True) as update:
+    with progress(screen, MofNCompleteColumn(), TimeRemainingColumn(), total=steps) as update:
         validated = ""
 
         def show(report: StepReport) -> None:

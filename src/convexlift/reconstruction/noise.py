@@ -31,13 +31,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Kind = Literal["gaussian", "salt-and-pepper"]
+from convexlift.option_values import NoiseKind
+
+Kind = NoiseKind
 
 STEP = 0.2
 """Extremes this far from their neighbours are noticed."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from convexlift.reconstruction.contents import (
     Contents,
     ImageLike,
     InputError,
-    RangeChoice,
     is_path,
     open_contents,
     open_picture,
@@ -30,13 +29,13 @@ from convexlift.reconstruction.contents import (
 from convexlift.reconstruction.masks import Colour, parse_colour, seen_pixels
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
-    Kind,
     Noise,
     TooFewPixels,
     estimate_noise,
     is_line_art,
     spread,
 )
+from convexlift.reconstruction.options import DenoiseOptions, InpaintOptions
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.result import PreparedImage
 from convexlift.reconstruction.solution import PiecewiseSolver
@@ -48,32 +47,8 @@ FEWEST_PIXELS = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Denoiser(Reconstructor):
-    """Remove Gaussian noise, or salt and pepper.
-
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
-    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
-    grey images: colours and pages are solved one by one.
-
-    Args:
-        noise: model of the noise; decided for each image unless given.
-        sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
-            are salt and pepper; estimated for each image unless given.
-        range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
-            largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
-            there; as ``data`` for other floats, and for integers of which some are negative.
-        simulate: the image is clean: damage it first. It is the truth then.
-        seed: of the simulated noise; plane i has ``seed + i``.
-    """
-
-    noise: Kind | None = None
-    sigma: float | None = None
-    range: RangeChoice = "auto"
-    simulate: bool = False
-    seed: int = 0
-
-    task: ClassVar[str] = "denoise"
-    python_only = (*Reconstructor.python_only, "simulate", "seed")
+class Denoiser(DenoiseOptions, Reconstructor):
+    """Denoising of pictures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,28 +206,8 @@ class Denoiser(Reconstructor):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inpainter(Denoiser):
-    """Fill in missing pixels: of a mask, of a colour, or NaN in floats.
-
-    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
-    noise, which is taken for Gaussian unless --noise says otherwise.
-
-    Args:
-        mask: an image, or a folder of them with the inputs' names; white is seen.
-        invert_mask: white is missing.
-        mask_colour: pixels of this colour are missing: '#ff00ff'.
-        colour_tolerance: levels (of 255) it may differ by.
-        missing: with ``simulate`` and no mask, the fraction of pixels to hide.
-    """
-
-    mask: ImageLike | None = None
-    invert_mask: bool = False
-    mask_colour: str | None = None
-    colour_tolerance: int = 0
-    missing: float = 0.3
-
-    task: ClassVar[str] = "inpaint"
-    python_only = (*Denoiser.python_only, "missing")
+class Inpainter(InpaintOptions, Denoiser):
+    """Inpainting of pictures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

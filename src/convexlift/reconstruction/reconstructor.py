@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,8 +27,9 @@ from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
-from convexlift.reconstruction.contents import ImageLike, InputError, is_path
+from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.options import Options
 from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
 from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
 from convexlift.reconstruction.sources import Source
@@ -42,57 +42,17 @@ from convexlift.reconstruction.weight import (
 )
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.stopping import StopWhen
-from convexlift.tasks import Bounds, Measurement
-
-MethodName = Literal["default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"]
+from convexlift.tasks import Measurement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reconstructor(ABC):
-    """Options of all tasks; the command line has them as well.
+class Reconstructor(Options, ABC):
+    """Prepares and solves images with the options of a task."""
 
-    Args:
-        regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
-        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
-            ``auto``: chosen by prediction of held-out data. ``discrepancy``: whose residual is as
-            large as the noise.
-        strength: a factor of that weight.
-        tolerance: certified relative gap to stop at.
-        time_limit: seconds for each file, or batch of files: half of them at most for its weight.
-        max_iterations: iterations for each file.
-        check_every: iterations between two checks, at which ``progress`` is called.
-        method: how to solve; those with step sizes try some for a few iterations.
-        device: where to compute; ``auto`` takes a GPU if there is one.
-        batch: images of one size solved at once: ``auto``, as many as fit, or a number.
-        gap_map: whether to compute where the gap is.
-        box: bounds on the image, on the scale of the regularizer, in place of the task's own.
-        truth: the clean image, or a folder of them with the inputs' names; gives PSNR.
-        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            unless given, 500, and less for short files, which cannot hold so many.
-    """
-
-    regularizer: str | os.PathLike[str] | InputConvexNetwork = "photo-any-size"
-    weight: WeightChoice | None = "card"
-    strength: float = 1.0
-    tolerance: float = 1e-3
-    time_limit: float | None = None
-    max_iterations: int = 2000
-    check_every: int = 10
-    method: MethodName = "default"
-    device: str | torch.device = "auto"
-    batch: int | Literal["auto"] = "auto"
-    gap_map: bool = False
-    box: Bounds | None = None
-    truth: ImageLike | None = None
-    max_megapixels: float | None = None
-
-    task: ClassVar[str]
     positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
     search: ClassVar[StopWhen] = SEARCH
     quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
-    python_only: ClassVar[tuple[str, ...]] = ("strength", "check_every", "box")
-    """Options that the command line does not have; records leave out their defaults."""
 
     def __post_init__(self) -> None:
         if not self.tolerance >= 0:

@@ -20,6 +20,7 @@ from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, 
 from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise, photons_of
+from convexlift.reconstruction.options import ScanOptions
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.result import PreparedImage
 from convexlift.reconstruction.slices import (
@@ -34,9 +35,8 @@ from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
 from convexlift.scans.data_exchange import DataExchange
 from convexlift.scans.files import read_sinogram, read_volume
-from convexlift.scans.formats import AngleUnit, files_in, reading
+from convexlift.scans.formats import files_in, reading
 from convexlift.scans.hounsfield import (
-    WATER,
     WINDOWS,
     Window,
     attenuation_to_hounsfield,
@@ -44,7 +44,7 @@ from convexlift.scans.hounsfield import (
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
+from convexlift.scans.sinograms import FanGeometry, Quantity, Sinogram
 from convexlift.scans.volumes import Volume
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
@@ -62,64 +62,13 @@ ScanLike = ImageLike | Sinogram | Volume
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ScanReconstructor(Reconstructor):
-    """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
+class ScanReconstructor(ScanOptions, Reconstructor):
+    """Reconstruction of slices from scans."""
 
-    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
-    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
-
-    Args:
-        truth: slices in HU of the result's size; gives PSNR.
-        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
-            --simulate.
-        quantity: what the numbers are, if not as the file says.
-        geometry: of an array of projections (rows, angles, bins).
-        flat: readings without object: a number, or an NPY file.
-        dark: readings without beam: a number, or an NPY file.
-        photons: in a free ray, for transmissions and line integrals; estimated unless given.
-        background: r of emission counts y ~ Poisson(A x + r).
-        sigma: noise of line integrals, if the same in all rays.
-        size: pixels of a side; as many as bins unless given.
-        extent: side in mm; the field of view unless given.
-        water: attenuation of water in 1/mm, for HU.
-        angle_unit: of HDF5 files that do not say it.
-        rows: of the detector, FIRST:END (two numbers); all unless given.
-        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
-            HU.
-        simulate: inputs are slices; simulate a scan with counts.
-        views: of a simulated scan.
-        bins: of a simulated scan.
-        seed: of simulated noise.
-        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
-    """
-
-    regularizer: Any = "ct-abdomen-chest"
-    weight: WeightChoice | None = None
-    quantity: Quantity | None = None
-    geometry: ScanGeometry | None = None
-    flat: FieldLike | None = None
-    dark: FieldLike | None = None
-    photons: float | None = None
-    background: float | None = None
-    sigma: float | None = None
-    size: int | None = None
-    extent: float | None = None
-    water: float = WATER
-    angle_unit: AngleUnit | None = None
-    rows: tuple[int, int] | None = None
-    window: Window | str = "abdomen"
-    simulate: bool = False
-    views: int = 200
-    bins: int = 400
-    seed: int = 0
-    read_seconds: float | None = None
-
-    task: ClassVar[str] = "ct"
     positive = (*Reconstructor.positive, "photons", "background", "sigma", "size", "extent",
                 "water", "views", "bins", "read_seconds")  # fmt: skip
     search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
     quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
-    python_only = (*Reconstructor.python_only, "geometry")
 
     def __post_init__(self) -> None:
         super().__post_init__()

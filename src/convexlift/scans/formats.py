@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.files.formats import FileFormat
 from convexlift.files.limits import reason_of, require_limit
+from convexlift.option_values import AngleUnit as AngleUnit
 from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.volumes import Volume
 
 PathLike = str | os.PathLike[str]
-AngleUnit = Literal["degrees", "radians"]
 
 
 class ScanFileError(ValueError):

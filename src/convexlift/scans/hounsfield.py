@@ -13,10 +13,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from convexlift.option_values import WATER as WATER
 from convexlift.tensors import first_non_finite
-
-WATER = 0.02059
-"""mu of water in 1/mm at 60 keV, 0.2059 cm^2/g in the tables of Hubbell and Seltzer (NIST)."""
 
 LOWEST = -1024.0
 """The CT number at 0 of the unit interval."""

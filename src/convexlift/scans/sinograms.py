@@ -19,13 +19,13 @@ from convexlift.operators.tomography.beams import (
     ParallelBeam,
 )
 from convexlift.operators.tomography.ray_transform import RayTransform
+from convexlift.option_values import Quantity as Quantity
 from convexlift.tensors import TensorRecord, first_non_finite
 
 LengthUnit = Literal["mm", "pixel"]
 LENGTH_UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
 """Detector pixels are the unit if a file does not give their size."""
 
-Quantity = Literal["counts", "transmission", "line integrals"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 """Photons or detector units; counts over counts without object; minus the log of that ratio."""
 

@@ -1,4 +1,4 @@
-"""Output of ``convexlift reconstruct``: a progress bar, a line for each file, a summary."""
+"""``convexlift reconstruct`` once its options are read: checks, the run, and its output."""
 
 from __future__ import annotations
 
@@ -7,61 +7,174 @@ import errno
 import json
 import math
 import os
+import shlex
+import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
-from convexlift.cli.app import console
-from convexlift.reconstruction.batch import BatchListener, BatchResult
+from convexlift.cli.app import (
+    FAILURE,
+    Failed,
+    Interrupted,
+    UserError,
+    choose_device,
+    console,
+    explained,
+    one_sentence_errors,
+    write_json,
+)
+from convexlift.cli.terminal import progress
+from convexlift.models.files import pair
+from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
+from convexlift.reconstruction.call import RECONSTRUCTORS
+from convexlift.reconstruction.contents import DICOM, PICTURES
 from convexlift.reconstruction.result import Reconstruction
-from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.sources import SINOGRAMS, Source, check_targets, find_sources
+from convexlift.scans.hounsfield import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20
 """Failures named at the end; JSON has all."""
 
 
+def read_numbers(
+    text: str | None, separator: str | None, kind: type[float] | type[int] = float
+) -> Any:
+    """One number, or several between separators; other text is left to the library to refuse."""
+    try:
+        parts = [text or ""] if separator is None else (text or "").split(separator)
+        values = tuple(kind(part) for part in parts)
+    except ValueError:
+        return text
+    return values[0] if len(values) == 1 else values
+
+
+def read_window(text: str) -> Window | str:
+    """The name of a window, or LEVEL,WIDTH."""
+    values = read_numbers(text, ",")
+    if text in WINDOWS or not isinstance(values, tuple) or len(values) != 2:
+        return text
+    return Window(*values)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "weight": lambda text: read_numbers(text, None),
+    "batch": lambda text: read_numbers(text, None, int),
+    "range": lambda text: read_numbers(text, ","),
+    "rows": lambda text: read_numbers(text, ":", int),
+    "window": read_window,
+    "device": choose_device,
+}
+"""Parsers of option values, by the name of the option."""
+
+
+def run_job(
+    task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
+    force: bool, resume: bool, json_file: str | None, debug: bool,
+) -> None:  # fmt: skip
+    """Check everything that can be checked, then process the files."""
+    with one_sentence_errors(debug):
+        if force and resume:
+            raise UserError(
+                "--resume keeps finished results and --force replaces them. Leave one of them out."
+            )
+        with explained():
+            for name, read in READERS.items():
+                if name in options:
+                    options[name] = read(options[name])
+            reconstructor = RECONSTRUCTORS[task](**options)
+            slices = (*DICOM, ".tif", ".tiff", ".png", ".npy")
+            simulated = options.get("simulate", False)
+            suffixes = PICTURES if task != "ct" else slices if simulated else SINOGRAMS
+            ending = ".tif" if suffixes is SINOGRAMS else None
+            sources = find_sources(inputs, output, suffixes, ending)
+            reconstructor.check(sources)
+            saved = [file for file in pair(options["regularizer"]) if file.is_file()]
+            check_targets(
+                sources, force=force, resume=resume, gap_map=reconstructor.gap_map, proof=proof,
+                also_read=[*reconstructor.reads([source.path for source in sources]), *saved],
+                summary=None if json_file in (None, "-") else Path(str(json_file)),
+            )  # fmt: skip
+            settings = reconstructor.settings()
+            reconstructor.network  # noqa: B018 - reads the file
+        command = f"convexlift {shlex.join(sys.argv[1:])}"
+        screen = _Screen(stderr=True) if json_file == "-" else _Screen(width=console().width)
+        with (
+            progress(
+                screen, TimeElapsedColumn(), TimeRemainingColumn(), total=len(sources), width=24,
+                transient=True,
+            ) as update,
+            warnings.catch_warnings(),
+        ):  # fmt: skip
+            narrator = Narrator(screen, update, debug, len(sources), options["tolerance"])
+            warnings.showwarning = narrator.warn
+            try:
+                result = reconstruct_files(
+                    sources, reconstructor, narrator, proof=proof, resume=resume, command=command
+                )
+            except KeyboardInterrupt:
+                raise Interrupted("Interrupted twice; only finished files are kept.") from None
+            narrator.summarise(result)
+        unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
+        _finish(result, len(sources), unwritten or narrator.unsaid)
+
+
+def _write_json(json_file: str | None, content: dict[str, Any]) -> str:
+    """The reason if the file cannot be written, else an empty string."""
+    try:
+        if json_file == "-":
+            typer.echo(json.dumps(content, indent=2))
+        elif json_file is not None:
+            write_json(Path(json_file), content)
+    except OSError as error:
+        if json_file == "-":
+            discard(sys.stdout)
+        where = "Standard output" if json_file == "-" else json_file
+        return f"{where} cannot be written ({error.strerror or error})"
+    return ""
+
+
+def _finish(result: BatchResult, files: int, unwritten: str) -> None:
+    """Raise the exception that sets the exit status, if any."""
+    done = f"{len(result.records)} of {files} results are written"
+    if result.interrupted and not result.records:
+        raise Interrupted("Interrupted; nothing was written.")
+    if result.interrupted:
+        raise Interrupted(
+            f"Interrupted; {done}, the last one with the gap reached. --resume does the others."
+        )
+    if unwritten:
+        raise Failed(f"{unwritten}; {done}, each with its JSON file.")
+    if result.failures:
+        raise typer.Exit(FAILURE)
+
+
 class Narrator(BatchListener):
-    """Prints a line for each file, and a progress bar on a terminal.
+    """Prints a line for each file, and moves the progress bar.
 
     Args:
-        to_stderr: whether standard output is reserved for JSON.
+        screen: to print on.
+        update: of the progress bar.
         debug: show tracebacks of files that failed.
         total: number of files.
         tolerance: the gap at which solves stop.
     """
 
-    def __init__(self, *, to_stderr: bool, debug: bool, total: int, tolerance: float) -> None:
-        self.screen = _Screen(stderr=True) if to_stderr else _Screen(width=console().width)
-        self.stream = "Standard error" if to_stderr else "Standard output"
+    def __init__(
+        self, screen: Console, update: Callable[..., None], debug: bool, total: int,
+        tolerance: float,
+    ) -> None:  # fmt: skip
+        self.screen, self.update = screen, update
         self.unsaid = ""  # which stream could not be written, and why
         self.debug, self.total, self.tolerance = debug, total, tolerance
         self.done = 0
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(),
-            TimeRemainingColumn(), console=self.screen, transient=True,
-            disable=not self.screen.is_terminal,
-        )  # fmt: skip
-        self.task = TaskID(0)
-
-    def __enter__(self) -> Narrator:
-        self.bar.start()
-        self.task = self.bar.add_task("Starting", total=float(self.total))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     def reading(self, source: Source) -> None:
         """Show the name of the file."""
@@ -113,7 +226,7 @@ class Narrator(BatchListener):
 
     def _show(self, text: str, part: float) -> None:
         where = f"[{self.done + 1}/{self.total}] " if self.total > 1 else ""
-        self.bar.update(self.task, description=where + text, completed=self.done + part)
+        self.update(description=where + text, completed=self.done + part)
 
     def _print(self, text: str) -> None:
         if self.unsaid:
@@ -121,7 +234,8 @@ class Narrator(BatchListener):
         try:
             self.screen.print(text, highlight=False, markup=False, soft_wrap=True)
         except OSError as error:  # a full disk or a closed pipe; files are still written
-            self.unsaid = f"{self.stream} cannot be written ({error.strerror or error})"
+            stream = "Standard error" if self.screen.stderr else "Standard output"
+            self.unsaid = f"{stream} cannot be written ({error.strerror or error})"
             discard(self.screen.file)
 
 
@@ -185,11 +299,6 @@ def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
         ],
         "not_done": [str(source.path) for source in result.left],
     }
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """Write the whole content to standard output."""
-    typer.echo(json.dumps(content, indent=2))
 
 
 def _sentence(source: Source, error: Exception) -> str:

@@ -1,0 +1,182 @@
+"""Options of ``cl.reconstruct`` and of ``convexlift reconstruct``, task by task.
+
+Nothing here imports torch: help texts are made from these docstrings, types and defaults. Types in
+quotes are for callers in Python; the command line has its own for these options.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from convexlift.option_values import WATER, AngleUnit, MethodName, NoiseKind, Quantity
+
+if TYPE_CHECKING:
+    import torch
+
+    from convexlift.networks.icnn import InputConvexNetwork
+    from convexlift.reconstruction.contents import ImageLike, RangeChoice
+    from convexlift.reconstruction.weight import WeightChoice
+    from convexlift.scans.hounsfield import Window
+    from convexlift.scans.sinograms import ScanGeometry
+    from convexlift.tasks import Bounds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Options:
+    """Options of all tasks.
+
+    Args:
+        regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
+        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
+            ``auto``: chosen by prediction of held-out data. ``discrepancy``: whose residual is as
+            large as the noise.
+        strength: a factor of that weight.
+        tolerance: certified relative gap to stop at.
+        time_limit: seconds for each file, or batch of files: half of them at most for its weight.
+        max_iterations: iterations for each file.
+        check_every: iterations between two checks, at which ``progress`` is called.
+        method: how to solve; those with step sizes try some for a few iterations.
+        device: where to compute; ``auto`` takes a GPU if there is one.
+        batch: images of one size solved at once: ``auto``, as many as fit, or a number.
+        gap_map: whether to compute where the gap is.
+        box: bounds on the image, on the scale of the regularizer, in place of the task's own.
+        truth: the clean image, or a folder of them with the inputs' names; gives PSNR.
+        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
+            unless given, 500, and less for short files, which cannot hold so many.
+    """
+
+    regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-any-size"
+    weight: "WeightChoice | None" = "card"
+    strength: float = 1.0
+    tolerance: float = 1e-3
+    time_limit: float | None = None
+    max_iterations: int = 2000
+    check_every: int = 10
+    method: MethodName = "default"
+    device: "str | torch.device" = "auto"
+    batch: int | Literal["auto"] = "auto"
+    gap_map: bool = False
+    box: "Bounds | None" = None
+    truth: "ImageLike | None" = None
+    max_megapixels: float | None = None
+
+    task: ClassVar[str]
+    python_only: ClassVar[tuple[str, ...]] = ("strength", "check_every", "box")
+    """Options that the command line does not have; records leave out their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenoiseOptions(Options):
+    """Remove Gaussian noise, or salt and pepper.
+
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
+    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
+    grey images: colours and pages are solved one by one.
+
+    Args:
+        noise: model of the noise; decided for each image unless given.
+        sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
+            are salt and pepper; estimated for each image unless given.
+        range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
+            largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
+            there; as ``data`` for other floats, and for integers of which some are negative.
+        simulate: the image is clean: damage it first. It is the truth then.
+        seed: of the simulated noise; plane i has ``seed + i``.
+    """
+
+    noise: NoiseKind | None = None
+    sigma: float | None = None
+    range: "RangeChoice" = "auto"
+    simulate: bool = False
+    seed: int = 0
+
+    task: ClassVar[str] = "denoise"
+    python_only = (*Options.python_only, "simulate", "seed")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InpaintOptions(DenoiseOptions):
+    """Fill in missing pixels: of a mask, of a colour, or NaN in floats.
+
+    PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Pixels that were seen lose their
+    noise, which is taken for Gaussian unless --noise says otherwise.
+
+    Args:
+        mask: an image, or a folder of them with the inputs' names; white is seen.
+        invert_mask: white is missing.
+        mask_colour: pixels of this colour are missing: '#ff00ff'.
+        colour_tolerance: levels (of 255) it may differ by.
+        missing: with ``simulate`` and no mask, the fraction of pixels to hide.
+    """
+
+    mask: "ImageLike | None" = None
+    invert_mask: bool = False
+    mask_colour: str | None = None
+    colour_tolerance: int = 0
+    missing: float = 0.3
+
+    task: ClassVar[str] = "inpaint"
+    python_only = (*DenoiseOptions.python_only, "missing")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanOptions(Options):
+    """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
+
+    Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
+    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
+
+    Args:
+        truth: slices in HU of the result's size; gives PSNR.
+        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
+            --simulate.
+        quantity: what the numbers are, if not as the file says.
+        geometry: of an array of projections (rows, angles, bins).
+        flat: readings without object: a number, or an NPY file.
+        dark: readings without beam: a number, or an NPY file.
+        photons: in a free ray, for transmissions and line integrals; estimated unless given.
+        background: r of emission counts y ~ Poisson(A x + r).
+        sigma: noise of line integrals, if the same in all rays.
+        size: pixels of a side; as many as bins unless given.
+        extent: side in mm; the field of view unless given.
+        water: attenuation of water in 1/mm, for HU.
+        angle_unit: of HDF5 files that do not say it.
+        rows: of the detector, FIRST:END (two numbers); all unless given.
+        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
+            HU.
+        simulate: inputs are slices; simulate a scan with counts.
+        views: of a simulated scan.
+        bins: of a simulated scan.
+        seed: of simulated noise.
+        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
+    """
+
+    regularizer: Any = "ct-abdomen-chest"
+    weight: "WeightChoice | None" = None
+    quantity: Quantity | None = None
+    geometry: "ScanGeometry | None" = None
+    flat: "float | ImageLike | None" = None
+    dark: "float | ImageLike | None" = None
+    photons: float | None = None
+    background: float | None = None
+    sigma: float | None = None
+    size: int | None = None
+    extent: float | None = None
+    water: float = WATER
+    angle_unit: AngleUnit | None = None
+    rows: tuple[int, int] | None = None
+    window: "Window | str" = "abdomen"
+    simulate: bool = False
+    views: int = 200
+    bins: int = 400
+    seed: int = 0
+    read_seconds: float | None = None
+
+    task: ClassVar[str] = "ct"
+    python_only = (*Options.python_only, "geometry")
+
+
+OPTIONS: dict[str, type[Options]] = {
+    kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions)
+}
+"""By the name of the task."""
