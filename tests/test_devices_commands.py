@@ -79,7 +79,7 @@ def test_jobs_of_the_page(task, tmp_path):
     numbers = record(result)
     assert numbers["settings"]["device"] == "cuda"
     assert numbers["ssim"] > numbers["ssim_before"]
-    assert write_files(result, numbers, tmp_path).zip.stat().st_size > 10_000
+    assert write_files(result, numbers, tmp_path)["zip"].stat().st_size > 10_000
 
 
 def test_similarity_does_not_depend_on_the_device_or_the_batch():

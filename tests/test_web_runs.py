@@ -148,10 +148,10 @@ def repeat(job, folder):
     facts = record(result)
     files = write_files(result, facts, folder)
     elsewhere = folder / "elsewhere"
-    with zipfile.ZipFile(files.zip) as archive:
+    with zipfile.ZipFile(files["zip"]) as archive:
         archive.extractall(elsewhere)
     done = subprocess.run(
-        [sys.executable, elsewhere / files.script.name],
+        [sys.executable, elsewhere / files["script"].name],
         cwd=elsewhere, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ def repeat(job, folder):
     if job.simulated:
         assert f"PSNR {facts['psnr']:.2f} dB" in done.stdout
         assert facts["psnr"] > facts["psnr_before"] or job.task == "ct"
-    written = json.loads(files.json.read_text())
+    written = json.loads(files["json"].read_text())
     assert written["input"] == job.picture.name
     assert written["gap"] <= job.options["tolerance"]
     assert written["history"][-1]["iteration"] == facts["iterations"]

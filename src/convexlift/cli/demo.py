@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import convexlift
 from convexlift.cli.app import (
     Debug,
     Device,
@@ -45,9 +44,8 @@ def demo(
     """
     from rich.progress import TimeElapsedColumn
 
+    from convexlift import demo as work
     from convexlift.cli.terminal import progress, table
-    from convexlift.demo import NEXT, QUICK, DemoOptions, run_demo
-    from convexlift.demo_report import COLUMNS, as_json, regularizer_note, rows, write_report
 
     screen = console()
     with one_sentence_errors(debug):
@@ -55,18 +53,18 @@ def demo(
         check_folder(output)
         check_json_file(json_file)
         with progress(screen, TimeElapsedColumn()) as update:
-            result = run_demo(
-                QUICK if quick else DemoOptions(),
+            result = work.run_demo(
+                work.QUICK if quick else work.DemoOptions(),
                 place,
                 lambda text, done: update(description=text, completed=done),
             )
-        page = write_report(result, output, convexlift.__version__)[-1]
-        write_json(json_file, as_json(result, convexlift.__version__))
-        screen.print(table(COLUMNS, rows(result), left=["Task"]))
-        screen.print(regularizer_note(result))
+        page = work.write_report(result, output)[-1]
+        write_json(json_file, work.as_json(result))
+        screen.print(table(work.COLUMNS, work.rows(result), left=["Task"]))
+        screen.print(work.regularizer_note(result))
         screen.print(f"Report: {page}")
         program = _program()
-        commands = [(f"{program} {command}", purpose) for command, purpose in NEXT]
+        commands = [(f"{program} {command}", purpose) for command, purpose in work.NEXT]
         width = max(len(command) for command, _ in commands)
         lines = [
             f"Proofs: check them without the solver by {program} verify {page.parent}/*.proof",

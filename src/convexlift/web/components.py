@@ -281,9 +281,9 @@ class RunDisplay:
         return {
             self.status: html.verdict(result),
             self.picture: gr.update(visible=False),
-            self.slider: gr.update(value=(str(files.before), str(files.after)), visible=True),
+            self.slider: gr.update(value=(str(files["before"]), str(files["after"])), visible=True),
             self.plot: html.convergence_plot(result.points),
             self.details: html.details(self.name, result, numbers),
             self.downloads: gr.update(visible=True),
-            **{b: gr.update(value=str(getattr(files, kind))) for kind, b in self.files.items()},
+            **{b: gr.update(value=str(files[kind])) for kind, b in self.files.items()},
         }

@@ -17,7 +17,7 @@ from convexlift.web.html import fragment
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, grey_or_colour, png
 from convexlift.web.requests import is_own_file
-from convexlift.web.tabs import OF_WHITE, REAL, SIMULATE, PhotoTab
+from convexlift.web.tabs import OF_WHITE, REAL, SIMULATE, Tab
 from convexlift.web.uploads import PICTURES, read_layer
 from convexlift.web.visitors import Session
 
@@ -25,7 +25,7 @@ RANDOM, BRUSH, FILE = "random", "brush", "file"
 MASKS = [("Brush", BRUSH), ("File", FILE)]
 
 
-class InpaintTab(PhotoTab):
+class InpaintTab(Tab):
     """Missing pixels: at random, painted with the brush, or from a mask file."""
 
     name, task = "inpaint", Inpainting.name

@@ -74,8 +74,9 @@ class Queue:
         self.blocks, self.limits = blocks, limits
 
     def require_place(self, event: object, visitor: str) -> None:
-        """HTTPException, with what to do, if the queue has no place for an event."""
-        group = self._group(event)
+        """HTTPException, with advice, if the queue has no place for an event."""
+        function = self.blocks.fns.get(event) if isinstance(event, int) else None
+        group = SMALL if function is None else str(function.concurrency_id)
         waiting, active = self._events(group)
         mine = sum(e.session_hash.startswith(f"{visitor}-") for e in (*waiting, *active))
         if group == RUNS:
@@ -88,7 +89,7 @@ class Queue:
             raise HTTPException(429, "Too many requests are waiting: try again in a moment.")
 
     def unread(self, key: str) -> int:
-        """How many messages to a session its browser has not fetched yet."""
+        """The number of messages that the browser of a session has not fetched yet."""
         messages = self.blocks._queue.pending_messages_per_session.get(key)
         return 0 if messages is None else messages.qsize()
 
@@ -97,15 +98,11 @@ class Queue:
         await self.blocks._queue.clean_events(session_hash=key)
 
     def forget(self, key: str) -> None:
-        """Free what Gradio keeps of a session: components, and messages that nobody read."""
+        """Free Gradio's components and unread messages of a session."""
         self.blocks.state_holder.session_data.pop(key, None)
         self.blocks.state_holder.time_last_used.pop(key, None)
         self.blocks._queue.pending_messages_per_session.pop(key, None)
         self.blocks._queue.pending_event_ids_session.pop(key, None)
-
-    def _group(self, event: object) -> str:
-        function = self.blocks.fns.get(event) if isinstance(event, int) else None
-        return SMALL if function is None else str(function.concurrency_id)
 
     def _events(self, group: str) -> tuple[list[Any], list[Any]]:
         """The waiting and the active events of a group; Gradio has no public list of them."""
@@ -160,7 +157,9 @@ class RequestFilter:
                     answer = JSONResponse({"detail": refusal.detail}, refusal.status_code)
                     await answer(scope, receive, exchange.send)
             except Exception as error:
-                if not _visitor_left(error):
+                # A page was closed during an answer; its session may be deleted, with the file.
+                left = isinstance(error, ClientDisconnect) or str(error).startswith("File at path")
+                if not left:
                     raise
         else:
             await send({"type": "websocket.close", "code": 1000})
@@ -216,7 +215,7 @@ class RequestFilter:
         await self.app(scope, exchange.receive, exchange.send)
 
     async def _heartbeat(self, scope: Scope, route: str, key: str, exchange: _Exchange) -> None:
-        """A connection that lasts as long as the page is open; the session ends with the last."""
+        """A connection that stays open with the page; the session ends with its last one."""
         self.sessions.arrived(key)
         path = route + key
         scope = {**scope, "path": path, "raw_path": path.encode("ascii")}
@@ -228,14 +227,14 @@ class RequestFilter:
                 await run_in_threadpool(self.sessions.close, key)
 
     async def _event(self, scope: Scope, visitor: str, exchange: _Exchange) -> None:
-        """An event, with a session and files that belong to the visitor."""
+        """An event, checked to name only sessions and files of the visitor."""
         content = _json_object(await Request(scope, exchange.receive).body())
         folder = self.sessions.folder_of(visitor)
         content["session_hash"] = _own_session(visitor, content.get("session_hash"))
         paths = check_files(content, lambda path: is_own_file(path, folder))
         # Serialized again: Gradio reads exactly what was checked, even if a key came twice.
         body = json.dumps(content).encode()
-        exchange.replace_body(body)
+        exchange.replacement = body
         headers = MutableHeaders(raw=list(scope["headers"]))
         headers["content-type"], headers["content-length"] = "application/json", str(len(body))
         scope = {**scope, "headers": headers.raw}
@@ -263,13 +262,13 @@ class _Exchange:
 
     def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive, self._send, self._most, self._total = receive, send, most, 0
-        self._replacement: bytes | None = None
+        self.replacement: bytes | None = None  # passed on in place of the body
         self.answered, self.cookie = False, ""
 
     async def receive(self) -> Message:
-        """The next part of the body; HTTPException once there is too much of it."""
-        if self._replacement is not None:
-            body, self._replacement = self._replacement, None
+        """The next part of the body; HTTPException when the parts exceed the limit."""
+        if self.replacement is not None:
+            body, self.replacement = self.replacement, None
             return {"type": "http.request", "body": body, "more_body": False}
         message = await self._receive()
         self._total += len(message.get("body", b""))
@@ -277,12 +276,8 @@ class _Exchange:
             raise HTTPException(413, "The upload is too large.")
         return message
 
-    def replace_body(self, body: bytes) -> None:
-        """Pass on another body."""
-        self._replacement = body
-
     async def drain(self) -> None:
-        """Read and drop more of the body: browsers read the answer only after sending it."""
+        """Read and drop the rest, within limits: browsers send all before they read an answer."""
         more = True
         while more and self._total < 4 * self._most:
             message = await self._receive()
@@ -338,6 +333,7 @@ def check_files(content: Any, owns: Callable[[object], bool]) -> list[str]:
 
 
 def _checked(item: dict[str, Any], owns: Callable[[object], bool]) -> list[str]:
+    """The path in a description of a file, whose URL is removed; none in other values."""
     path, url = item.get("path"), item.pop("url", None)
     if path is None and url is None:
         return []
@@ -370,8 +366,3 @@ def _own_session(visitor: str, session: object) -> str:
 def _require_method(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         raise HTTPException(405, f"Use {' or '.join(methods)}.")
-
-
-def _visitor_left(error: Exception) -> bool:
-    """Whether a visitor closed the page during an answer, possibly after its file was deleted."""
-    return isinstance(error, ClientDisconnect) or str(error).startswith("File at path")

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,6 @@ from convexlift.web.run import RunResult
 
 INPUT, MASK = "input.npy", "seen.npy"
 """Arrays that a script reads, where they do not come with the package."""
-
-
-@dataclass(frozen=True)
-class ResultFiles:
-    """Paths of one result; ``before`` and ``after`` are shown on the page."""
-
-    before: Path
-    after: Path
-    image: Path
-    json: Path
-    script: Path
-    zip: Path
 
 
 def record(result: RunResult) -> dict[str, Any]:
@@ -55,26 +42,21 @@ def record(result: RunResult) -> dict[str, Any]:
     }
 
 
-def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> ResultFiles:
-    """Write the pictures, the record, the script, and a ZIP file of everything."""
+def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> dict[str, Path]:
+    """Write ``before`` and ``after``, which the page shows, and the files to download."""
     job, x, given = result.job, result.reconstruction.solution.x, result.prepared.given
     assert given is not None  # only measured sinograms have no picture
-    files = ResultFiles(
-        before=folder / "before.png",
-        after=folder / "after.png",
-        image=folder / f"convexlift-{job.task}.png",
-        json=folder / f"convexlift-{job.task}.json",
-        script=folder / f"convexlift-{job.task}.py",
-        zip=folder / f"convexlift-{job.task}.zip",
-    )
-    files.before.write_bytes(png(grey_or_colour(given, *job.picture.window)))
-    files.after.write_bytes(png(grey_or_colour(x, *job.picture.window)))
-    files.image.write_bytes(deep_png(x))
-    files.json.write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    files.script.write_text(script(result))
-    with zipfile.ZipFile(files.zip, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for file in (files.image, files.json, files.script):
-            archive.write(file, file.name)
+    names = {"image": "png", "json": "json", "script": "py", "zip": "zip"}
+    files = {kind: folder / f"convexlift-{job.task}.{end}" for kind, end in names.items()}
+    for kind, picture in {"before": given, "after": x}.items():
+        files[kind] = folder / f"{kind}.png"
+        files[kind].write_bytes(png(grey_or_colour(picture, *job.picture.window)))
+    files["image"].write_bytes(deep_png(x))
+    files["json"].write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    files["script"].write_text(script(result))
+    with zipfile.ZipFile(files["zip"], "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for kind in ("image", "json", "script"):
+            archive.write(files[kind], files[kind].name)
         for name, values in {"reconstruction.npy": x.cpu(), **needed_arrays(job)}.items():
             archive.writestr(name, _npy(values))
     return files

@@ -49,7 +49,7 @@ OF_WHITE = "as a fraction of white"
 
 
 class Tab(ABC):
-    """A picture, its damage, a regularizer, and a run."""
+    """A picture, its damage, a regularizer, and a run; photographs unless a tab has others."""
 
     name: str
     task: str
@@ -68,22 +68,6 @@ class Tab(ABC):
         self._connect()
 
     @abstractmethod
-    def _first_picture(self) -> InputPicture:
-        """The picture that is shown before any other is chosen."""
-
-    @abstractmethod
-    def _examples(self) -> list[tuple[str, str]]:
-        """Labels and values of the choices besides the upload."""
-
-    @abstractmethod
-    def _example(self, values: Updates) -> InputPicture:
-        """The chosen example."""
-
-    @abstractmethod
-    def _read(self, path: Path, values: Updates) -> InputPicture:
-        """Decode an upload."""
-
-    @abstractmethod
     def _damage(self) -> set[Any]:
         """Create the inputs that describe the damage."""
 
@@ -91,9 +75,28 @@ class Tab(ABC):
     def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
         """Options of ``cl.reconstruct`` that only this task has."""
 
+    def _first_picture(self) -> InputPicture:
+        """The picture that is shown before any other is chosen."""
+        return example_picture(FIRST_EXAMPLE)
+
+    def _examples(self) -> list[tuple[str, str]]:
+        """Labels and values of the choices besides the upload."""
+        names = sorted(example_names(), key=lambda name: name != FIRST_EXAMPLE)
+        return [(name.capitalize(), name) for name in names]
+
+    def _example(self, values: Updates) -> InputPicture:
+        return example_picture(values[self.choice])
+
+    def _read(self, path: Path, values: Updates) -> InputPicture:
+        """Decode an upload."""
+        return read_upload(path, self.site.limits, colours=values.get(self.colours, False))
+
     def _more(self) -> set[Any]:
         """Create further inputs on which the decoding of an upload depends."""
-        return set()
+        self.colours = gr.Checkbox(
+            True, label="Keep the colours of uploads", info="three planes, three times the work"
+        )
+        return {self.colours}
 
     def _inputs(self, first: InputPicture) -> None:
         megabytes = f"{self.site.limits.upload_bytes / MEGABYTE:g} MB"
@@ -197,30 +200,7 @@ class Tab(ABC):
         return {self.regularizer: gr.update(choices=choices, value=choices[0][1])}
 
 
-class PhotoTab(Tab):
-    """Photographs: examples of the package, or picture files."""
-
-    def _first_picture(self) -> InputPicture:
-        return example_picture(FIRST_EXAMPLE)
-
-    def _examples(self) -> list[tuple[str, str]]:
-        names = sorted(example_names(), key=lambda name: name != FIRST_EXAMPLE)
-        return [(name.capitalize(), name) for name in names]
-
-    def _example(self, values: Updates) -> InputPicture:
-        return example_picture(values[self.choice])
-
-    def _read(self, path: Path, values: Updates) -> InputPicture:
-        return read_upload(path, self.site.limits, colours=values.get(self.colours, False))
-
-    def _more(self) -> set[Any]:
-        self.colours = gr.Checkbox(
-            True, label="Keep the colours of uploads", info="three planes, three times the work"
-        )
-        return {self.colours}
-
-
-class DenoiseTab(PhotoTab):
+class DenoiseTab(Tab):
     """Noise on every pixel."""
 
     name, task = "denoise", GaussianDenoising.name
@@ -299,6 +279,9 @@ class CTTab(Tab):
 
     def _read(self, path: Path, values: Updates) -> InputPicture:
         return read_slice(path, self.site.limits)
+
+    def _more(self) -> set[Any]:
+        return set()
 
     def _damage(self) -> set[Any]:
         sizes = self._sizes()

@@ -7,11 +7,9 @@ unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +79,8 @@ def upload_routes(sessions: Sessions) -> list[Route]:
         async with request.form(max_files=1, max_fields=16) as form:
             drawing, kind, name = form.get("file"), form.get("type"), form.get("id")
             key = session_key(request.scope[VISITOR], form.get("session_hash"))
-            layer = _layer_number(form.get("index"))
+            index = str(form.get("index"))
+            layer = int(index) if index in map(str, range(MOST_LAYERS)) else None
             if form.get("fn_name") != "accept_blobs" or key is None or not isinstance(name, str):
                 raise HTTPException(404, "There is no such function.")
             # The background and the composite show the picture, which the server has already.
@@ -120,7 +119,8 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPic
         )
     values = torch.from_numpy(contents.values(contents.full_range))[:, None].contiguous()
     _check_values(values, name)
-    if len(values) == 3 and (not colours or _is_grey(values)):
+    grey = bool((values == values[:1]).all())  # in all planes
+    if len(values) == 3 and (not colours or grey):
         luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1, 1)
         values = (luma * values).sum(0, keepdim=True)
     return InputPicture(values, name)
@@ -216,15 +216,3 @@ def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError
     reason = " ".join(str(error).replace(str(path), name).partition(";")[0].split())
     reason = f"{reason[:200]}..." if len(reason) > 200 else f"{reason.rstrip('.')}."
     return PageError(reason if name in reason else f"{name} cannot be read: {reason}", hint)
-
-
-def _layer_number(text: Any) -> int | None:
-    with contextlib.suppress(TypeError, ValueError):
-        number = int(text)
-        if 0 <= number < MOST_LAYERS:
-            return number
-    return None
-
-
-def _is_grey(values: Tensor) -> bool:
-    return bool((values[0] == values[1]).all() and (values[1] == values[2]).all())
