@@ -12,10 +12,9 @@ from reconstruct_runs import bits, noisy, one_record, run
 
 from convexlift.images import load_example, ssim
 from convexlift.solvers.solution import Status
-from convexlift.web.job import PageJob
 from convexlift.web.pictures import InputPicture
 from convexlift.web.result import record, write_files
-from convexlift.web.run import Run
+from convexlift.web.run import PageJob, Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -18,11 +18,10 @@ from web_runs import crop, denoising, finished, letters, long_job
 from convexlift.images import load_example
 from convexlift.phantoms import shepp_logan
 from convexlift.solvers.solution import Status
-from convexlift.web.job import TV, PageJob, fitting
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.race import Race
-from convexlift.web.run import Run
+from convexlift.web.run import TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 

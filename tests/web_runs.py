@@ -10,10 +10,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from convexlift.images import load_example
-from convexlift.web.job import PageJob
 from convexlift.web.limits import Limits
 from convexlift.web.pictures import InputPicture
-from convexlift.web.run import Run
+from convexlift.web.run import PageJob, Run
 
 LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
 

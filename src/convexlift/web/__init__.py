@@ -1,4 +1,4 @@
-"""The web page of ``convexlift serve``: what is asked for, how it is run, and what is shown."""
+"""The web page of ``convexlift serve``: jobs of visitors, their runs, and the display."""
 
 import logging
 

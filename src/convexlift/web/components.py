@@ -15,12 +15,11 @@ import gradio as gr
 import torch
 
 from convexlift.web import html
-from convexlift.web.job import PageJob
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import RUNS, SMALL, Queue
 from convexlift.web.result import record, write_files
-from convexlift.web.run import Computation, Run, RunResult
+from convexlift.web.run import Computation, PageJob, Run, RunResult
 from convexlift.web.visitors import Session, Sessions
 
 Updates = dict[Any, Any]
@@ -39,25 +38,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Site:
-    """What all tabs share.
-
-    Attributes:
-        sessions: of the visitors.
-        queue: of events.
-        executor: its threads compute runs and races.
-        device: of the tensors.
-        tidy: called when memory was freed.
-    """
+    """The parts of the server that all tabs use."""
 
     sessions: Sessions
     queue: Queue
-    executor: Executor
+    executor: Executor  # its threads compute runs and races
     device: torch.device
-    tidy: Callable[[], None]
+    tidy: Callable[[], None]  # to be called after memory was freed
 
     @property
     def limits(self) -> Limits:
-        """On uploads, runs and visitors."""
+        """Limits on uploads, runs and visitors."""
         return self.sessions.limits
 
     def session(self, request: gr.Request) -> Session:
@@ -73,14 +64,12 @@ class Site:
 
 
 def tell(error: Exception) -> PageError:
-    """Show an error in the corner of the page; unexpected ones are logged.
-
-    It is a warning to Gradio, whose errors would cover the component the visitor works with.
-    """
+    """Show an error in the corner of the page; unexpected ones are logged."""
     if not isinstance(error, PageError):
         log.error("a request failed", exc_info=error)
         name = type(error).__name__
         error = PageError(f"Something went wrong here ({name}).", "Try again, or reload the page.")
+    # Gradio shows errors on top of the component in use, and warnings in the corner.
     gr.Warning(str(error), duration=12, title="Please check")
     return error
 
@@ -100,13 +89,13 @@ def tells_errors(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain_input(base: Any, value: Callable[[Any], Any], **options: Any) -> Any:
-    """A component whose value for handlers is ``value(payload)``; Gradio reads no file itself."""
+    """A component whose handlers get ``value(payload)``; Gradio itself opens no file."""
 
     def preprocess(self: Any, payload: Any) -> Any:
         return None if payload is None else value(payload)
 
-    # Gradio makes new objects of the class for each visitor, so the function is in the class; its
-    # metaclass writes a stub file beside the source of each class, so it is bypassed.
+    # A method of the class, since Gradio makes a new object of the class for each visitor. Gradio's
+    # metaclass is bypassed: it would write a stub file beside the source of the class.
     parts = {"is_template": True, "preprocess": preprocess, "__module__": __name__}
     return ABCMeta.__new__(type(base), f"Plain{base.__name__}", (base,), parts)(**options)
 
@@ -125,7 +114,7 @@ def file_input(**options: Any) -> Any:
 
 
 def mask_editor(**options: Any) -> Any:
-    """A picture to paint over; its value describes the drawing (Gradio's would decode it)."""
+    """A picture to paint over; its value describes the drawing, which is not decoded yet."""
     return plain_input(
         gr.ImageEditor,
         lambda payload: payload,
@@ -143,12 +132,7 @@ def mask_editor(**options: Any) -> Any:
 
 
 class Controls:
-    """The Start and Stop buttons, which stay visible when the page is scrolled.
-
-    Args:
-        name: of the tab.
-        site: shared by all tabs.
-    """
+    """The Start and Stop buttons of a tab, which stay visible when the page is scrolled."""
 
     def __init__(self, name: str, site: Site) -> None:
         self.name, self.site = name, site
@@ -165,7 +149,7 @@ class Controls:
         self, inputs: set[Any], outputs: list[Any], status: Any,
         stream: Callable[[Session, Updates, gr.Request], Iterator[Updates]],
     ) -> None:  # fmt: skip
-        """Make Start run ``stream(session, values, request)``, and Stop end what runs."""
+        """Make Start run ``stream(session, values, request)``, and Stop end it."""
 
         def begin(values: Updates, request: gr.Request) -> Iterator[Updates]:
             try:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from convexlift.reconstruction import PreparedImage
 from convexlift.solvers.solution import Status
-from convexlift.web.job import PageJob
 from convexlift.web.pictures import (
     InputPicture,
     NotShown,
@@ -26,7 +25,7 @@ from convexlift.web.pictures import (
     preview,
 )
 from convexlift.web.race import Race
-from convexlift.web.run import Point, RunResult, Snapshot
+from convexlift.web.run import PageJob, Point, RunResult, Snapshot
 
 TEMPLATES = Environment(
     loader=PackageLoader("convexlift.web"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from convexlift.tasks import Inpainting
-from convexlift.web.components import QUIET, Updates, file_input, mask_editor, tell, tells_errors
+from convexlift.web.components import QUIET, Updates, file_input, mask_editor, tells_errors
 from convexlift.web.html import fragment
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, grey_or_colour, png
@@ -83,13 +83,9 @@ class InpaintTab(Tab):
         }
 
     def _mask_uploaded(self, values: Updates, request: gr.Request) -> Updates:
-        try:
-            session = self.site.session(request)
-            session.pictures["mask"] = self._take(session, values[self.mask_file], values)
-        except Exception as error:
-            tell(error)
+        if not self._received("mask", self.mask_file, values, request):
             return {self.mask_file: None}
-        note = gr.update(value=_mask_note(session), visible=True)
+        note = gr.update(value=_mask_note(self.site.session(request)), visible=True)
         return {self.mask_note: note, self.mask_file: None}
 
     def _changes(self, session: Session, picture: InputPicture, values: Updates) -> Updates:

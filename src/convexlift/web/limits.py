@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 MEGABYTE = 1 << 20
 LEAST_SIDE = 16
-"""Pixels of the shorter side of a picture, at least: filters are 7 x 7."""
+"""The least number of pixels of a side: filters are 7 x 7."""
 
 
 class PageError(Exception):
-    """An error that the visitor can correct: what is wrong, and what to do about it."""
+    """An error that the visitor can correct: a sentence that names it, and a hint."""
 
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(f"{sentence} {hint}")
@@ -23,12 +23,12 @@ class Limits:
     """Bounds on uploads, runs and visitors.
 
     Args:
-        upload_bytes: the largest file.
-        pixels: the largest picture, height times width; checked before a file is decoded.
-        seconds: the longest run; it ends with the image it has, and the proof for that image.
-        runs: how many are computed at the same time.
-        waiting: how many runs may wait for their turn.
-        sessions: how many are kept; the one idle for longest is closed first.
+        upload_bytes: size of the largest file.
+        pixels: height times width of the largest picture, checked before a file is decoded.
+        seconds: of the longest run; it ends with its latest image, and the proof for that image.
+        runs: number of simultaneous runs.
+        waiting: number of runs that may wait for their turn.
+        sessions: number of sessions kept; the one idle for longest is closed first.
         idle_seconds: a session without events for this long is closed, and its files deleted.
     """
 

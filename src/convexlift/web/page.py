@@ -15,9 +15,9 @@ from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
 from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
-from convexlift.web.job import PageJob
 from convexlift.web.race import NAMES, Race
 from convexlift.web.requests import Queue
+from convexlift.web.run import PageJob
 from convexlift.web.tabs import FIRST_EXAMPLE, CTTab, DenoiseTab, example_picture
 from convexlift.web.visitors import Session, Sessions
 
@@ -94,14 +94,7 @@ def _last_job(session: Session) -> PageJob:
 def build(
     sessions: Sessions, executor: Executor, device: torch.device, tidy: Callable[[], None]
 ) -> tuple[Any, Queue]:
-    """Gradio's page, and its queue.
-
-    Args:
-        sessions: of the visitors; those that end are forgotten by Gradio, too.
-        executor: its threads compute the runs.
-        device: of the tensors.
-        tidy: called when memory was freed, at the end of a run or a session.
-    """
+    """Gradio's page and its queue; ``tidy`` is called when a run or a session has freed memory."""
     limits = sessions.limits
     with gr.Blocks(
         title="convexlift",
@@ -124,8 +117,8 @@ def build(
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
                 gr.Markdown(about.render(limits=limits, version=convexlift.__version__))
-    # Gradio counts all events together: its own bound would let waiting runs turn uploads away.
-    # The request filter bounds each group of events (Queue.require_place).
+    # Gradio's own bound counts all events together, so that waiting runs would block uploads. The
+    # request filter bounds each group of events instead (Queue.require_place).
     blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)
     blocks.state_session_capacity = 2 * limits.sessions
 

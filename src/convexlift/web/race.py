@@ -24,9 +24,8 @@ from convexlift.solvers.solve import solve
 from convexlift.solvers.step_sizes import PaperSteps
 from convexlift.solvers.stopping import StopWhen
 from convexlift.solvers.subgradient import Subgradient
-from convexlift.web.job import MOST_ITERATIONS, PageJob
 from convexlift.web.limits import PageError
-from convexlift.web.run import Computation
+from convexlift.web.run import MOST_ITERATIONS, Computation, PageJob
 
 NAMES = tuple(METHODS)
 CT_FIRST, CT_LAST = 500.0, (100.0, 0.1)
@@ -55,7 +54,7 @@ class Lap:
         best = self.checks[-1][1] if self.checks else math.inf
         self.checks.append((seconds, best if math.isnan(objective) else min(best, objective)))
         self.iterations = iteration
-        if lower_bound > self.lower_bound:
+        if lower_bound > self.lower_bound:  # False for NaN, unlike `max`
             self.lower_bound = lower_bound
 
 
@@ -63,11 +62,10 @@ class Race(Computation[str, None]):
     """Methods on the problem of a job. The state is a line about the current method.
 
     Args:
-        job: to solve.
-        names: of the methods.
-        seconds: for each method, and at most as many to choose its step sizes.
-        executor: where to compute.
-        device: of the tensors.
+        job: the problem.
+        names: the methods.
+        seconds: the time of each method, and at most as much again to choose its step sizes.
+        executor, device: where to compute.
         known_bound: a lower bound from an earlier run of the same job.
     """
 
@@ -81,7 +79,7 @@ class Race(Computation[str, None]):
         known_bound: float = -math.inf,
     ) -> None:
         super().__init__(executor, device)
-        if not names or set(names) - set(NAMES):
+        if not names or not set(names) <= set(NAMES):
             raise PageError("No method was chosen.", f"Choose among {', '.join(NAMES)}.")
         self.job, self.seconds, self.known_bound = job, seconds, known_bound
         self.laps = tuple(Lap(name) for name in NAMES if name in names)
@@ -143,7 +141,7 @@ class Race(Computation[str, None]):
     def _tuned(
         self, problem: VariationalProblem, own: VariationalProblem, grid: Sequence[Method]
     ) -> Method:
-        """The best after a few iterations each, chosen in at most the time of a lap."""
+        """The candidate that is best after a few iterations; the search takes one lap at most."""
         if len(grid) == 1:
             return grid[0]
         ending = time.monotonic() + self.seconds

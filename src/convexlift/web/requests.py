@@ -6,7 +6,7 @@
 - A visitor is a cookie. Session names are replaced by names derived from the cookie, and files
   named by an event or a URL must be in the visitor's own folder.
 - The size of request bodies and the number of queued events per visitor are limited.
-- Browsers are told to load nothing from other servers, and not to show the page in a frame of
+- Headers forbid browsers to load anything from other servers, and to show the page in a frame of
   another site.
 """
 
@@ -63,12 +63,7 @@ _FILE = "/gradio_api/file="
 
 
 class Queue:
-    """Gradio's queue: limits per visitor and in total, and the end of a session.
-
-    Args:
-        blocks: Gradio's page.
-        limits: how many runs may wait.
-    """
+    """Gradio's queue: limits per visitor and in total, and the end of a session."""
 
     def __init__(self, blocks: Any, limits: Limits) -> None:
         self.blocks, self.limits = blocks, limits
@@ -116,13 +111,12 @@ class Queue:
 
 
 class RequestFilter:
-    """ASGI middleware.
+    """ASGI middleware: refuses a request, or passes it on to the app.
 
     Args:
-        app: receives the requests that pass.
-        sessions: of all visitors.
-        queue: of events.
-        body_bytes: the largest upload.
+        app: Gradio's, with the routes of uploads.
+        sessions, queue: of all visitors.
+        body_bytes: the size of the largest upload.
         hosts: the host names the server answers to, or None for any.
         root_path: the path under which a proxy shows the page; the cookie is for this path only.
     """
@@ -143,7 +137,7 @@ class RequestFilter:
         self._joining = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request or pass it on."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":

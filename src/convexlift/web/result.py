@@ -16,9 +16,8 @@ from torch import Tensor
 import convexlift
 from convexlift.solvers.solution import Status
 from convexlift.web.html import TEMPLATES
-from convexlift.web.job import PageJob
 from convexlift.web.pictures import deep_png, grey_or_colour, png
-from convexlift.web.run import RunResult
+from convexlift.web.run import PageJob, RunResult
 
 INPUT, MASK = "input.npy", "seen.npy"
 """Arrays that a script reads, where they do not come with the package."""

@@ -51,9 +51,9 @@ class ServerOptions:
 
     Args:
         host: the address to listen at; the default can be reached from this machine only.
-        port: 0 for any free one.
-        names: further host names that the server answers to, for example behind a proxy. Unless
-            some are given, a server at another address than the loopback answers to all names.
+        port: 0 takes any free one.
+        names: further host names that the server answers to, for example behind a proxy. Without
+            them, a server that others can reach answers to all names.
         root_path: the path under which a proxy shows the page, for example ``/convexlift``; a
             slash at its end makes no difference.
         open_browser: whether to open the page in a browser.
@@ -82,7 +82,7 @@ class ServerOptions:
 
     @property
     def local(self) -> bool:
-        """Whether it can be reached from this machine only."""
+        """Whether the server can be reached from this machine only."""
         address = _address(self.host)
         return self.host.lower() == "localhost" or (address is not None and address.is_loopback)
 
@@ -92,9 +92,9 @@ class ServerOptions:
         return (*LOOPBACK, self.host, *self.names) if self.local or self.names else None
 
     def url(self, port: int) -> str:
-        """The URL of the page on this machine; 0.0.0.0 means every address, and is not one."""
+        """The URL of the page on this machine."""
         address, host = _address(self.host), self.host
-        if address is not None and address.is_unspecified:
+        if address is not None and address.is_unspecified:  # 0.0.0.0 stands for every address
             host = "localhost"
         elif address is not None and address.version == 6:
             host = f"[{host}]"
@@ -102,9 +102,9 @@ class ServerOptions:
 
 
 def require_gradio() -> None:
-    """ImportError, with what to do, where the extra is not installed.
+    """ImportError, with advice, where the extra is not installed.
 
-    Gradio is not imported yet: it creates folders when it is, and reads the environment.
+    Gradio itself is imported later: its import creates folders and reads the environment.
     """
     if importlib.util.find_spec("gradio") is None or importlib.util.find_spec("uvicorn") is None:
         raise ImportError(NEEDED)
@@ -112,15 +112,15 @@ def require_gradio() -> None:
 
 @contextlib.contextmanager
 def application(options: ServerOptions) -> Iterator[Any]:
-    """The ASGI application, with a folder that is deleted at its end."""
+    """The ASGI application; its folder is deleted at the end."""
     require_gradio()
     with server_folder() as root:
-        # Gradio reads these when it is imported: no telemetry, no look for newer versions.
+        # Gradio reads these when it is imported: no telemetry, no search for newer versions.
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         os.environ["GRADIO_TEMP_DIR"] = str(root)
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         os.environ.setdefault("DO_NOT_TRACK", "1")
-        # PyTorch makes this folder, which stays empty, among the temporary files otherwise.
+        # PyTorch makes this folder, which stays empty; by default among the temporary files.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "torch"))
         import fastapi
         import gradio
@@ -209,16 +209,12 @@ def _is_abandoned(folder: Path) -> bool:
             return True
     except BlockingIOError:
         return False  # its server is alive
-    except FileNotFoundError:  # its server is just starting, or was killed while it did
+    except FileNotFoundError:  # its server is starting, or was killed at that moment
         return time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS
 
 
 class Housekeeper(Thread):
-    """A thread that tidies up every minute, and soon after it is asked to.
-
-    Args:
-        tidy: called before free memory is returned to the system.
-    """
+    """A thread that calls ``tidy`` and returns free memory, every minute and soon after ``ask``."""
 
     def __init__(self, tidy: Callable[[], None]) -> None:
         super().__init__(name="convexlift-tidy", daemon=True)
@@ -239,7 +235,7 @@ class Housekeeper(Thread):
         """Wait, and tidy up."""
         while not self._ended.is_set():
             self._asked.wait(_TIDY_SECONDS)
-            if self._ended.wait(_PAUSE):  # several requests in a short time are one
+            if self._ended.wait(_PAUSE):  # requests in quick succession are answered once
                 return
             self._asked.clear()
             self._tidy()
@@ -272,7 +268,6 @@ def listen(options: ServerOptions) -> socket.socket:
 
 def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], object]) -> None:
     """Serve until Ctrl-C; ``tell`` is called with the URL once the server answers."""
-    require_gradio()
     import uvicorn
 
     # One memory arena for all threads. glibc gives each thread its own, and keeps up to 64 MB at
@@ -285,7 +280,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     # Errors in a request are reported to its sender.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    # Uvicorn shuts down and then sends the signal again: cleaning up must still be possible.
+    # Uvicorn shuts down and then sends itself the signal again, which must not skip the cleanup.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with application(options) as app:
         config = uvicorn.Config(
@@ -314,22 +309,21 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
         try:
             Server(config).run(sockets=[at])
         finally:
-            if warm_up.ident is not None:  # it may write to the folder, which is deleted next
+            if warm_up.ident is not None:  # started; it may still write to the folder
                 warm_up.join()
 
 
 def _warm_up(device: torch.device) -> None:
     """A tiny run, which imports modules that would cost the first visitor seconds."""
     from convexlift.web.html import details
-    from convexlift.web.job import PageJob
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
-    from convexlift.web.run import Run
+    from convexlift.web.run import PageJob, Run
 
     blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank")
     options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
     job = PageJob("denoise", blank, options)
-    with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # it is in the log
+    with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # logged by the run
         result = Run(job, 1.0, executor, device).start().result()
         details(job.task, result, record(result))
 

@@ -24,7 +24,9 @@ from convexlift.web.components import (
     tell,
     tells_errors,
 )
-from convexlift.web.job import (
+from convexlift.web.limits import MEGABYTE, PageError
+from convexlift.web.pictures import InputPicture
+from convexlift.web.run import (
     CT_SIZES,
     CT_VIEWS,
     STRENGTHS,
@@ -34,8 +36,6 @@ from convexlift.web.job import (
     fitting,
     shipped,
 )
-from convexlift.web.limits import MEGABYTE, PageError
-from convexlift.web.pictures import InputPicture
 from convexlift.web.uploads import PICTURES, SCANS, read_slice, read_upload
 from convexlift.web.visitors import Session
 
@@ -146,25 +146,26 @@ class Tab(ABC):
             event(self._chosen, {self.choice, *inputs}, [*self.display.shown, *outputs], **QUIET)
 
     def _uploaded(self, values: Updates, request: gr.Request) -> Updates:
-        try:
-            session = self.site.session(request)
-            picture = self._take(session, values[self.file], values)
-        except Exception as error:
-            tell(error)
+        if not self._received(self.name, self.file, values, request):
             return {self.file: None}
-        session.pictures[self.name] = picture
         choices = [(self.labels[2], UPLOAD), *self._examples()]
         return {self.choice: gr.update(choices=choices, value=UPLOAD), self.file: None}
 
-    def _take(self, session: Session, path: str | None, values: Updates) -> InputPicture:
-        """Decode a file that this visitor uploaded, and delete it."""
-        uploads, place = self.site.sessions.uploads, Path(path or "")
-        if not uploads.holds(session.visitor, place):
-            raise PageError("The upload did not arrive.", "Send it again.")
+    def _received(self, name: str, file: Any, values: Updates, request: gr.Request) -> bool:
+        """Decode an upload, keep the picture under a name, and delete the file; errors are told."""
         try:
-            return self._read(place, values)
-        finally:
-            uploads.drop(session.visitor, place)
+            session, path = self.site.session(request), Path(values[file] or "")
+            uploads = self.site.sessions.uploads
+            if not uploads.holds(session.visitor, path):
+                raise PageError("The upload did not arrive.", "Send it again.")
+            try:
+                session.pictures[name] = self._read(path, values)
+            finally:
+                uploads.drop(session.visitor, path)
+        except Exception as error:
+            tell(error)
+            return False
+        return True
 
     @tells_errors
     def _chosen(self, values: Updates, request: gr.Request) -> Updates:

@@ -25,12 +25,11 @@ from torch import Tensor
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture
 from convexlift.scans.files import read_volume
-from convexlift.scans.formats import ScanFileError
 from convexlift.scans.hounsfield import LOWEST, RANGE, hounsfield_to_unit
-from convexlift.web.job import BOX
 from convexlift.web.limits import MEGABYTE, Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import VISITOR
+from convexlift.web.run import BOX
 from convexlift.web.visitors import MOST_LAYERS, MOST_UPLOADS, Sessions, session_key
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
@@ -175,7 +174,7 @@ def shown_name(path: Path) -> str:
 
 
 def _most_megapixels(limits: Limits) -> float:
-    """Numbers that are decoded at most, in millions: red, green, blue and alpha."""
+    """The most numbers to decode, in millions: red, green, blue and alpha."""
     return 4 * limits.pixels / 1e6
 
 
@@ -209,8 +208,8 @@ def _check_values(values: Tensor, name: str) -> None:
 
 
 def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError:
-    """What is wrong, from a reader whose message names the file; what to do is up to the page."""
-    if not isinstance(error, ValueError | ImportError | ScanFileError):
+    """The reader's reason, with the name of the file that the visitor knows, and a hint."""
+    if not isinstance(error, ValueError | ImportError):
         log.warning("a reader failed", exc_info=error)
         return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)
     reason = " ".join(str(error).replace(str(path), name).partition(";")[0].split())

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import cookie_parser
 
-from convexlift.web.job import PageJob
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import InputPicture
-from convexlift.web.run import Computation, Run
+from convexlift.web.run import Computation, PageJob, Run
 
 COOKIE = "convexlift-visitor"
 MOST_UPLOADS = 8
@@ -70,11 +69,11 @@ def _digest(text: str) -> str:
 
 
 class Uploads:
-    """Uploaded files that were not read yet, each in a random folder inside its visitor's folder.
+    """Uploaded files not yet read, each in a random folder inside its visitor's folder.
 
     Args:
         root: the folder of the server.
-        limits: on visitors; the newest files are kept, two for each of them on average.
+        limits: the newest files are kept, on average two for each session.
     """
 
     def __init__(self, root: Path, limits: Limits) -> None:
@@ -83,7 +82,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def add(self, visitor: str, name: str, content: BinaryIO) -> Path:
-        """Keep a file; the oldest ones are deleted where there are too many."""
+        """Keep a file, and delete the oldest ones if there are too many."""
         folder = self.root / visitor / "uploads" / secrets.token_hex(8)
         _make_private(folder)
         path = folder / _safe_name(name)
@@ -114,7 +113,7 @@ class Uploads:
         self._delete(lambda path, owner, since: owner == visitor)
 
     def sweep(self) -> None:
-        """Delete files for which no event came."""
+        """Delete files that no event has asked for."""
         oldest = time.monotonic() - _UPLOAD_SECONDS
         self._delete(lambda path, owner, since: since < oldest)
 
@@ -137,8 +136,8 @@ class Session:
         self.folder, self.visitor = folder, visitor
         self.pictures: dict[str, InputPicture] = {}
         self.drawings: dict[str, dict[int, NDArray[np.uint8]]] = {}
-        self.job: PageJob | None = None  # the last one that was started
-        self.bound = -math.inf  # the lower bound it proved, once it has ended
+        self.job: PageJob | None = None  # the last job that was started
+        self.bound = -math.inf  # the lower bound proved by its run, once that has ended
         self.used = time.monotonic()
         self._running: Computation[Any, Any] | None = None
         self._lock = threading.Lock()
@@ -218,8 +217,8 @@ class Sessions:
     events that come late, and out of reach for the routes of uploads.
 
     Attributes:
-        uploads: files that were not read yet.
-        on_close: called with the key of a session that ended, after its files are deleted.
+        uploads: files not yet read.
+        on_close: called with the key of a session that has ended and whose files are deleted.
     """
 
     def __init__(self, root: Path, limits: Limits) -> None:
@@ -291,7 +290,7 @@ class Sessions:
         self._end(sessions)
 
     def sweep(self) -> None:
-        """Forget sessions that were idle for too long, and uploads for which no event came."""
+        """Forget sessions that were idle for too long, and uploads that no event has asked for."""
         with self._lock:
             ended = self._outdated(time.monotonic(), "")
         self._end(ended)
@@ -303,7 +302,7 @@ class Sessions:
             self.on_close(key)
 
     def _outdated(self, now: float, mine: str) -> dict[str, Session]:
-        # Sessions whose page is not open are dropped first.
+        # The order in which to drop sessions: first those without an open page, then by age.
         by_age = sorted(
             (key in self._open, s.used, key) for key, s in self._known.items() if key != mine
         )
