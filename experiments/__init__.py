@@ -14,7 +14,7 @@ An experiment of the paper is a folder:
    and computed again only when its settings, or those of its needs, change.
 3. ``report(parts, settings) -> Document``, from the parts alone: ``report.md``, a text template,
    with numbers, comparisons with the paper's, tables and figures from ``report.py``.
-4. ``EXPERIMENT``, entered in ``registry``.
+4. ``EXPERIMENT``, entered in ``registry``, with its heading in ``catalogue``.
 
 Shared by all: ``setups`` (a task with a regularizer and images), ``methods``, ``measuring``
 (reference optima, curves, times), ``common_steps``, ``learned`` (trainings), ``comparing`` (runs

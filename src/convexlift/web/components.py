@@ -154,7 +154,7 @@ class Controls:
         def begin(values: Updates, request: gr.Request) -> Iterator[Updates]:
             try:
                 if not self.site.keeps_up(request):
-                    raise PageError("The page does not read its messages.", "Reload it.")
+                    raise PageError("The page has stopped reading its messages.", "Reload it.")
                 yield from stream(self.site.session(request), values, request)
             except Exception as error:
                 shown = tell(error)

@@ -125,6 +125,7 @@ class InpaintTab(Tab):
         missing = torch.zeros(size, dtype=torch.bool)
         for layer in layers:
             opacity = torch.from_numpy(np.array(layer, dtype=np.float32))[None, None]
+            # A quarter of full opacity: pixels at the soft edge of a stroke are missing, too.
             missing |= interpolate(opacity, size=size, mode="area")[0, 0] > 64
         if not bool(missing.any()):
             raise PageError("Nothing is painted.", "Paint over the pixels to fill in.")

@@ -87,11 +87,13 @@ def data_url(pixels: Pixels) -> str:
 def deep_png(x: Tensor) -> bytes:
     """The content of a PNG file with 16 bits per sample, for downloads."""
     _require_finite(x)
+    # In double precision: in single precision, the product itself is rounded.
     levels = (65535 * x.detach().cpu().to(torch.float64).clamp(0, 1)).round()[:, 0]
     planes = levels.numpy().astype(np.uint16)
     if len(planes) == 1:
         return png(planes[0])
     pixels = planes.transpose(1, 2, 0)
+    # Pillow has no 16-bit colours: it writes the high bytes, and the samples are replaced.
     return with_deep_colours(png((pixels >> 8).astype(np.uint8)), pixels)
 
 

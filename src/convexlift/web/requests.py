@@ -162,6 +162,7 @@ class RequestFilter:
         headers = Headers(scope=scope)
         if not self._known_host(headers.get("host", "")):
             raise HTTPException(421, "This server does not answer to that name.")
+        # An early answer to honest clients; `_Exchange.receive` counts what the others send.
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.body_bytes:
             raise HTTPException(413, "The upload is too large.")

@@ -257,7 +257,7 @@ def listen(options: ServerOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
         family, _, _, _, place = found[0]
-        return socket.create_server(place[:2], family=family)
+        return socket.create_server(place[:2], family=family)  # IPv6 places have four entries
     except OSError as error:
         hint = "; port 0 takes any free one" if error.errno == errno.EADDRINUSE else ""
         reason = (error.strerror or str(error)).split(" (")[0].lower()

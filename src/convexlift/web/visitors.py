@@ -122,7 +122,7 @@ class Uploads:
             paths = [path for path, found in self._owners.items() if condition(path, *found)]
             for path in paths:
                 del self._owners[path]
-        for path in paths:
+        for path in paths:  # outside the lock: no request waits for the disk
             shutil.rmtree(path.parent, ignore_errors=True)
             with contextlib.suppress(OSError):  # the visitor's folder is deleted with the last file
                 path.parent.parent.rmdir()
@@ -267,7 +267,7 @@ class Sessions:
                 session = self._known[key] = Session(folder, visitor)
             session.used = now
             ended = self._outdated(now, key)
-        self._end(ended)
+        self._end(ended)  # outside the lock: it deletes files
         return session
 
     def close(self, key: str) -> None:
