@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import convexlift as cl
-from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
-from experiments.catalogue import QUICK_CASES
+from experiments.catalogue import QUICK_CASES, QUICK_SIZE, SIZE, BenchmarkSettings
 from experiments.command_line import (
     BadInput,
     Debug,

@@ -33,9 +33,9 @@ from experiments.benchmark.results import (
     thinned,
 )
 from experiments.benchmark.run import Request, run_benchmark
-from experiments.benchmark.settings import BenchmarkSettings
 from experiments.benchmark.tuning import choose_steps
 from experiments.benchmark_command import benchmark_command, table
+from experiments.catalogue import BenchmarkSettings
 from experiments.images import resized
 from experiments.measuring import Trace, find_reference, finished, first_below
 

@@ -9,8 +9,8 @@ from statistics import mean, median
 import convexlift as cl
 from convexlift import NamedMethod
 from experiments.benchmark.results import ERROR, GAP, Convergence, Entry, Results, Row, spread
-from experiments.benchmark.settings import BenchmarkSettings
 from experiments.benchmark.tuning import TUNING_TOLERANCE, choose_steps
+from experiments.catalogue import BenchmarkSettings
 from experiments.common_steps import record_until
 from experiments.measuring import (
     REFERENCE_GAP,

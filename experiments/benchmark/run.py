@@ -13,7 +13,7 @@ import convexlift as cl
 from experiments.benchmark.bench import Bench
 from experiments.benchmark.cases import Case
 from experiments.benchmark.results import Results
-from experiments.benchmark.settings import SIZE, BenchmarkSettings
+from experiments.catalogue import SIZE, BenchmarkSettings
 from experiments.environment import machine, now
 from experiments.measuring import REFERENCE_GAP
 
