@@ -216,7 +216,7 @@ def test_the_noise_of_a_page_of_text_must_be_chosen(visitor, tmp_path):
     visitor.wait(lambda: "Detect" in visitor.text("#denoise-kind"), "another choice")
     visitor.click("#denoise-start")
     assert "as in text" in visitor.toast()
-    assert "as in text" in visitor.text("#denoise-status")
+    visitor.wait(lambda: "as in text" in visitor.text("#denoise-status"), "the reason")
     visitor.choose("#denoise-kind", "Gaussian")  # as the message says
     visitor.wait(lambda: visitor.find("#denoise-level"), "a level")
     run(visitor, "denoise")
