@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from convexlift import scans
-from convexlift.files.formats import FileFormat, Picture, PictureFormat
-from convexlift.files.pictures import read_picture, read_plane, writable, write_picture
-from convexlift.scans.formats import SinogramFormat, VolumeFormat
+from convexlift.files.formats import FileFormat
+from convexlift.files.pictures import (
+    Picture,
+    PictureFormat,
+    read_picture,
+    read_plane,
+    writable,
+    write_picture,
+)
+from convexlift.scans.files import SinogramFormat, VolumeFormat
 from soak.samples import READERS
 
 PICTURES = PictureFormat.known_suffixes()

@@ -20,7 +20,7 @@ from convexlift.cli import app
 from convexlift.images import load_image, save_image
 from convexlift.reconstruction.contents import PICTURES, InputError
 from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
-from convexlift.scans.sinogram_arrays import FORMAT
+from convexlift.scans.sinogram_formats import FORMAT
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from convexlift.cli.app import (
 )
 from convexlift.cli.terminal import progress, table
 from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
-from convexlift.files.limits import require_limit
+from convexlift.files.formats import require_limit
 from convexlift.images import load_image
 from convexlift.models.cards import ModelCard
 from convexlift.models.store import load, save

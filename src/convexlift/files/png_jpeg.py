@@ -20,14 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import (
-    ORIENTATION,
-    Picture,
-    PictureFormat,
-    from_channels_last,
-    pillow,
-)
-from convexlift.files.limits import BoundedReader, require_plausible
+from convexlift.files.formats import BoundedReader, pillow, require_plausible
+from convexlift.files.pictures import ORIENTATION, Picture, PictureFormat, from_channels_last
 
 _JPEG_QUALITY = 95
 _TEXT = "tEXt"

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import (
+from convexlift.files.formats import EXPANSION, BoundedReader, load_extra, pillow, require_plausible
+from convexlift.files.pictures import (
     ORIENTATION,
     Picture,
     PictureFormat,
     from_channels_last,
-    load_extra,
-    pillow,
     require_one_page,
 )
-from convexlift.files.limits import EXPANSION, BoundedReader, require_plausible
 from convexlift.files.png_jpeg import grey_pixels, open_picture
 
 # Values of TIFF's photometric interpretation: grey, RGB, and colours that are decoded to RGB.

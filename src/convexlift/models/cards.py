@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from convexlift.models.values import construct, read
+from convexlift.json_values import construct, read
 
 INDENT = 18
 

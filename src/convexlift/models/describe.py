@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from convexlift.models.values import construct, listed, parameters, plain
+from convexlift.json_values import construct, listed, parameters, plain
 from convexlift.networks.activations import Activation
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convexlift.json_values import construct, listed
 from convexlift.models.cards import ModelCard
-from convexlift.models.values import construct, listed
 
 if TYPE_CHECKING:
     from torch import Tensor

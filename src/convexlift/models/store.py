@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
+from convexlift.json_values import listed
 from convexlift.models.cards import ModelCard
 from convexlift.models.describe import build, describe
 from convexlift.models.files import Layout, PathLike, Sheet, find, naming, pair, read_sheet
-from convexlift.models.values import listed
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tensors import first_non_finite
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import PictureFormat
 from convexlift.files.pictures import (
     Picture,
+    PictureFormat,
     Range,
     displayed_size,
     read_picture,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from convexlift.files.formats import PictureFormat
+from convexlift.files.pictures import PictureFormat
 from convexlift.functionals.data_terms import L1, SquaredL2
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import random_mask

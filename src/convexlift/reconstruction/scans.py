@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.formats import read_npy
+from convexlift.files.pictures import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
@@ -32,9 +32,7 @@ from convexlift.reconstruction.slices import (
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
-from convexlift.scans.data_exchange import DataExchange
-from convexlift.scans.files import read_sinogram, read_volume
-from convexlift.scans.formats import AngleUnit, files_in, reading
+from convexlift.scans.files import AngleUnit, files_in, read_sinogram, read_volume, reading
 from convexlift.scans.hounsfield import (
     WATER,
     WINDOWS,
@@ -44,6 +42,7 @@ from convexlift.scans.hounsfield import (
     unit_attenuation,
     unit_to_hounsfield,
 )
+from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
 from convexlift.scans.volumes import Volume
 from convexlift.solvers.stopping import StopWhen

@@ -18,8 +18,7 @@ from convexlift.reconstruction.contents import (
     open_contents,
     write_dicom_file,
 )
-from convexlift.scans.files import read_volume
-from convexlift.scans.formats import ScanFileError
+from convexlift.scans.files import ScanFileError, read_volume
 from convexlift.scans.hounsfield import Window, hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.stacks import write_png, write_tiff

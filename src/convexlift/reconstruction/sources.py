@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convexlift.files.atomic import leftovers, remove_leftovers
-from convexlift.files.formats import PictureFormat
+from convexlift.files.pictures import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
-from convexlift.scans.formats import SinogramFormat, files_in
-from convexlift.scans.sinogram_arrays import FORMAT
+from convexlift.scans.files import SinogramFormat, files_in
+from convexlift.scans.sinogram_formats import FORMAT
 
 SINOGRAMS = SinogramFormat.known_suffixes()
 

@@ -5,8 +5,13 @@ The extra ``convexlift[ct]`` installs the packages that read and write them.
 
 from convexlift.scans.dicom_reading import read_dicom
 from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.files import read_sinogram, read_volume, write_sinogram, write_volume
-from convexlift.scans.formats import ScanFileError
+from convexlift.scans.files import (
+    ScanFileError,
+    read_sinogram,
+    read_volume,
+    write_sinogram,
+    write_volume,
+)
 from convexlift.scans.hounsfield import (
     WINDOWS,
     Window,
@@ -16,6 +21,7 @@ from convexlift.scans.hounsfield import (
     unit_attenuation,
     unit_to_hounsfield,
 )
+from convexlift.scans.sinogram_formats import NpySinogram as NpySinogram  # registers the formats
 from convexlift.scans.sinograms import (
     FanGeometry,
     ParallelGeometry,

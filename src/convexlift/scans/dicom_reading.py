@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.formats import load_extra
-from convexlift.files.limits import (
+from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
     allowed_megapixels,
+    load_extra,
     reason_of,
     require_plausible,
 )
-from convexlift.scans.formats import PathLike, ScanFileError, existing, files_in, reading
+from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
 from convexlift.scans.hounsfield import LOWEST
 from convexlift.scans.volumes import Orientation, Vector, Volume, height_along, require_orientation
 

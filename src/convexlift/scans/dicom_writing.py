@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from convexlift.files.formats import load_extra
-from convexlift.scans.formats import PathLike, write_slices
+from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.files import PathLike, VolumeFormat, write_slices
 from convexlift.scans.volumes import Volume
 
 CT_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.2"
@@ -196,3 +197,18 @@ def _version() -> str:
         return metadata.version("convexlift")
     except metadata.PackageNotFoundError:  # run from a source folder, not installed
         return "unknown"
+
+
+class Dicom(VolumeFormat):
+    """A slice, or a folder with the slices of one series."""
+
+    name = "DICOM"
+    suffixes = (".dcm", "")  # for writing; reading takes every unknown ending for DICOM
+
+    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+        """Read with ``read_dicom``."""
+        return read_dicom(place, max_megapixels=max_megapixels)
+
+    def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
+        """Write with ``write_dicom``."""
+        return write_dicom(volume, place, description=description)

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import Picture, load_extra
+from convexlift.files.formats import load_extra
+from convexlift.files.pictures import Picture
 from convexlift.files.png_jpeg import Png
 from convexlift.files.tiff import Tiff, colours_of, decoded, open_tiff
-from convexlift.scans.formats import (
+from convexlift.json_values import construct
+from convexlift.scans.files import (
     PathLike,
     ScanFileError,
     VolumeFormat,
@@ -48,15 +50,18 @@ class SliceMetadata:
     positions: tuple[Vector, ...]
     orientation: Orientation
     thickness: float | None
-    slope: float = 1.0
-    intercept: float = 0.0
-    clipped: int = 0
+    slope: float
+    intercept: float
+    clipped: int
 
     @classmethod
-    def of(cls, volume: Volume, slices: Iterable[int], **scale: Any) -> SliceMetadata:
+    def of(
+        cls, volume: Volume, slices: Iterable[int],
+        slope: float = 1.0, intercept: float = 0.0, clipped: int = 0,
+    ) -> SliceMetadata:  # fmt: skip
         """The metadata of some slices of a volume."""
-        positions = tuple(volume.positions[k] for k in slices)
-        return cls(volume.spacing, positions, volume.orientation, volume.thickness, **scale)
+        place = (volume.spacing, tuple(volume.positions[k] for k in slices), volume.orientation)
+        return cls(*place, volume.thickness, slope, intercept, clipped)
 
     def to_text(self) -> str:
         """JSON in ASCII."""
@@ -71,19 +76,7 @@ class SliceMetadata:
             return None
         if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
             return None
-        try:
-            thickness = record["thickness"]
-            return cls(
-                spacing=cast(tuple[float, float], tuple(map(float, record["spacing"]))),
-                positions=tuple(cast(Vector, tuple(map(float, p))) for p in record["positions"]),
-                orientation=cast(Orientation, tuple(map(float, record["orientation"]))),
-                thickness=None if thickness is None else float(thickness),
-                slope=float(record["slope"]),
-                intercept=float(record["intercept"]),
-                clipped=int(record["clipped"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"its description of the slices is damaged ({error!r})") from None
+        return construct(cls, record, "its description of the slices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +123,14 @@ class StackFile:
 class StackFormat(VolumeFormat):
     """A format whose files hold one or more slices, and whose folders hold a volume."""
 
+    pictures = True
+
     @abstractmethod
     def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """The slices of one file."""
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
-        """Read with ``read_stack``."""
+        """Read all files with ``read_stack``."""
         return read_stack(place, max_megapixels=max_megapixels)
 
 
@@ -235,7 +230,7 @@ def read_stack(
         ScanFileError: naming the file, and what to do.
     """
     place = existing(path)
-    stacks = [_read_slices(file, max_megapixels) for file in _stack_files(place)]
+    stacks = _read_files(place, max_megapixels)
     first = stacks[0]
     for each in stacks:
         if each.stored.shape[1:] != first.stored.shape[1:]:
@@ -255,23 +250,17 @@ def read_stack(
         return Volume.stacked(values, spacing, slice_spacing)
 
 
-def _stack_files(place: Path) -> list[Path]:
-    if not place.is_dir():
-        return [place]
-    formats = {file: VolumeFormat.of(file) for file in files_in(place)}
-    files = [file for file, kind in formats.items() if isinstance(kind, StackFormat)]
-    names = sorted({kind.name for kind in formats.values() if isinstance(kind, StackFormat)})
+def _read_files(place: Path, max_megapixels: float | None) -> list[StackFile]:
+    files = files_in(place) if place.is_dir() else [place]
+    formats = [(file, VolumeFormat.of(file)) for file in files]
+    known = [(file, kind) for file, kind in formats if isinstance(kind, StackFormat)]
+    if not known and not place.is_dir():
+        raise ScanFileError(f"{place} is not a stack of slices; its name must end in .tif or .png")
+    names = sorted({kind.name for _, kind in known})
     if len(names) != 1:
         found = f"both {' and '.join(names)} files" if names else "no PNG or TIFF files"
         raise ScanFileError(f"{place} holds {found}; give a folder with slices of one kind")
-    return files
-
-
-def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
-    kind = VolumeFormat.of(path)
-    if not isinstance(kind, StackFormat):
-        raise ScanFileError(f"{path} is not a stack of slices; its name must end in .tif or .png")
-    return kind.read_slices(path, max_megapixels)
+    return [kind.read_slices(file, max_megapixels) for file, kind in known]
 
 
 def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
