@@ -18,7 +18,7 @@ import convexlift as cl
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.result import PreparedImage, record_of
+from convexlift.reconstruction.reconstructor import PreparedImage, record_of
 from convexlift.reconstruction.weight import Weight
 from convexlift.tasks import GaussianDenoising
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexlift.functionals.data_terms import KullbackLeibler
 from convexlift.images import load_example, poisson_counts, psnr
-from convexlift.models.cards import ModelCard
+from convexlift.models.files import ModelCard
 from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Blur

@@ -22,7 +22,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.imaging import Mask
+from convexlift.operators.imaging import Diagonal, Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
@@ -82,13 +82,13 @@ class Measurement(TensorRecord):
 
     def joinable(self, other: Measurement) -> bool:
         """Whether both can be parts of one problem: data of one kind behind a diagonal operator."""
-        return (
-            type(self.fidelity) is type(other.fidelity)
-            and isinstance(self.fidelity, SquaredL2 | L1)
-            and type(self.operator) is type(other.operator)
-            and isinstance(self.operator, Identity | Mask)
-            and (self.image_shape, self.box) == (other.image_shape, other.box)
-        )
+
+        def kind(data: Measurement) -> tuple[object, ...]:
+            return type(data.fidelity), type(data.operator), data.image_shape, data.box
+
+        # Weights and backgrounds of single data are tensors, which ``join`` does not know.
+        only_data = sum(1 for _ in self.fidelity.tensors()) == 1
+        return kind(self) == kind(other) and only_data and self.operator.diagonal is not None
 
     @staticmethod
     def join(parts: Sequence[Measurement]) -> Measurement:
@@ -97,9 +97,9 @@ class Measurement(TensorRecord):
             return parts[0]
         fidelity, operator = copy.copy(parts[0].fidelity), parts[0].operator
         fidelity.y = torch.cat([part.fidelity.y for part in parts])
-        if isinstance(operator, Mask):
-            masks = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
-            operator = Mask(torch.cat(masks))
+        if not torch.equal(torch.as_tensor(operator.diagonal), torch.ones((), dtype=torch.float64)):
+            diagonals = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
+            operator = Diagonal(torch.cat(diagonals))
         picture = torch.cat([part.picture for part in parts])
         return Measurement(fidelity, operator, parts[0].box, picture)
 
@@ -281,7 +281,7 @@ def _each(
 ) -> Tensor:
     if isinstance(generators, torch.Generator):
         raise TypeError(
-            "give one generator for each image, as a list: [generator] for a single one"
+            "give a list with one generator for each image: [generator] for a single one"
         )
     if len(generators) != clean.shape[0]:
         raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")

@@ -25,8 +25,7 @@ from convexlift.cli.app import (
 from convexlift.cli.reconstruct_options import OF_RUNS, PLACES, READERS, checked, signature
 from convexlift.cli.reconstruct_report import Narrator, as_json, discard, print_json
 from convexlift.models.files import pair
-from convexlift.reconstruction.batch import BatchResult, reconstruct_files
-from convexlift.reconstruction.call import RECONSTRUCTORS
+from convexlift.reconstruction.batch import RECONSTRUCTORS, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import DICOM, PICTURES
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources

@@ -15,7 +15,7 @@ import typer
 from convexlift.cli.app import Debug, Device, UserError
 from convexlift.models.files import names
 from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.scans.hounsfield import WINDOWS, Window
+from convexlift.scans.volumes import WINDOWS, Window
 
 Arguments = ParamSpec("Arguments")
 Made = TypeVar("Made")

@@ -24,7 +24,7 @@ from rich.progress import (
 
 from convexlift.cli.app import console
 from convexlift.reconstruction.batch import BatchListener, BatchResult
-from convexlift.reconstruction.result import Reconstruction
+from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import Source
 from convexlift.solvers.solution import Progress as Check
 

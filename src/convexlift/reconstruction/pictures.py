@@ -19,6 +19,7 @@ from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.reconstruction.contents import (
     PICTURES,
+    Colour,
     Contents,
     ImageLike,
     InputError,
@@ -26,8 +27,9 @@ from convexlift.reconstruction.contents import (
     is_path,
     open_contents,
     open_picture,
+    parse_colour,
+    seen_pixels,
 )
-from convexlift.reconstruction.masks import Colour, parse_colour, seen_pixels
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
     Kind,
@@ -37,8 +39,7 @@ from convexlift.reconstruction.noise import (
     is_line_art,
     spread,
 )
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
@@ -138,11 +139,11 @@ class Denoiser(Reconstructor):
         return companions(self.truth, paths)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise for endings, and for whatever does not fit a picture, if there is one only."""
+        """Raise for wrong endings, and for options that do not fit a single picture."""
         for source in sources:
             if source.target.suffix.lower() not in PICTURES:
                 raise InputError(
-                    f"{source.target} is no name for a picture; let it end in one of "
+                    f"{source.target} does not name a picture; use one of the endings "
                     f"{', '.join(PICTURES)}"
                 )
         if len(sources) == 1 and glance(sources[0].path) is None:
@@ -208,7 +209,7 @@ class Denoiser(Reconstructor):
         if self.truth is None:
             return None
         suffixes = PictureFormat.known_suffixes() if contents.volume is None else PICTURES
-        truth = _of_its_name(self.truth, image, "truth", suffixes)
+        truth = companion(self.truth, image, "truth", suffixes)
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:
             called = truth if is_path(truth) else "given"
@@ -219,7 +220,7 @@ class Denoiser(Reconstructor):
         return images
 
     def _notes(self, contents: Contents) -> Iterator[str]:
-        """What happened to pixels without a number, and to masks of a picture that is turned."""
+        """How missing numbers were treated, and masks of pictures that are displayed rotated."""
         if contents.missing is not None and self.task == "denoise":
             share = 100 * float(contents.missing.double().mean())
             yield f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
@@ -284,7 +285,7 @@ class Inpainter(Denoiser):
             generator = torch.Generator().manual_seed(self.seed)
             images = contents.images
             return random_mask(images, self.missing, generator).expand_as(images).contiguous()
-        mask = None if self.mask is None else _of_its_name(self.mask, image, "mask")
+        mask = None if self.mask is None else companion(self.mask, image, "mask")
         seen = seen_pixels(
             contents, mask, inverted=self.invert_mask, colour=self._colour(),
             tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
@@ -295,20 +296,6 @@ class Inpainter(Denoiser):
 
     def _colour(self) -> Colour | None:
         return None if self.mask_colour is None else parse_colour(self.mask_colour)
-
-
-def _of_its_name(
-    place: ImageLike,
-    image: ImageLike,
-    what: str,
-    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
-) -> ImageLike:
-    """The file of a folder with the name of the image; anything else as it is."""
-    if not is_path(place) or not Path(place).is_dir():
-        return place
-    if not is_path(image):
-        raise InputError(f"--{what} is a folder; give a file, or an array like the image")
-    return companion(Path(place), Path(image), what, suffixes)
 
 
 def _nothing_missing(name: str) -> str:

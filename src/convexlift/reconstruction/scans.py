@@ -20,8 +20,7 @@ from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, 
 from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise, photons_of
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
     require_ending,
@@ -33,18 +32,18 @@ from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
 from convexlift.scans.files import AngleUnit, files_in, read_sinogram, read_volume, reading
-from convexlift.scans.hounsfield import (
+from convexlift.scans.sinogram_formats import DataExchange
+from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
+from convexlift.scans.volumes import (
     WATER,
     WINDOWS,
+    Volume,
     Window,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.sinogram_formats import DataExchange
-from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
-from convexlift.scans.volumes import Volume
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals

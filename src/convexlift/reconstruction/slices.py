@@ -16,13 +16,12 @@ from convexlift.reconstruction.contents import (
     InputError,
     is_path,
     open_contents,
-    write_dicom_file,
 )
+from convexlift.scans.dicom_writing import write_dicom
 from convexlift.scans.files import ScanFileError, read_volume
-from convexlift.scans.hounsfield import Window, hounsfield_to_unit, unit_to_hounsfield
 from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.stacks import write_png, write_tiff
-from convexlift.scans.volumes import Volume
+from convexlift.scans.volumes import Volume, Window, hounsfield_to_unit, unit_to_hounsfield
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 
@@ -63,16 +62,18 @@ def squeezed(images: Tensor) -> Tensor:
 
 
 def require_ending(target: Path) -> None:
-    """Raise for a name that no slice can have."""
+    """Raise unless the file name has the ending of a format for slices."""
     if target.suffix.lower() not in RESULTS:
-        raise InputError(f"{target} is no name for a slice; let it end in {', '.join(RESULTS)}")
+        raise InputError(
+            f"{target} does not name a slice; use one of the endings {', '.join(RESULTS)}"
+        )
 
 
 def write_slices(volume: Volume, place: Path, description: str, window: Window | str) -> None:
     """DICOM, TIFF or NPY in HU, or PNG through a window."""
     volume, kind = volume.to(device="cpu"), place.suffix.lower()
     if kind == ".dcm":
-        write_dicom_file(volume, place, description)
+        write_dicom(volume, place, description=description)
     elif kind == ".png":
         _require_one(place, len(volume.values))
         write_png(volume, place, window=Window.named(window))

@@ -1,4 +1,4 @@
-"""Problems solved in pieces that fit the memory, within one time limit, until somebody stops."""
+"""Problems solved in pieces that fit the memory, within one time limit, and with Ctrl-C handled."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Interruption:
 
 @dataclass(eq=False)
 class PiecewiseSolver:
-    """How problems are solved.
+    """A solver of problems of any number of images.
 
     Args:
         network: the regularizer, on the device.
@@ -86,7 +86,7 @@ class PiecewiseSolver:
         stop: for each image or file; its seconds are for the weight and all pieces together.
         method: a name in ``solvers.named_methods.METHODS``.
         batch: images at once, or None for as many as fit.
-        interruption: why no further iteration is wanted, if so.
+        interruption: the reason to end all iterations, if there is one.
     """
 
     network: InputConvexNetwork
@@ -125,16 +125,10 @@ class PiecewiseSolver:
         gap_map: bool = False,
         keep_duals: bool = True,
     ) -> tuple[Solution, Tensor | None]:
-        """All images, in pieces that share the time, and the map of their gap.
+        """All images, in pieces that share the time, and the map of their gap if it is wanted.
 
-        Args:
-            data: of the images.
-            weight: of the regularizer.
-            callback: called with the images of a piece.
-            spent: seconds of the time limit that have passed already.
-            gap_map: whether to compute the map.
-            keep_duals: whether several pieces keep their dual variables, as large as all layers
-                of the network; the proof needs them.
+        ``spent`` seconds of the time limit have passed already. The proof needs dual variables,
+        which are as large as all layers of the network: ``keep_duals`` keeps them.
         """
         end = None if self.stop.seconds is None else time.perf_counter() + self.stop.seconds - spent
         size = self.fitting(data)
@@ -165,7 +159,7 @@ class PiecewiseSolver:
     def solve_piece(
         self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
     ) -> Solution:
-        """Images that fit the memory, with the status of whoever ended the run."""
+        """The solution of images that fit the memory, with the status of an interruption."""
         problem = stated(self.here(data), self.network, weight, self.method)
         solution = self.solve_once(problem, stop, None, callback)
         ended = self.interruption.status
@@ -243,7 +237,7 @@ def select_solution(solution: Solution, images: slice, problem: VariationalProbl
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
     """The solutions of several pieces as one; a piece that ended keeps its last record.
 
-    Its proof has the problem of the first piece only: whoever wants it states the whole problem.
+    Its proof has the problem of the first piece only; ``select_solution`` takes the whole one.
     """
     first, *others = solutions
     if not others:
@@ -262,7 +256,7 @@ def join_solutions(solutions: Sequence[Solution]) -> Solution:
 
 
 def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
-    """On the CPU, without the solver's state, the data and, if so wanted, the dual variables."""
+    """On the CPU, without the solver's state, the data and, unless kept, the dual variables."""
     claim = solution.proof.claim
     if not keep_duals:
         claim = replace(claim, duals=Blocks({}), data_dual=None)

@@ -1,4 +1,4 @@
-"""Files to reconstruct, and the files that are written: found and checked before any work."""
+"""Input files and the places of their results, found and checked before any work begins."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def find_sources(
 
     ``output`` is a file for a single input file, unless it is a folder already or has no ending;
     else a folder, in which results have the names of their inputs (with ``ending``, if given).
-    Files in folders that end in none of ``suffixes`` are left alone; a file that is named must end
-    in one. Broken links are files, too, which cannot be read.
+    Files in folders with an ending other than ``suffixes`` are skipped; a file that is named must
+    have one of them. Broken links count as files, which fail when they are read.
     """
     found: list[Path] = []
     several = False
@@ -72,26 +72,34 @@ def find_sources(
         wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
         if place.is_dir() and not wanted:
             raise InputError(
-                f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
+                f"the folder {place} has no file with one of the endings {', '.join(suffixes)}"
             )
         found += wanted
     # Once each; a link with another name is another input, with a result of its own.
     found = list({(resolved(path), path.name): path for path in found}.values())
     if not found:
-        raise InputError(f"no input ends in one of {', '.join(suffixes)}")
+        raise InputError(f"no input has one of the endings {', '.join(suffixes)}")
     for path in found:
         if path.suffix.lower() not in suffixes:
-            raise InputError(f"{path} ends in none of {', '.join(suffixes)}; convert it first")
+            raise InputError(
+                f"{path} has none of the endings {', '.join(suffixes)}; convert it first"
+            )
     if len(found) == 1 and not several and output.suffix and not output.is_dir():
         return [Source(found[0], output)]
     if output.is_file():
         raise InputError(
             f"{len(found)} results need a folder, and {output} is a file; name another"
         )
-    targets = [output / path.name for path in found]
-    targets = [t if ending is None else t.with_suffix(ending) for t in targets]
-    sources = [Source(path, target) for path, target in zip(found, targets, strict=True)]
-    _require_distinct(sources)
+    sources = [Source(p, (output / p.name).with_suffix(ending or p.suffix)) for p in found]
+    seen: dict[Path, Path] = {}
+    for source in sources:
+        for place in (source.target, source.record):
+            other = seen.setdefault(place, source.path)
+            if other != source.path:
+                raise InputError(
+                    f"{other} and {source.path} would both be written to {place}; "
+                    "reconstruct them into different folders"
+                )
     return sources
 
 
@@ -111,18 +119,6 @@ def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
     return path.suffix.lower() in suffixes and not is_field
 
 
-def _require_distinct(sources: Sequence[Source]) -> None:
-    seen: dict[Path, Path] = {}
-    for source in sources:
-        for place in (source.target, source.record):
-            other = seen.setdefault(place, source.path)
-            if other != source.path:
-                raise InputError(
-                    f"{other} and {source.path} would both be written to {place}; "
-                    "reconstruct them into different folders"
-                )
-
-
 def sides(path: Path) -> list[Path]:
     """The geometry and the fields of a sinogram, which belong to it."""
     side = path.with_suffix(".json")
@@ -134,7 +130,7 @@ def sides(path: Path) -> list[Path]:
 
 
 def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
-    """The file, or those of a folder that may belong to these images: masks, truths."""
+    """The file, or the pictures in a folder that have the name of one of these images."""
     if not is_path(place):
         return []
     if not Path(place).is_dir():
@@ -144,29 +140,33 @@ def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
 
 
 def companion(
-    folder: Path, path: Path, what: str, suffixes: Sequence[str] = PictureFormat.known_suffixes()
-) -> Path:
-    """The picture in a folder with the name of another: with its ending too, if there are several.
+    place: ImageLike,
+    image: ImageLike,
+    what: str,
+    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
+) -> ImageLike:
+    """The mask or truth of an image: of a folder, the file with its name, else ``place`` itself.
 
-    Args:
-        folder: to look in.
-        path: of the other picture.
-        what: it is wanted for, for errors.
-        suffixes: that it may have.
+    If several files have the name, the one that has the ending as well is taken.
     """
-    named = [p for p in files_in(folder) if p.stem == path.stem and p.suffix.lower() in suffixes]
+    if not is_path(place) or not Path(place).is_dir():
+        return place
+    if not is_path(image):
+        raise InputError(f"--{what} is a folder; give a file, or an array like the image")
+    path = Path(image)
+    named = [p for p in companions(place, [path]) if p.suffix.lower() in suffixes]
     if not named:
-        raise InputError(f"the folder {folder} has no {what} for {path.name}")
+        raise InputError(f"the folder {place} has no {what} for {path.name}")
     alike = [p for p in named if p.suffix.lower() == path.suffix.lower()] or named
     alike = [p for p in alike if p.name == path.name] or alike
     if len(alike) > 1:
         names = " and ".join(p.name for p in alike)
-        raise InputError(f"the folder {folder} has {names} for {path.name}; keep one {what} there")
+        raise InputError(f"the folder {place} has {names} for {path.name}; keep one {what} there")
     return alike[0]
 
 
 def glance(path: Path) -> str | None:
-    """What is wrong with a file, as far as its first bytes say; None if nothing is."""
+    """The first fault that the first bytes of a file show, or None."""
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
@@ -194,14 +194,14 @@ def check_targets(
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
 ) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+    """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
     Temporary files that a killed run left beside these results are removed.
 
     Args:
         sources: files and targets.
         force: whether files that exist may be replaced.
-        resume: whether results of an earlier run may be; files without a record are none.
+        resume: whether results of an earlier run, which have a record, may be replaced.
         gap_map: whether maps of the gap are written.
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
@@ -222,26 +222,23 @@ def check_targets(
         _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
         if resolved(summary) in written:
             raise InputError(f"{summary} is the name of a result; name another file for all")
-    _make_folders({source.target.parent for source in sources}, summary)
     results = [place for source in sources for place in source.results()]
-    remove_leftovers(results if summary is None else [*results, summary])
+    results += [] if summary is None else [summary]
+    for folder in {place.parent for place in results}:
+        _require_writable(folder)
+    remove_leftovers(results)
 
 
-def _make_folders(folders: set[Path], summary: Path | None) -> None:
-    for folder in folders if summary is None else folders | {summary.parent}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be a folder ({error.strerror}); name another"
-            ) from None
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"nothing can be written to {folder} ({error.strerror}); name another folder"
-            ) from None
+def _require_writable(folder: Path) -> None:
+    """Make the folder, and try to write to it."""
+    problem = "cannot be a folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "cannot be written to"
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder} {problem} ({error.strerror}); name another folder") from None
 
 
 def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
@@ -249,7 +246,7 @@ def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: boo
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
-    if place.exists() and not place.is_file():  # results replace what has their name
+    if place.exists() and not place.is_file():  # a result would replace the device by a file
         raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
     if not place.exists() or may_replace:
         return
@@ -265,12 +262,12 @@ def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: boo
 
 
 def _is_result(source: Source) -> bool:
-    """Whether an earlier run wrote here; if it was killed, its record has a temporary name yet."""
+    """Whether an earlier run wrote here; the record of a killed run may have a temporary name."""
     return _is_ours(source.record) or any(leftovers([source.record]))
 
 
 def _is_ours(record: Path) -> bool:
-    """Whether a JSON file was written by a run: each says with which settings."""
+    """Whether a JSON file was written by a run: only those state its settings."""
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

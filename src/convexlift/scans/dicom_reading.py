@@ -25,8 +25,14 @@ from convexlift.files.formats import (
     require_plausible,
 )
 from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
-from convexlift.scans.hounsfield import LOWEST
-from convexlift.scans.volumes import Orientation, Vector, Volume, height_along, require_orientation
+from convexlift.scans.volumes import (
+    LOWEST,
+    Orientation,
+    Vector,
+    Volume,
+    height_along,
+    require_orientation,
+)
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 """Endings of DICOM file names; scanners also write names without an ending."""
@@ -187,12 +193,10 @@ def _require_grey_ct(path: Path, dataset: Any, modality: str) -> None:
 
 def _padding(dataset: Any) -> tuple[int, int] | None:
     """PixelPaddingValue, up to PixelPaddingRangeLimit where there is one."""
-    value = dataset.get("PixelPaddingValue")
-    if value is None or value == "":
+    value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
+    if value in (None, ""):
         return None
-    limit = dataset.get("PixelPaddingRangeLimit")
-    first = int(value)
-    last = first if limit is None or limit == "" else int(limit)
+    first, last = int(value), int(value if limit in (None, "") else limit)
     if dataset.get("PixelRepresentation") == 1:  # some programs write signed numbers as unsigned
         half = 1 << (int(dataset.get("BitsAllocated") or 16) - 1)
         first, last = ((v + half) % (2 * half) - half for v in (first, last))

@@ -31,8 +31,7 @@ from convexlift.scans.files import (
     reading,
     write_slices,
 )
-from convexlift.scans.hounsfield import Window
-from convexlift.scans.volumes import Orientation, Vector, Volume
+from convexlift.scans.volumes import Orientation, Vector, Volume, Window
 from convexlift.tensors import first_non_finite
 
 FORMAT = "convexlift CT slices"

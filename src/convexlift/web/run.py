@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from convexlift.reconstruction import PreparedImage, Reconstruction
-from convexlift.reconstruction.result import joint_psnr
+from convexlift.reconstruction.reconstructor import joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Status
 from convexlift.web.job import PageJob
