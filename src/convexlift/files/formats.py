@@ -19,10 +19,8 @@ from typing import Any, ClassVar, Self
 
 MEGAPIXELS = 500.0
 """Default limit in millions of numbers, over all pages and channels."""
-
 SMALL = 16.0
 """Megapixels that any file may declare: constant images compress without bound."""
-
 EXPANSION = 1100.0
 """Largest expansion of a compressed byte; deflate reaches at most 1032."""
 

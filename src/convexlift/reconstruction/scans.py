@@ -33,7 +33,7 @@ from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
 from convexlift.scans.files import AngleUnit, files_in, read_sinogram, read_volume, reading
 from convexlift.scans.sinogram_formats import DataExchange
-from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
+from convexlift.scans.sinograms import Quantity, ScanGeometry, Sinogram
 from convexlift.scans.volumes import (
     WATER,
     WINDOWS,
@@ -51,7 +51,7 @@ from convexlift.transmission import line_integrals
 PAPER_EXTENT = 256.0
 OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
             "angle_unit", "rows", "truth")  # fmt: skip
-"""Options that describe measured scans."""
+"""Options for measured scans only."""
 BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
 
@@ -140,8 +140,8 @@ class ScanReconstructor(Reconstructor):
         unused = [name for name in OF_SCANS if getattr(self, name) is not None]
         if self.simulate and unused:
             raise InputError(
-                f"--simulate makes a scan of its own, to which --{unused[0].replace('_', '-')} "
-                "says nothing; leave one of them out"
+                f"--simulate makes a scan of its own, so --{unused[0].replace('_', '-')} does not "
+                "apply; leave one of them out"
             )
 
     @property
@@ -162,7 +162,7 @@ class ScanReconstructor(Reconstructor):
         return files + (files_in(Path(str(self.truth))) if folder else [])
 
     def check(self, sources: Sequence[Source]) -> None:
-        """The ending of a single result; of several, one does not stop the others."""
+        """The ending of a single result; with several files, each fails on its own."""
         if len(sources) == 1:
             require_ending(sources[0].target)
 
@@ -223,7 +223,7 @@ class ScanReconstructor(Reconstructor):
             )
         bins = scan.projections.shape[2]
         size = self.size or bins
-        extent = self.extent or _field_of_view(scan)
+        extent = self.extent or scan.geometry.field_of_view(bins)
         data, unit, noise, note = self._stated(scan, scan.operator(size, extent), in_mm)
         weight = self.choose_weight(data, SparseViewCT.name, None, solver)
         pixel = extent / size
@@ -294,7 +294,7 @@ class ScanReconstructor(Reconstructor):
     def _stated(
         self, scan: Sinogram, rays: LinearOperator, in_mm: bool
     ) -> tuple[Measurement, float, Noise | None, str]:
-        """The data, the attenuation of an image of 1, and what is assumed of the noise."""
+        """The data, the attenuation of an image of 1, the noise, and a note about its model."""
         quantity, y = self.quantity or scan.quantity, scan.data.float()
         flat, dark = (
             stored if (given := self._field(name)) is None else given
@@ -335,7 +335,7 @@ class ScanReconstructor(Reconstructor):
         return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, note
 
     def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
-        """Raise for options that say nothing about these data."""
+        """Raise for options that do not apply to these data."""
         counts = quantity == "counts"
         for name in ("photons", "sigma") if counts else ("flat", "dark"):
             if getattr(self, name) is not None:
@@ -368,19 +368,10 @@ class ScanReconstructor(Reconstructor):
 
 @lru_cache(maxsize=2)
 def _scanner(height: int, width: int, views: int, bins: int) -> LinearOperator:
-    """The paper's, for other sizes. The last two are kept: their tables take a while to make."""
+    """The paper's scanner for other sizes; the last two are cached, for they are slow to build."""
     pixel = PAPER_EXTENT / max(height, width)
     beam = ParallelBeam((height, width), views, bins, (pixel * height, pixel * width))
     return beam * (1 / PAPER_UNIT)
-
-
-def _field_of_view(scan: Sinogram) -> float:
-    """What all rays of the detector see: its width, made smaller by the fan's magnification."""
-    width = scan.projections.shape[2] * scan.geometry.bin_width
-    if isinstance(scan.geometry, FanGeometry):
-        near, far = scan.geometry.source_distance, scan.geometry.detector_distance
-        width *= near / (near + far)
-    return width
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:

@@ -27,7 +27,6 @@ from convexlift.tensors import Blocks, join_images, select_images
 
 Callback = Callable[[Progress], object]
 """Called at every check of the solver; return ``True`` to stop."""
-
 TRIAL_ITERATIONS = 20
 """For each step size, where a method has several to choose from."""
 

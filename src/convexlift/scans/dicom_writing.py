@@ -25,7 +25,6 @@ MANDATORY = (
     *("PositionReferenceIndicator", "PatientPosition", "KVP", "AcquisitionNumber"),
 )
 """Copied from the source, or empty: nothing about a patient or a study is invented."""
-
 COPIED = (
     *("IssuerOfPatientID", "PatientAge", "PatientSize", "PatientWeight"),
     *("PatientIdentityRemoved", "DeidentificationMethod", "DeidentificationMethodCodeSequence"),
@@ -35,7 +34,6 @@ COPIED = (
     *("BurnedInAnnotation", "WindowCenter", "WindowWidth"),
 )
 """Copied from the source if present. Private elements are not: they may contain anything."""
-
 EQUIPMENT = (
     *("Manufacturer", "InstitutionName", "StationName", "ManufacturerModelName"),
     *("DeviceSerialNumber", "SoftwareVersions"),

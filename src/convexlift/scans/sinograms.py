@@ -65,6 +65,10 @@ class ScanGeometry:
         operator: RayTransform = kind(image_size=image_size, bins=bins, extent=extent, **options)
         return operator
 
+    def field_of_view(self, bins: int) -> float:
+        """The width of the region that all rays of a detector with so many bins see."""
+        return bins * self.bin_width
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelGeometry(ScanGeometry):
@@ -98,6 +102,11 @@ class FanGeometry(ScanGeometry):
                 "FanGeometry needs source_distance > 0 and detector_distance >= 0, got "
                 f"{self.source_distance!r} and {self.detector_distance!r}"
             )
+
+    def field_of_view(self, bins: int) -> float:
+        """The width of the detector, made smaller by the magnification of the fan."""
+        near, far = self.source_distance, self.detector_distance
+        return super().field_of_view(bins) * (near / (near + far))
 
 
 _GEOMETRIES: Mapping[str, type[ScanGeometry]] = {

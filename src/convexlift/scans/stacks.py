@@ -92,23 +92,22 @@ class StackFile:
         if slope is None and intercept is None:
             if self.metadata is not None:
                 slope, intercept = self.metadata.slope, self.metadata.intercept
-                if self.metadata.clipped:
+                if clipped := self.metadata.clipped:
                     raise ScanFileError(
-                        f"{self.path} was written with a window that clipped "
-                        f"{self.metadata.clipped} pixels: their CT numbers are lost; read the "
-                        "original files"
+                        f"{self.path} was written with a window that clipped {clipped} pixels: "
+                        "their CT numbers are lost; read the original files"
                     )
             elif self.stored.dtype.kind == "u":
                 raise ScanFileError(
-                    f"{self.path} holds {self.stored.dtype}, but CT numbers can be negative; "
-                    "write read_stack(path, slope=..., intercept=...) for "
-                    "HU = slope * stored + intercept"
+                    f"{self.path} holds {self.stored.dtype}, but CT numbers can be negative; write "
+                    "read_stack(path, slope=..., intercept=...) for HU = slope * stored + intercept"
                 )
         factor, offset = 1.0 if slope is None else slope, 0.0 if intercept is None else intercept
         if not (math.isfinite(factor) and factor != 0 and math.isfinite(offset)):
             raise ValueError(f"slope and intercept must be finite, got {factor} and {offset}")
         values = np.empty(self.stored.shape, dtype=np.float32)
         with np.errstate(over="ignore"):  # overflow is reported below
+            # Slice by slice: a double-precision copy of a large volume may not fit the memory.
             for target, stored in zip(values, self.stored, strict=True):
                 target[:] = factor * stored.astype(np.float64) + offset
         if not np.isfinite(values).all():
@@ -239,8 +238,17 @@ def read_stack(
             )
     values = torch.from_numpy(np.concatenate([s.hounsfield(slope, intercept) for s in stacks]))
     with reading(place, "slices"):
-        if spacing is None and all(each.metadata is not None for each in stacks):
-            return _placed(values, stacks)
+        known = [each.metadata for each in stacks if each.metadata is not None]
+        if spacing is None and len(known) == len(stacks):
+            grid = known[0]
+            for stack, each in zip(stacks, known, strict=True):
+                if (each.spacing, each.orientation) != (grid.spacing, grid.orientation):
+                    raise ScanFileError(
+                        f"{stack.path} and {first.path} differ in pixel spacing or orientation; "
+                        "a volume needs one grid"
+                    )
+            positions = tuple(position for each in known for position in each.positions)
+            return Volume(values, grid.spacing, positions, grid.orientation, grid.thickness)
         if (spacing := spacing or first.spacing) is None:
             raise ScanFileError(
                 f"{first.path} does not give its pixel size; write "
@@ -260,19 +268,6 @@ def _read_files(place: Path, max_megapixels: float | None) -> list[StackFile]:
         found = f"both {' and '.join(names)} files" if names else "no PNG or TIFF files"
         raise ScanFileError(f"{place} holds {found}; give a folder with slices of one kind")
     return [kind.read_slices(file, max_megapixels) for file, kind in known]
-
-
-def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
-    known = [stack.metadata for stack in stacks if stack.metadata is not None]
-    first = known[0]
-    for stack, metadata in zip(stacks, known, strict=True):
-        if (metadata.spacing, metadata.orientation) != (first.spacing, first.orientation):
-            raise ScanFileError(
-                f"{stack.path} and {stacks[0].path} differ in pixel spacing or orientation; "
-                "a volume needs one grid"
-            )
-    positions = tuple(position for metadata in known for position in metadata.positions)
-    return Volume(values, first.spacing, positions, first.orientation, first.thickness)
 
 
 def _require_whole(path: Path, file: Any) -> None:

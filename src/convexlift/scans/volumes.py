@@ -19,10 +19,8 @@ from convexlift.tensors import TensorRecord, first_non_finite
 
 WATER = 0.02059
 """mu of water in 1/mm at 60 keV, 0.2059 cm^2/g in the tables of Hubbell and Seltzer (NIST)."""
-
 LOWEST = -1024.0
 """The CT number at 0 of the unit interval."""
-
 RANGE = 2524.0
 """The length of the unit interval in HU: 1 is 1500 HU."""
 
