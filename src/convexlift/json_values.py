@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
@@ -33,15 +33,18 @@ _SCALARS: dict[Any, tuple[str, type[Any]]] = {
 }
 
 
-@functools.lru_cache(maxsize=256)  # a network of a thousand layers asks for the same few classes
-def parameters(kind: Hashable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a class's constructor, with their type hints as annotations."""
-    assert isinstance(kind, type)
+def _parameters(kind: type[Any]) -> Mapping[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
         return {}  # nn.Module and the like, whose constructor takes and ignores everything
-    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)  # type: ignore[misc]
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
     return {name: each.replace(annotation=hints.get(name, Any)) for name, each in found.items()}
+
+
+# Cached, for a network of a thousand layers asks for the same few classes.
+parameters: Callable[[type[Any]], Mapping[str, inspect.Parameter]]
+parameters = typing.cast(Any, functools.lru_cache(maxsize=256)(_parameters))
+"""The parameters of a class's constructor, with their type hints as annotations."""
 
 
 def construct(

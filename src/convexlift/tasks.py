@@ -127,7 +127,7 @@ class SaltAndPepper(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_fraction(self, "fraction", self.fraction)
+        _require_range(self, "fraction", 1)
         if not 0 < self.scale < math.inf:
             raise ValueError(f"SaltAndPepper needs scale > 0, got scale={self.scale}")
 
@@ -146,7 +146,7 @@ class GaussianDenoising(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_deviation(self, "sigma", self.sigma)
+        _require_range(self, "sigma")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """The images with Gaussian noise."""
@@ -175,8 +175,8 @@ class Inpainting(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_fraction(self, "missing", self.missing)
-        _require_deviation(self, "noise", self.noise)
+        _require_range(self, "missing", 1)
+        _require_range(self, "noise")
         if self.fill not in ("zero", "neighbours"):
             raise ValueError(f"Inpainting needs fill='zero' or 'neighbours', got {self.fill!r}")
         if self.mask is not None and self.mask.ndim != 2:
@@ -190,9 +190,10 @@ class Inpainting(Task):
             mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
         else:
             if self.mask.shape[-2:] != clean.shape[-2:]:
+                sizes = (f"{x.shape[-2]} x {x.shape[-1]}" for x in (self.mask, clean))
                 raise ValueError(
-                    f"the mask is {_text(self.mask)}, but the images are {_text(clean)}; "
-                    "give a mask of their size, or take crops of its size"
+                    "the mask is {}, but the images are {}; give a mask of their size, or take "
+                    "crops of its size".format(*sizes)
                 )
             mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
@@ -264,14 +265,12 @@ TASKS: dict[str, type[Task]] = {
 """Tasks by name."""
 
 
-def _require_fraction(task: Task, name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{type(task).__name__} needs 0 <= {name} <= 1, got {name}={value}")
-
-
-def _require_deviation(task: Task, name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{type(task).__name__} needs {name} >= 0, got {name}={value}")
+def _require_range(task: Task, name: str, most: float = math.inf) -> None:
+    """Raise unless a parameter is finite, not negative and at most ``most``."""
+    value = getattr(task, name)
+    if not (0 <= value <= most and value < math.inf):
+        wanted = f"{name} >= 0" if most == math.inf else f"0 <= {name} <= {most:g}"
+        raise ValueError(f"{type(task).__name__} needs {wanted}, got {name}={value}")
 
 
 def _each(
@@ -280,13 +279,7 @@ def _each(
     degrade: Callable[[Tensor, torch.Generator], Tensor],
 ) -> Tensor:
     if isinstance(generators, torch.Generator):
-        raise TypeError(
-            "give a list with one generator for each image: [generator] for a single one"
-        )
+        raise TypeError("give a list of generators, one per image: [generator] for a single one")
     if len(generators) != clean.shape[0]:
         raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")
     return torch.cat([degrade(clean[i : i + 1], g) for i, g in enumerate(generators)])
-
-
-def _text(x: Tensor) -> str:
-    return f"{x.shape[-2]} x {x.shape[-1]}"

@@ -23,7 +23,7 @@ from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
 from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
-from convexlift.reconstruction.solution import Callback, PiecewiseSolver
+from convexlift.reconstruction.solution import Callback
 from convexlift.reconstruction.sources import Source, glance, sides
 from convexlift.solvers.solution import Progress
 
@@ -137,7 +137,7 @@ class _Run:
     inputs: dict[Source, Fingerprint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.solver: PiecewiseSolver = self.reconstructor.solver()
+        self.solver = self.reconstructor.solver()
 
     def earlier(self, source: Source) -> dict[str, Any] | None:
         """The record of a finished result, if it has the same inputs and settings, else None.

@@ -82,18 +82,18 @@ class Denoiser(Reconstructor):
             raise InputError(f"--noise is gaussian or salt-and-pepper, got {self.noise}")
         if self.range not in ("auto", "data"):
             if not isinstance(self.range, tuple) or len(self.range) != 2:
-                raise InputError(
-                    f"--range is auto, data or LOW,HIGH, such as 0,4095, got {self.range}"
-                )
+                wanted = "auto, data or LOW,HIGH, such as 0,4095"
+                raise InputError(f"--range is {wanted}, got {self.range}")
             if not -math.inf < self.range[0] < self.range[1] < math.inf:
                 raise InputError("--range needs LOW < HIGH, got {:g},{:g}".format(*self.range))
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
-        level, clean = self.sigma, self.simulate and self.sigma == 0
-        if level is not None and not clean and not 0 < level <= 1:
+        clean = self.simulate and self.sigma == 0
+        if self.sigma is not None and not clean and not 0 < self.sigma <= 1:
             raise InputError(
-                f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got {level:g}"
+                "noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
+                f"{self.sigma:g}"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -180,16 +180,14 @@ class Denoiser(Reconstructor):
         return seen
 
     def _damaged(self, images: Tensor, level: float) -> Tensor:
-        impulses = self.noise == "salt-and-pepper"
-        task = SaltAndPepper(level) if impulses else GaussianDenoising(level)
-        count = len(images)
-        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(count)]
-        return task.measure(images, generators).picture
+        kind = SaltAndPepper if self.noise == "salt-and-pepper" else GaussianDenoising
+        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(images))]
+        return kind(level).measure(images, generators).picture
 
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.sigma is not None:
             return Noise(self.noise or "gaussian", self.sigma, estimated=False)
-        # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
+        # Impulses are rare beside missing pixels, and in CT, whose padding looks like pepper.
         unlikely = self.task == "inpaint" or contents.volume is not None
         kind = "gaussian" if self.noise is None and unlikely else self.noise
         some = spread(contents.images)
@@ -213,10 +211,11 @@ class Denoiser(Reconstructor):
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:
             called = truth if is_path(truth) else "given"
-            raise InputError(
-                f"the truth {called} has {_size(images)}, but {contents.name} has "
-                f"{_size(contents.images)}"
+            own, other = (
+                f"{len(planes)} plane(s) of {planes.shape[-2]} x {planes.shape[-1]}"
+                for planes in (contents.images, images)
             )
+            raise InputError(f"the truth {called} has {other}, but {contents.name} has {own}")
         return images
 
     def _notes(self, contents: Contents) -> Iterator[str]:
@@ -274,10 +273,10 @@ class Inpainter(Denoiser):
 
     def check(self, sources: Sequence[Source]) -> None:
         """Also that something says which pixels are missing."""
+        formats = filter(None, (PictureFormat.of(source.path) for source in sources))
         unmasked = self.mask is None and self.mask_colour is None
-        formats = [PictureFormat.of(source.path) for source in sources]
-        if unmasked and not any(kind is not None and kind.holds_nan for kind in formats):
-            raise InputError(_nothing_missing(str(sources[0].path)))
+        if unmasked and not any(kind.holds_nan for kind in formats):
+            raise _nothing_missing(str(sources[0].path))
         super().check(sources)
 
     def _seen(self, contents: Contents, image: ImageLike) -> Tensor | None:
@@ -291,16 +290,14 @@ class Inpainter(Denoiser):
             tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
         )  # fmt: skip
         if seen is None:
-            raise InputError(_nothing_missing(contents.name))
+            raise _nothing_missing(contents.name)
         return seen
 
     def _colour(self) -> Colour | None:
         return None if self.mask_colour is None else parse_colour(self.mask_colour)
 
 
-def _nothing_missing(name: str) -> str:
-    return f"no pixel of {name} is missing; give --mask or --mask-colour, or NaN in a float file"
-
-
-def _size(images: Tensor) -> str:
-    return f"{len(images)} plane(s) of {images.shape[-2]} x {images.shape[-1]}"
+def _nothing_missing(name: str) -> InputError:
+    return InputError(
+        f"no pixel of {name} is missing; give --mask or --mask-colour, or NaN in a float file"
+    )

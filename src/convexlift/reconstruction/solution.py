@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +131,7 @@ class PiecewiseSolver:
         ``spent`` seconds of the time limit have passed already. The proof needs dual variables,
         which are as large as all layers of the network: ``keep_duals`` keeps them.
         """
-        end = None if self.stop.seconds is None else time.perf_counter() + self.stop.seconds - spent
+        end = (self.stop.seconds or math.inf) + time.perf_counter() - spent
         size = self.fitting(data)
         solutions: list[Solution] = []
         maps: list[Tensor] = []
@@ -137,12 +139,12 @@ class PiecewiseSolver:
         while done < len(data):
             rows = slice(done, done + size)
             share = min(1.0, size / (len(data) - done))
-            stop = within(self.stop, None if end is None else share * (end - time.perf_counter()))
+            stop = within(self.stop, share * (end - time.perf_counter()))
             try:
                 solution = self.solve_piece(data.select(rows), weight, stop, callback)
                 if gap_map:
-                    problem = solution.proof.problem
-                    maps.append(certify(problem, solution.x, solution.duals).map.cpu())
+                    certificate = certify(solution.proof.problem, solution.x, solution.duals)
+                    maps.append(certificate.map.cpu())
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -171,22 +173,20 @@ class PiecewiseSolver:
         self,
         problem: VariationalProblem,
         stop: StopWhen,
-        start: object = None,
+        start: Any = None,
         callback: Callback | None = None,
     ) -> Solution:
         """One call of ``solve``; after an interruption, the start is only evaluated."""
         if self.interruption.status is None:
             try:
                 with self.interruption.during_a_solve():
-                    begin = time.perf_counter()
+                    end = time.perf_counter() + (stop.seconds or math.inf)
                     method = self._method(problem, stop)
-                    if stop.seconds is not None:
-                        stop = within(stop, begin + stop.seconds - time.perf_counter())
                     solution = solve(
                         problem,
                         method=method,
-                        stop=stop,
-                        start=start,  # type: ignore[arg-type]
+                        stop=within(stop, end - time.perf_counter()),
+                        start=start,
                         callback=callback,
                     )
                 for status in (Status.STOPPED, Status.INTERRUPTED):
@@ -203,7 +203,7 @@ class PiecewiseSolver:
         if len(grid) == 1:
             return grid[0]
         few = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
-        few = within(few, None if stop.seconds is None else stop.seconds / (2 * len(grid)))
+        few = within(few, (stop.seconds or math.inf) / (2 * len(grid)))
 
         def reached(method: Method) -> float:
             value = float(solve(problem, method=method, stop=few).objective.sum())
@@ -220,9 +220,9 @@ def stated(
     return problem if METHODS[method].bounded else replace(problem, box=None)
 
 
-def within(stop: StopWhen, seconds: float | None) -> StopWhen:
-    """The same with a time limit, if there is one."""
-    return stop if seconds is None else replace(stop, seconds=max(_SHORTEST, seconds))
+def within(stop: StopWhen, seconds: float) -> StopWhen:
+    """The same with a time limit, unless it is infinite."""
+    return stop if seconds == math.inf else replace(stop, seconds=max(_SHORTEST, seconds))
 
 
 def select_solution(solution: Solution, images: slice, problem: VariationalProblem) -> Solution:

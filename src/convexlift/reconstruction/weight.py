@@ -152,20 +152,17 @@ def choose_weight(
     some = slice(None, None, -(-len(data) // solver.fitting(data)))
     there = solver.here(data.select(some))
     begin = time.perf_counter()
-    limit = None if solver.stop.seconds is None else SEARCH_SHARE * solver.stop.seconds
-    state: list[object] = [None]
-
-    def left() -> float | None:
-        return None if limit is None else begin + limit - time.perf_counter()
+    end = begin + SEARCH_SHARE * (solver.stop.seconds or math.inf)
+    state: Any = None  # of the latest solve, which the next one continues
 
     def image(of: Measurement, weight: float) -> Tensor:
-        stop = within(search, left())
+        nonlocal state
+        stop = within(search, end - time.perf_counter())
         problem = stated(of, solver.network, weight, solver.method)
-        solution = solver.solve_once(problem, stop, state[0])
-        rest = left()
-        if solver.interruption.status is not None or (rest is not None and rest <= 0):
+        solution = solver.solve_once(problem, stop, state)
+        if solver.interruption.status is not None or time.perf_counter() >= end:
             raise SearchEndedEarly
-        state[0] = solution.state
+        state = solution.state
         return solution.x
 
     try:
@@ -361,7 +358,9 @@ def _pixels_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float
     return distance / max(1e-12, _level(noise) * count / 2)
 
 
-RULES = {
+Splitter = Callable[[Measurement, Noise | None, torch.Generator], Split]
+Residual = Callable[[Measurement, Noise | None, Tensor], float]
+RULES: dict[str, tuple[Splitter, Residual]] = {
     "gaussian": (_split_gaussian, _gaussian_residual),
     "weighted gaussian": (_split_weighted, _weighted_residual),
     "poisson": (_split_counts, _counts_residual),
@@ -370,7 +369,7 @@ RULES = {
 """How to split the data and to measure residuals, by ``Fidelity.likelihood``."""
 
 
-def _rules(data: Measurement) -> Any:
+def _rules(data: Measurement) -> tuple[Splitter, Residual]:
     if data.fidelity.likelihood is None:
         raise TypeError(f"no rule for {type(data.fidelity).__name__}; give the weight as a number")
     return RULES[data.fidelity.likelihood]

@@ -241,13 +241,13 @@ def read_stack(
         known = [each.metadata for each in stacks if each.metadata is not None]
         if spacing is None and len(known) == len(stacks):
             grid = known[0]
-            for stack, each in zip(stacks, known, strict=True):
-                if (each.spacing, each.orientation) != (grid.spacing, grid.orientation):
+            for stack, own in zip(stacks, known, strict=True):
+                if (own.spacing, own.orientation) != (grid.spacing, grid.orientation):
                     raise ScanFileError(
                         f"{stack.path} and {first.path} differ in pixel spacing or orientation; "
                         "a volume needs one grid"
                     )
-            positions = tuple(position for each in known for position in each.positions)
+            positions = tuple(position for own in known for position in own.positions)
             return Volume(values, grid.spacing, positions, grid.orientation, grid.thickness)
         if (spacing := spacing or first.spacing) is None:
             raise ScanFileError(
