@@ -292,3 +292,8 @@ def test_slices_in_dicom_stay_dicom(tmp_path):
     result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
     assert result.exit_code == 2
     assert "the ending .dcm" in result.output
+    # Some scanners write other endings.
+    (tmp_path / "b.ima").write_bytes((tmp_path / "a.dcm").read_bytes())
+    result = run("denoise", tmp_path / "b.ima", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "b.ima").read_bytes()[128:132] == b"DICM"

@@ -260,7 +260,7 @@ def shipped_sheets() -> dict[str, Sheet]:
 
 
 def read_sheet(path: Path) -> Sheet:
-    """The sheet in a file; ValueError names the file and what is wrong with it."""
+    """The sheet in a file; ValueError names the file and the fault."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not a number in JSON")

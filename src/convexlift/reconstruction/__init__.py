@@ -3,7 +3,7 @@
     noise  ->  weight  ->  problem  ->  solution  ->  record
 
 ``pictures`` and ``scans`` have the options of the tasks and prepare images; ``reconstructor``
-solves what was prepared; ``batch`` does it for many files.
+solves prepared images; ``batch`` handles one image or many files.
 """
 
 from convexlift.reconstruction.batch import BatchListener as BatchListener

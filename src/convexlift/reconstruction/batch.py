@@ -317,7 +317,7 @@ def reconstruct(
             and truths are paths or arrays like the image, regularizers names, paths or networks.
 
     Raises:
-        InputError: a ValueError that says which option or which part of the image is wrong.
+        InputError: a ValueError that names the wrong option or the wrong part of the image.
         TypeError: an option that the task does not have.
     """
     with _python_names():

@@ -41,12 +41,12 @@ RangeChoice = Range | Literal["auto", "data"]
 
 
 def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether it is a path, and not an image."""
+    """Whether the argument is a path, and not an image."""
     return isinstance(image, str | os.PathLike)
 
 
 class InputError(ValueError):
-    """A file, an image or an option that cannot be used: one sentence, and what to do."""
+    """A file, an image or an option that cannot be used; the message says how to repair it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +57,9 @@ class Contents:
         name: of the file, or "the image".
         picture: as it was stored; of a DICOM file, its slices in HU.
         images: (planes, 1, H, W) in [0, 1], or near; finite.
-        missing: where the image itself says that nothing is known (NaN), or None.
+        missing: where the image itself is unknown (NaN), or None.
         numbers: of the image that became 0 and 1.
-        notes: what the user should know.
+        notes: remarks for the user.
         volume: of a DICOM file.
         like: the array, whose shape, type and device results have.
     """
@@ -273,7 +273,7 @@ def seen_pixels(
 
     Missing are pixels that are NaN, black in the mask (white if ``inverted``), or within
     ``tolerance`` levels of 255 of ``colour``. A mask file is laid on the image as both are
-    displayed, since people draw masks on what they see; an array broadcasts to the image.
+    displayed, since people draw masks on displayed pictures; an array broadcasts to the image.
     """
     seen = torch.ones_like(contents.images)
     if contents.missing is not None:

@@ -4,7 +4,7 @@ Gaussian noise: a second difference in both directions,
 
     d = [1 -2 1; -2 4 -2; 1 -2 1] * y / 6,
 
-vanishes on what is linear along rows or columns, and has the deviation sigma on white noise
+vanishes on images that are linear along rows or columns, and has the deviation sigma on white noise
 (Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding 64). The
 median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone 1994,
 "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
@@ -51,7 +51,7 @@ are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
 MOST_PIXELS = 2**23
-"""For stacks, evenly spread planes with about so many pixels tell as much as all of them."""
+"""Of a large stack, evenly spread planes with about this many pixels suffice."""
 ENOUGH, FEWEST = 256, 64
 """Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
 preferred to a better one without."""
@@ -111,7 +111,7 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
         kind: decided from the images unless given.
 
     Raises:
-        TooFewPixels: the images do not tell.
+        TooFewPixels: the images do not suffice for an estimate.
     """
     seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
     if kind == "gaussian":
@@ -170,7 +170,7 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
 
 
 def _level(images: Tensor, usable: Tensor) -> float | None:
-    """By the best rule with enough differences, or else with the fewest; None if none has them."""
+    """sigma by the best rule with ``ENOUGH`` differences, or else with ``FEWEST``, or None."""
     found = []
     for kernels in _KERNELS:
         details = torch.cat([_differences(images, usable, kernel) for kernel in kernels])
@@ -228,7 +228,7 @@ def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     total = float(known.sum())
     if total < FEWEST:
         return _Impulses()
-    # Without such neighbours there is no Gaussian noise: hardly a window is left.
+    # Where hardly a window is free of extremes, impulses hide any Gaussian noise.
     details = _differences(images, seen * ~extreme, _WINDOW)
     sigma = float(details.median()) / _NORMAL_MEDIAN if len(details) >= FEWEST else 0.0
     # Fractions of noticed and of hit pixels, and of those that Gaussian noise explains; extremes of

@@ -152,7 +152,7 @@ class Denoiser(Reconstructor):
                 contents = self._contents(image, sources[0].target)
             except InputError:
                 raise
-            except Exception:  # decoders raise nearly everything; the run says it again
+            except Exception:  # decoders raise nearly every type; the run reports the error
                 return
             self._seen(contents, image)
             self._truth(contents, image)
@@ -259,7 +259,7 @@ class Inpainter(Denoiser):
         if is_path(self.mask):
             if not Path(self.mask).exists():
                 raise InputError(f"there is no mask {self.mask}; check the name")
-            if Path(self.mask).is_file():  # reading it says what is wrong with it
+            if Path(self.mask).is_file():  # a broken mask is an error before any work
                 open_picture(self.mask, "the mask", self.max_megapixels)
         if self.invert_mask and self.mask is None:
             raise InputError("--invert-mask needs --mask")
@@ -272,7 +272,7 @@ class Inpainter(Denoiser):
         return companions(self.mask, paths) + super().reads(paths)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Also that something says which pixels are missing."""
+        """Raise also if nothing marks missing pixels."""
         formats = filter(None, (PictureFormat.of(source.path) for source in sources))
         unmasked = self.mask is None and self.mask_colour is None
         if unmasked and not any(kind.holds_nan for kind in formats):

@@ -131,7 +131,7 @@ class Reconstructor(ABC):
 
     @abstractmethod
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Files besides these images that are read for them."""
+        """Files that are read in addition to these images."""
 
     @abstractmethod
     def check(self, sources: Sequence[Source]) -> None:
@@ -193,7 +193,7 @@ class Reconstructor(ABC):
         return stated(image.data, self.network, image.weight.value, self.method)
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain values: those of the command line, and others that were given."""
+        """All options of the command line, and others that were given, as plain values."""
         given: dict[str, Any] = {"task": self.task, "sha256": self.sha256, "time_limit": None}
         for option in fields(self):
             value = getattr(self, option.name)
@@ -267,7 +267,7 @@ class PreparedImage:
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.
-        notes: what the user should know.
+        notes: remarks for the user.
     """
 
     name: str
@@ -288,7 +288,7 @@ class PreparedImage:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reconstruction(PreparedImage):
-    """A reconstructed image with its proof, and all that is known of a ``PreparedImage``.
+    """A reconstructed image with its proof, and the attributes of its ``PreparedImage``.
 
     Attributes:
         x: the image, in the numbers and the shape of the input. Of a file: (H, W), or

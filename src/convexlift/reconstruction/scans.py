@@ -327,7 +327,7 @@ class ScanReconstructor(Reconstructor):
                     raise InputError(
                         "the noise of these data cannot be estimated; give --photons or --sigma"
                     )
-                omega = photons * torch.exp(-values.clamp_min(0))  # those that arrive
+                omega = photons * torch.exp(-values.clamp_min(0))  # photons that arrive
                 how = "given" if self.photons else "estimated"
                 note = f"{photons:.3g} photons in a free ray ({how})"
         unit = unit if in_mm else _scale(rays, values)

@@ -43,8 +43,8 @@ class Interruption:
     """Whether Ctrl-C was pressed, or a callback asked to stop.
 
     While a solve runs, the signal raises KeyboardInterrupt, and ``solve`` returns its best
-    iterate. At all other times it is only noted, so that a file that is being written is finished.
-    A second signal is raised wherever it comes.
+    iterate. At all other times it is only noted, so that a file is written to its end. A second
+    signal always raises KeyboardInterrupt.
     """
 
     status: Status | None = None

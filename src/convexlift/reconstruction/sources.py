@@ -50,13 +50,14 @@ class Source:
 def find_sources(
     inputs: Sequence[str], output: Path, suffixes: Sequence[str], ending: str | None = None
 ) -> list[Source]:
-    """Files, the files of folders, and those that globs match, each with its target.
+    """The files given, in folders, or matched by globs, each with its target.
 
     ``output`` is a file for a single input file, unless it is a folder already or has no ending;
     else a folder, in which results have the names of their inputs (with ``ending``, if given).
     Files in folders with an ending other than ``suffixes`` are skipped; a file that is named must
     have one of them. Broken links count as files, which fail when they are read.
     """
+    endings = ", ".join(suffixes)
     found: list[Path] = []
     several = False
     for each in inputs:
@@ -71,19 +72,15 @@ def find_sources(
             raise InputError(f"there is no file or folder {each}; check the name")
         wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
         if place.is_dir() and not wanted:
-            raise InputError(
-                f"the folder {place} has no file with one of the endings {', '.join(suffixes)}"
-            )
+            raise InputError(f"the folder {place} has no file with one of the endings {endings}")
         found += wanted
-    # Once each; a link with another name is another input, with a result of its own.
+    # Each file once; but a link with another name is another input, with its own result.
     found = list({(resolved(path), path.name): path for path in found}.values())
     if not found:
-        raise InputError(f"no input has one of the endings {', '.join(suffixes)}")
+        raise InputError(f"no input has one of the endings {endings}")
     for path in found:
         if path.suffix.lower() not in suffixes:
-            raise InputError(
-                f"{path} has none of the endings {', '.join(suffixes)}; convert it first"
-            )
+            raise InputError(f"{path} has none of the endings {endings}; convert it first")
     if len(found) == 1 and not several and output.suffix and not output.is_dir():
         return [Source(found[0], output)]
     if output.is_file():
@@ -104,12 +101,12 @@ def find_sources(
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Whether it is a link without a file, and not hidden."""
+    """Whether the path is a link without a file, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
 
 
 def resolved(path: Path) -> Path:
-    """The file a link leads to; of links in a circle, one of them."""
+    """The file behind a link; unlike ``Path.resolve``, this accepts links that form a circle."""
     return Path(os.path.realpath(path))
 
 

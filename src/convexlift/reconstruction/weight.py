@@ -55,7 +55,7 @@ Rule = Literal["card", "auto", "discrepancy"]
 WeightChoice = float | Rule
 
 POWERS: dict[Kind, float] = {"gaussian": 1.2, "salt-and-pepper": 0.25}
-"""Of the noise level, in the weight."""
+"""The powers of the noise level with which weights grow."""
 TOTAL_VARIATION = {
     "gaussian-denoising": 0.086, "inpainting": 0.016, "salt-and-pepper": 0.7, "ct": 4.0,
 }  # fmt: skip
@@ -67,20 +67,20 @@ CARD_LEVELS = {
 }
 """Noise levels that the weights of cards are for."""
 LEAST_LEVEL = 1e-4
-"""A weight of 0 would state no problem."""
+"""Noise below this level counts as this level: a problem needs a weight > 0."""
 ACCURACY = 0.01
-"""How near the residual of ``discrepancy`` is to that of the noise."""
+"""Relative accuracy of the residual of ``discrepancy``."""
 LIMIT = 14
-"""Solves of a search."""
+"""The most solves of a search."""
 FARTHEST = 1e4
 """No search leaves its start by more than this factor."""
 SEARCH_SHARE = 0.5
-"""Of the time limit, at most, for the search."""
+"""The largest share of the time limit for the search."""
 SEARCH = StopWhen(gap=3e-3, max_iterations=150)
 """Accuracy of the images of a search."""
 SEED = 7_305_118_642_907
-"""For the random numbers that split data. Noise that somebody simulated with the same seed would be
-the same numbers, and the parts would not be independent: a number that nobody chooses."""
+"""Seed of the random numbers that split data. Users simulate noise with small seeds: with the same
+seed here, noise and split would be the same numbers, and the parts would not be independent."""
 
 Solve = Callable[[Measurement, float], Tensor]
 """The image for a weight; warm-started, and as accurate as a search needs it."""
@@ -97,8 +97,8 @@ class Weight:
     Attributes:
         value: the weight.
         rule: the rule that chose it, or ``given``.
-        trials: (weight, what the rule measured) of a search.
-        note: what went wrong with the rule, or nothing.
+        trials: (weight, measured value) of each solve of a search.
+        note: the failure of the rule, or nothing.
         seconds: duration of the search.
     """
 
@@ -148,7 +148,7 @@ def choose_weight(
     if choice == "card" and known is not None:
         return Weight(known, "card")
     start = 1.0 if known is None else known
-    # Some of the images tell the weight as well as all of them.
+    # A few of the images suffice to choose the weight for all of them.
     some = slice(None, None, -(-len(data) // solver.fitting(data)))
     there = solver.here(data.select(some))
     begin = time.perf_counter()
@@ -264,9 +264,9 @@ Split = tuple[Measurement, Score]
 EXTRA = 0.1
 """a: the noise of the first part is sqrt(1 + a) times that of the data."""
 LEAST_COUNTED = 0.05
-"""Of the pixels: with fewer unclipped ones, the clipped ones count as well."""
+"""If fewer pixels than this share are unclipped, the clipped ones count as well."""
 HELD_OUT = 0.1
-"""Of the counts, or of the pixels."""
+"""The share of the counts, or of the pixels."""
 
 
 def split(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:

@@ -64,7 +64,7 @@ def read_dicom(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
     place = existing(path)
     files = _slices_in(place) if place.is_dir() else [place]
@@ -287,7 +287,7 @@ def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
 
 
 def _advice(syntax: Any) -> str:
-    """Why the pixels of a file cannot be decoded, and what to do about it."""
+    """The reason why the pixels of a file cannot be decoded, and a remedy."""
     if not syntax.is_compressed:
         return "cannot be decoded, it may be cut short or damaged; copy it again"
     try:

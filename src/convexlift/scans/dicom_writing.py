@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from convexlift.files.formats import load_extra
-from convexlift.scans.dicom_reading import read_dicom
+from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
 from convexlift.scans.files import PathLike, VolumeFormat, write_slices
 from convexlift.scans.volumes import Volume
 
@@ -48,7 +48,8 @@ def write_dicom(
 ) -> tuple[Path, ...]:
     """A series of CT images, DERIVED and SECONDARY, with new UIDs.
 
-    A name ending in ``.dcm`` takes a volume of one slice; any other is a new or empty folder. HU
+    A name ending in ``.dcm``, ``.dicom`` or ``.ima`` takes a volume of one slice; any other is a
+    new or empty folder. HU
     are stored in 16 bits: exactly if they are integers, else rounded to the finest power of two
     that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
     copied from ``volume.source``; without a source they are empty. Each image refers to its source
@@ -70,7 +71,7 @@ def write_dicom(
     def save(target: Path, k: int) -> None:
         series.dataset(k).save_as(target, enforce_file_format=True)
 
-    return write_slices(Path(path), len(volume.values), ".dcm", save)
+    return write_slices(Path(path), len(volume.values), DICOM_SUFFIXES, save)
 
 
 def finest_slope(values: Tensor) -> float:

@@ -52,7 +52,7 @@ def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volum
     place = existing(path)
     dicom = VolumeFormat.of(Path("slice.dcm"))
     assert dicom is not None
-    # Scanners use all kinds of endings, so every name that no picture has means DICOM.
+    # Scanners use all kinds of endings, or none: every unknown ending is taken for DICOM.
     names = files_in(place) if place.is_dir() else [place]
     formats = [VolumeFormat.of(name) or dicom for name in names] or [dicom]
     alike = len({type(each) for each in formats}) == 1 or all(each.pictures for each in formats)
@@ -130,7 +130,7 @@ def read_sinogram(
             one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
     given = None if angles is None else tuple(angles)
     options = SinogramOptions(rows or slice(None), given, angle_unit, max_megapixels, read_seconds)
@@ -183,17 +183,14 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def write_slices(
-    place: Path, count: int, suffix: str, save: Callable[[Path, int], object]
+    place: Path, count: int, suffixes: Sequence[str], save: Callable[[Path, int], object]
 ) -> tuple[Path, ...]:
-    """Write one file if the name ends in ``suffix``, else a new folder of ``0001.dcm``, etc.
+    """Write one file if the name has one of the endings, else a folder of ``0001.dcm``, etc.
 
-    Args:
-        place: the file, or a folder that is new or empty.
-        count: the number of slices, 1 for a file.
-        suffix: of the files.
-        save: writes slice k to a path.
+    ``save`` writes slice k to a path. A file takes one slice; a folder must be new or empty, and
+    its files have the first of the endings.
     """
-    if place.suffix.lower() == suffix:
+    if place.suffix.lower() in suffixes:
         if count > 1:
             raise ScanFileError(f"{place} takes one slice, not {count}; write to a folder")
         with atomic_path(place) as part:
@@ -204,7 +201,7 @@ def write_slices(
         raise ScanFileError(f"{place} already exists; write to a new or an empty folder")
     remove_leftovers([place])
     digits = max(4, len(str(count)))
-    names = [f"{number:0{digits}d}{suffix}" for number in range(1, count + 1)]
+    names = [f"{number:0{digits}d}{suffixes[0]}" for number in range(1, count + 1)]
     with atomic_path(place, folder=True) as part:
         for k, name in enumerate(names):
             save(part / name, k)

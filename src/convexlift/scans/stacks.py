@@ -225,7 +225,7 @@ def read_stack(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
     place = existing(path)
     stacks = _read_files(place, max_megapixels)
@@ -348,7 +348,7 @@ def write_png(
         stored = pixels.astype(np.uint8 if bits == 8 else np.uint16)[None]
         Png().write(Picture(stored, metadata=metadata), target)
 
-    return write_slices(Path(path), len(values), ".png", save)
+    return write_slices(Path(path), len(values), Png.suffixes, save)
 
 
 def _slice_values(image: Volume | Tensor) -> Tensor:
