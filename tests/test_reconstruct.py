@@ -46,7 +46,7 @@ def by_tifffile(array, **options):
 def deep(pixels):
     alpha = pixels[None, ..., 3] if pixels.shape[-1] == 4 else None
     picture = Picture(pixels[..., :3].transpose(2, 0, 1), alpha, 3, metadata={"dpi": (300, 300)})
-    return lambda path: write_picture(picture, path, ".png")
+    return lambda path: write_picture(picture, path)
 
 
 FORMATS = {

@@ -97,7 +97,8 @@ class Measurement(TensorRecord):
             return parts[0]
         fidelity, operator = copy.copy(parts[0].fidelity), parts[0].operator
         fidelity.y = torch.cat([part.fidelity.y for part in parts])
-        if not torch.equal(torch.as_tensor(operator.diagonal), torch.ones((), dtype=torch.float64)):
+        diagonal = operator.diagonal
+        if diagonal is not None and (diagonal.ndim or float(diagonal) != 1):
             diagonals = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
             operator = Diagonal(torch.cat(diagonals))
         picture = torch.cat([part.picture for part in parts])

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import FileFormat, pillow, reason_of, require_plausible
 
 Plane = NDArray[Any]
@@ -262,12 +263,13 @@ def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
     return picture
 
 
-def write_picture(picture: Picture, path: Path, suffix: str) -> None:
-    """Write to exactly this path, in the format of the ending ``suffix``."""
-    kind = PictureFormat.of(Path(f"picture{suffix}"))
+def write_picture(picture: Picture, path: Path) -> None:
+    """Write the picture, completely or not at all, in the format of the file name's ending."""
+    kind = PictureFormat.of(path)
     if kind is None:
-        raise ValueError(f"{path} cannot be written: {writable(picture, suffix)}")
-    kind.write(picture, path)
+        raise ValueError(f"{path} cannot be written: {writable(picture, path.suffix)}")
+    with atomic_path(path) as part:
+        kind.write(picture, part)
 
 
 def writable(picture: Picture, suffix: str) -> str | None:

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
 from convexlift.files.pictures import (
     Picture,
     PictureFormat,
@@ -119,8 +118,7 @@ class Contents:
             write_dicom(volume, target, description=description)
             return
         picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
-        with atomic_path(target) as part:
-            write_picture(picture, part, target.suffix.lower())
+        write_picture(picture, target)
 
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
         """Another image on the scale of this one, and laid on it as both are displayed."""

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.reconstruction.contents import (
     DICOM,
@@ -86,14 +85,12 @@ def write_slices(volume: Volume, place: Path, description: str, window: Window |
 def write_numbers(images: Tensor, place: Path) -> None:
     """The numbers as they are; PNG from the smallest to the largest."""
     values = images[:, 0].detach().cpu().numpy()
-    kind = place.suffix.lower()
-    if kind == ".png":
+    if place.suffix.lower() == ".png":
         _require_one(place, len(values))
         low, high = float(values.min()), float(values.max())
         values = np.rint(255 * (values - low) / max(high - low, 1e-30)).astype(np.uint8)
     shape = values.shape[1:] if len(values) == 1 else values.shape
-    with atomic_path(place) as part:
-        write_picture(Picture(values, layout=shape), part, kind)
+    write_picture(Picture(values, layout=shape), place)
 
 
 def _require_one(place: Path, count: int) -> None:

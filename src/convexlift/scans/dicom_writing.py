@@ -49,11 +49,10 @@ def write_dicom(
     """A series of CT images, DERIVED and SECONDARY, with new UIDs.
 
     A name ending in ``.dcm``, ``.dicom`` or ``.ima`` takes a volume of one slice; any other is a
-    new or empty folder. HU
-    are stored in 16 bits: exactly if they are integers, else rounded to the finest power of two
-    that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
-    copied from ``volume.source``; without a source they are empty. Each image refers to its source
-    image, the scanner and this software.
+    new or empty folder. HU are stored in 16 bits: exactly if they are integers, else rounded to the
+    finest power of two that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame
+    of reference are copied from ``volume.source``; without a source they are empty. Each image
+    refers to its source image, the scanner and this software.
 
     Args:
         volume: in HU.

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import load_extra
-from convexlift.files.pictures import Picture
+from convexlift.files.pictures import Picture, write_picture
 from convexlift.files.png_jpeg import Png
 from convexlift.files.tiff import Tiff, colours_of, decoded, open_tiff
 from convexlift.json_values import construct
@@ -302,8 +301,7 @@ def write_tiff(volume: Volume, path: PathLike) -> Path:
         "resolutionunit": "CENTIMETER",
         "description": SliceMetadata.of(volume, range(len(values))).to_text(),
     }
-    with atomic_path(place) as part:
-        Tiff().write(Picture(values, layout=values.shape, metadata=metadata), part)
+    write_picture(Picture(values, layout=values.shape, metadata=metadata), place)
     return place
 
 
