@@ -126,6 +126,17 @@ def test_held_out_pixels_are_not_seen(crop):
     assert score(changed) == pytest.approx(score(crop))
 
 
+def test_a_changed_data_term_has_no_rule(crop):
+    class Steeper(cl.SquaredL2):
+        def density(self, w):
+            return 2 * super().density(w)
+
+    data = Measurement(Steeper(crop), cl.Identity(), (0.0, 1.0), crop)
+    for rule, argument in ((split, generator()), (discrepancy, crop)):
+        with pytest.raises(TypeError, match="no rule for Steeper; give the weight as a number"):
+            rule(data, Noise("gaussian", 0.1), argument)
+
+
 def solver(**options):
     return PiecewiseSolver(cl.TotalVariation(), torch.device("cpu"), **options)
 

@@ -216,15 +216,12 @@ class Sheet:
                 f"the format has version {version!r}, but this convexlift reads {VERSION} only; "
                 "update convexlift, or save the network again"
             )
+
+        def make(value: Any, kind: type[Any], place: str) -> Any:
+            return construct(kind, value, "card" if kind is ModelCard else place)
+
         fields = {key: content[key] for key in content if key not in ("format", "version")}
-        return construct(
-            cls,
-            fields,
-            "model",
-            lambda value, kind, place: construct(
-                kind, value, "card" if kind is ModelCard else place
-            ),
-        )
+        return construct(cls, fields, "model", make)
 
 
 def names() -> tuple[str, ...]:
