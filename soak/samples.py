@@ -28,8 +28,8 @@ from convexlift import proofs
 from convexlift.files.pictures import read_plane
 from convexlift.files.png_jpeg import with_deep_colours
 from convexlift.reconstruction.contents import open_contents
-from convexlift.scans.data_exchange import DataExchange
-from convexlift.scans.formats import SinogramOptions
+from convexlift.scans.files import SinogramOptions
+from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,

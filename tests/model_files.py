@@ -8,7 +8,7 @@ import torch
 from zoo import network
 
 import convexlift as cl
-from convexlift.models.describe import describe
+from convexlift.models.store import describe
 
 CARD = cl.ModelCard(name="toy", summary="A toy.", task="denoising", weight=0.5)
 

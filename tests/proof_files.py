@@ -15,7 +15,7 @@ import zoo
 from safetensors.numpy import save_file
 
 import convexlift as cl
-from convexlift.models.describe import describe
+from convexlift.models.store import describe
 from convexlift.problems.certificate import best_bounds
 from convexlift.tensors import Blocks, choose_images
 

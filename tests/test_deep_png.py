@@ -129,7 +129,7 @@ def test_a_transparent_colour_becomes_alpha(tmp_path):
     assert np.array_equal(picture.stored, pixels.transpose(2, 0, 1))
     assert np.argwhere(picture.alpha[0] == 0).tolist() == [[2, 5]]
     assert writable(picture, ".png") is None
-    write_picture(picture, tmp_path / "again.png", ".png")
+    write_picture(picture, tmp_path / "again.png")
     again = read_picture(tmp_path / "again.png")
     assert np.array_equal(again.stored, picture.stored)
     assert np.array_equal(again.alpha, picture.alpha)

@@ -11,7 +11,7 @@ import torch
 from zoo import ACTIVATIONS, ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, network
 
 import convexlift as cl
-from convexlift.models.describe import build, describe
+from convexlift.models.store import build, describe
 from convexlift.networks import AveragePool, Chain, Convolution, LinearMap
 from convexlift.networks.activations import PiecewiseLinear
 

@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from convexlift import scans
-from convexlift.files.formats import FileFormat, Picture, PictureFormat
-from convexlift.files.pictures import read_picture, read_plane, writable, write_picture
-from convexlift.scans.formats import SinogramFormat, VolumeFormat
+from convexlift.files.formats import FileFormat
+from convexlift.files.pictures import (
+    Picture,
+    PictureFormat,
+    read_picture,
+    read_plane,
+    writable,
+    write_picture,
+)
+from convexlift.scans.files import SinogramFormat, VolumeFormat
 from soak.samples import READERS
 
 PICTURES = PictureFormat.known_suffixes()
@@ -41,7 +48,7 @@ CONTENT = {
 )
 def test_pictures_are_read_as_they_were_written(tmp_path, suffix, content):
     picture, path = CONTENT[content], tmp_path / f"a{suffix}"
-    write_picture(picture, path, suffix)
+    write_picture(picture, path)
     again = read_picture(path)
     assert (again.channels, again.pages) == (picture.channels, picture.pages)
     assert (again.alpha is None) == (picture.alpha is None)
@@ -60,7 +67,7 @@ def test_pictures_are_read_as_they_were_written(tmp_path, suffix, content):
 )
 def test_grey_planes_are_luma(tmp_path, suffix, content):
     picture, path = CONTENT[content], tmp_path / f"a{suffix}"
-    write_picture(picture, path, suffix)
+    write_picture(picture, path)
     weights = (0.299, 0.587, 0.114) if content == "colours" else (1.0,)
     luma = np.tensordot(weights, picture.stored, 1)
     tolerance = 0.51 + 255 * LOSSY.get(suffix, 0.0)
@@ -71,7 +78,7 @@ def test_grey_planes_are_luma(tmp_path, suffix, content):
 def test_sizes_are_checked_and_damaged_pictures_are_named(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (1, 40, 50), dtype=np.uint8)
-    write_picture(Picture(noise), path, suffix)
+    write_picture(Picture(noise), path)
     whole = path.read_bytes()
     kind = PictureFormat.of(path)
     assert not kind.misnamed(whole)

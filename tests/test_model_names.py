@@ -11,7 +11,7 @@ from zoo import network
 
 import convexlift as cl
 from convexlift.models import files
-from convexlift.models.describe import describe
+from convexlift.models.store import describe
 
 
 @pytest.fixture

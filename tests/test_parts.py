@@ -12,7 +12,7 @@ import torch
 import zoo
 
 import convexlift as cl
-from convexlift.models.describe import build, describe
+from convexlift.models.store import build, describe
 from convexlift.networks import Convolution, LinearMap
 from convexlift.operators.convolution import ConvolutionOperator, PoolingOperator
 from convexlift.parts import PARTS, known_parts, overridden

@@ -18,7 +18,7 @@ import convexlift as cl
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
-from convexlift.reconstruction.result import PreparedImage, record_of
+from convexlift.reconstruction.reconstructor import PreparedImage, record_of
 from convexlift.reconstruction.weight import Weight
 from convexlift.tasks import GaussianDenoising
 
@@ -46,7 +46,7 @@ def by_tifffile(array, **options):
 def deep(pixels):
     alpha = pixels[None, ..., 3] if pixels.shape[-1] == 4 else None
     picture = Picture(pixels[..., :3].transpose(2, 0, 1), alpha, 3, metadata={"dpi": (300, 300)})
-    return lambda path: write_picture(picture, path, ".png")
+    return lambda path: write_picture(picture, path)
 
 
 FORMATS = {

@@ -316,7 +316,7 @@ GREY = noisy()
         (GREY, {"regularizer": "nobody"}, "there is no model 'nobody'"),
         ("nowhere.png", {}, "nowhere.png"),
         (GREY, {"task": "ct"}, "projections needs geometry= .* and quantity="),
-        (GREY, {"task": "ct", "simulate": True, "flat": 1.0}, "to which flat= says nothing"),
+        (GREY, {"task": "ct", "simulate": True, "flat": 1.0}, "so flat= does not apply"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(image, options, message):

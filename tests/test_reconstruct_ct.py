@@ -185,8 +185,8 @@ def test_the_geometry_of_a_sinogram_is_never_replaced(scans, tmp_path):
         ("fields.h5", ["--background", 5], "which have no flat field"),
         ("fields.h5", ["--sigma", 0.01], "--sigma is for transmissions and line integrals"),
         ("counts.npy", ["--background", 5, "--photons", 1e5], "--photons is for transmissions"),
-        ("truth.tif", ["--simulate", "--truth", "FOLDER/truth.tif"], "to which --truth"),
-        ("truth.tif", ["--simulate", "--angle-unit", "degrees"], "to which --angle-unit"),
+        ("truth.tif", ["--simulate", "--truth", "FOLDER/truth.tif"], "so --truth"),
+        ("truth.tif", ["--simulate", "--angle-unit", "degrees"], "so --angle-unit"),
     ],
 )
 def test_options_that_say_nothing_about_the_data_are_refused(name, options, wrong, scans, tmp_path):

@@ -20,7 +20,7 @@ from convexlift.cli import app
 from convexlift.images import load_image, save_image
 from convexlift.reconstruction.contents import PICTURES, InputError
 from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
-from convexlift.scans.sinogram_arrays import FORMAT
+from convexlift.scans.sinogram_formats import FORMAT
 
 
 @pytest.fixture(autouse=True)
@@ -172,8 +172,8 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["missing.png"], "there is no file or folder missing.png"),
-        (["a.txt"], "a.txt ends in none of .npy, .png"),
-        (["empty"], "the folder empty has no file that ends in"),
+        (["a.txt"], "a.txt has none of the endings .npy, .png"),
+        (["empty"], "the folder empty has no file with one of the endings"),
         (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
         (
             ["a.png", "--weight", "-1"],
@@ -219,8 +219,11 @@ def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["denoise", "a.png", "-o", "new/q.xyz"], "q.xyz is no name for a picture; let it end in"),
-        (["ct", "a.npy", "-o", "new/q.xyz"], "q.xyz is no name for a slice; let it end in"),
+        (
+            ["denoise", "a.png", "-o", "new/q.xyz"],
+            "q.xyz does not name a picture; use one of the endings",
+        ),
+        (["ct", "a.npy", "-o", "new/q.xyz"], "q.xyz does not name a slice; use one of the endings"),
         (["inpaint", "a.png", "-o", "new/x.png"], "no pixel of a.png is missing; give --mask"),
         (["inpaint", "a.png", "b.jpg", "-o", "new"], "no pixel of a.png is missing; give --mask"),
         (["inpaint", "a.npy", "-o", "new/x.npy"], "no pixel of a.npy is missing; give --mask"),
@@ -288,4 +291,9 @@ def test_slices_in_dicom_stay_dicom(tmp_path):
     assert float((written.values[:, :4] + 1024).abs().max()) < 20
     result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
     assert result.exit_code == 2
-    assert "let it end in .dcm" in result.output
+    assert "the ending .dcm" in result.output
+    # Some scanners write other endings.
+    (tmp_path / "b.ima").write_bytes((tmp_path / "a.dcm").read_bytes())
+    result = run("denoise", tmp_path / "b.ima", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "b.ima").read_bytes()[128:132] == b"DICM"

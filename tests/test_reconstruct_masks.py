@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 from reconstruct_runs import bits, crop, noisy, one_record, run
 
 from convexlift.files.pictures import read_picture
-from convexlift.reconstruction.contents import InputError, open_contents
-from convexlift.reconstruction.masks import seen_pixels
+from convexlift.reconstruction.contents import InputError, open_contents, seen_pixels
 from convexlift.reconstruction.sources import companion
 
 GREY = noisy(size=24)
@@ -95,7 +94,7 @@ def test_masks_as_images_and_as_colours(options, tmp_path, monkeypatch):
     [
         ([], "no pixel of", 2),
         (["--mask-colour", "#000001"], "no pixel of the mask colour", 2),
-        (["--mask-colour", "purple"], "is no colour", 2),
+        (["--mask-colour", "purple"], "is not a colour", 2),
         (["--mask", "nowhere.png"], "there is no mask", 2),
         (["--mask", "small.png"], "the mask small.png is 8 x 8", 2),
         (["--mask", "black.png"], "hides a whole image", 2),

@@ -10,7 +10,6 @@ import torch
 
 import convexlift as cl
 from convexlift.images import gaussian_noise, load_example, psnr, salt_and_pepper
-from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Noise, unclipped
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.weight import (
@@ -18,8 +17,10 @@ from convexlift.reconstruction.weight import (
     SEED,
     card_weight,
     choose_weight,
+    discrepancy,
     discrepancy_weight,
     predictive_weight,
+    split,
     vertex,
 )
 from convexlift.tasks import Measurement
@@ -123,6 +124,17 @@ def test_held_out_pixels_are_not_seen(crop):
     assert score(crop) < score((crop + 0.1).clamp(0, 1))
     changed = torch.where(hidden, crop, torch.rand_like(crop))
     assert score(changed) == pytest.approx(score(crop))
+
+
+def test_a_changed_data_term_has_no_rule(crop):
+    class Steeper(cl.SquaredL2):
+        def density(self, w):
+            return 2 * super().density(w)
+
+    data = Measurement(Steeper(crop), cl.Identity(), (0.0, 1.0), crop)
+    for rule, argument in ((split, generator()), (discrepancy, crop)):
+        with pytest.raises(TypeError, match="no rule for Steeper; give the weight as a number"):
+            rule(data, Noise("gaussian", 0.1), argument)
 
 
 def solver(**options):

@@ -15,7 +15,7 @@ from pydicom.data import get_testdata_file
 from torch.nn.functional import avg_pool2d
 
 import convexlift as cl
-from convexlift.files.formats import PictureFormat
+from convexlift.files.pictures import PictureFormat
 from convexlift.images import psnr
 
 PAGES = pages.documentation()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_a_transparent_grey_level_becomes_alpha(dtype, tmp_path):
     assert (picture.stored.dtype, picture.channels) == (dtype, 1)
     assert np.array_equal(picture.alpha[0] == 0, grey == grey[1, 2])
     assert picture.alpha.max() == largest
-    write_picture(picture, tmp_path / "t.tif", ".tif")
+    write_picture(picture, tmp_path / "t.tif")
     again = read_picture(tmp_path / "t.tif")
     assert np.array_equal(again.stored, picture.stored)
     assert np.array_equal(again.alpha, picture.alpha)
@@ -87,7 +88,7 @@ def test_formats_say_what_they_cannot_hold():
     with pytest.raises(
         ValueError, match=r"a\.gif cannot be written: '\.gif' is not one of \.npy, \.png"
     ):
-        write_picture(stack, "a.gif", ".gif")  # type: ignore[arg-type]
+        write_picture(stack, Path("a.gif"))
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -124,10 +125,10 @@ def test_python_objects_are_not_loaded(tmp_path):
 def test_a_tiff_keeps_its_orientation(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", ROWS, extratags=[(274, "H", 1, 6, True)])
     picture = read_picture(tmp_path / "a.tif")
-    write_picture(picture, tmp_path / "b.tif", ".tif")
+    write_picture(picture, tmp_path / "b.tif")
     with tifffile.TiffFile(tmp_path / "b.tif") as file:
         assert file.pages.first.tags["Orientation"].value == 6
-    write_picture(picture, tmp_path / "c.png", ".png")
+    write_picture(picture, tmp_path / "c.png")
     with Image.open(tmp_path / "c.png") as image:
         assert image.getexif()[274] == 6
 
@@ -136,7 +137,7 @@ def test_the_orientation_of_exif_reaches_a_tiff(tmp_path):
     exif = Image.Exif()
     exif[274] = 8
     Image.fromarray(ROWS).save(tmp_path / "a.jpg", exif=exif)
-    write_picture(read_picture(tmp_path / "a.jpg"), tmp_path / "b.tif", ".tif")
+    write_picture(read_picture(tmp_path / "a.jpg"), tmp_path / "b.tif")
     with tifffile.TiffFile(tmp_path / "b.tif") as file:
         assert file.pages.first.tags["Orientation"].value == 8
 
@@ -147,7 +148,7 @@ def test_a_sample_beside_colours_is_kept(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", pixels, **options)
     picture = read_picture(tmp_path / "a.tif")
     assert picture.channels == 3
-    write_picture(picture, tmp_path / "b.tif", ".tif")
+    write_picture(picture, tmp_path / "b.tif")
     with tifffile.TiffFile(tmp_path / "b.tif") as file:
         page = file.pages.first
         assert (int(page.photometric), [int(e) for e in page.extrasamples]) == (2, [0])

@@ -13,7 +13,7 @@ from convexlift.functionals.data_terms import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
 from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
-from convexlift.models.cards import ModelCard as ModelCard
+from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
@@ -50,8 +50,8 @@ from convexlift.problems.variational import VariationalProblem as VariationalPro
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
-from convexlift.reconstruction.call import reconstruct as reconstruct
-from convexlift.reconstruction.result import Reconstruction as Reconstruction
+from convexlift.reconstruction.batch import reconstruct as reconstruct
+from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.solvers.lbfgs import LBFGS as LBFGS
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS

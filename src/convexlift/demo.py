@@ -29,7 +29,7 @@ import convexlift
 from convexlift.files.atomic import atomic_path
 from convexlift.functionals.data_terms import KullbackLeibler
 from convexlift.images import load_example, poisson_counts, psnr, save_image
-from convexlift.models.cards import ModelCard
+from convexlift.models.files import ModelCard
 from convexlift.models.store import load
 from convexlift.operators.imaging import Blur
 from convexlift.solvers.solution import Progress, Solution, Status

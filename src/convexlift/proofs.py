@@ -23,7 +23,7 @@ from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
 from convexlift.functionals.fidelity import Fidelity
-from convexlift.models.describe import describe
+from convexlift.models.store import describe
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.parts import ProblemPart

@@ -22,7 +22,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.imaging import Mask
+from convexlift.operators.imaging import Diagonal, Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
@@ -82,13 +82,13 @@ class Measurement(TensorRecord):
 
     def joinable(self, other: Measurement) -> bool:
         """Whether both can be parts of one problem: data of one kind behind a diagonal operator."""
-        return (
-            type(self.fidelity) is type(other.fidelity)
-            and isinstance(self.fidelity, SquaredL2 | L1)
-            and type(self.operator) is type(other.operator)
-            and isinstance(self.operator, Identity | Mask)
-            and (self.image_shape, self.box) == (other.image_shape, other.box)
-        )
+
+        def kind(data: Measurement) -> tuple[object, ...]:
+            return type(data.fidelity), type(data.operator), data.image_shape, data.box
+
+        # Weights and backgrounds of single data are tensors, which ``join`` does not know.
+        only_data = sum(1 for _ in self.fidelity.tensors()) == 1
+        return kind(self) == kind(other) and only_data and self.operator.diagonal is not None
 
     @staticmethod
     def join(parts: Sequence[Measurement]) -> Measurement:
@@ -97,9 +97,10 @@ class Measurement(TensorRecord):
             return parts[0]
         fidelity, operator = copy.copy(parts[0].fidelity), parts[0].operator
         fidelity.y = torch.cat([part.fidelity.y for part in parts])
-        if isinstance(operator, Mask):
-            masks = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
-            operator = Mask(torch.cat(masks))
+        diagonal = operator.diagonal
+        if diagonal is not None and (diagonal.ndim or float(diagonal) != 1):
+            diagonals = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
+            operator = Diagonal(torch.cat(diagonals))
         picture = torch.cat([part.picture for part in parts])
         return Measurement(fidelity, operator, parts[0].box, picture)
 
@@ -127,7 +128,7 @@ class SaltAndPepper(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_fraction(self, "fraction", self.fraction)
+        _require_range(self, "fraction", 1)
         if not 0 < self.scale < math.inf:
             raise ValueError(f"SaltAndPepper needs scale > 0, got scale={self.scale}")
 
@@ -146,7 +147,7 @@ class GaussianDenoising(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_deviation(self, "sigma", self.sigma)
+        _require_range(self, "sigma")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """The images with Gaussian noise."""
@@ -175,8 +176,8 @@ class Inpainting(Task):
     box: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        _require_fraction(self, "missing", self.missing)
-        _require_deviation(self, "noise", self.noise)
+        _require_range(self, "missing", 1)
+        _require_range(self, "noise")
         if self.fill not in ("zero", "neighbours"):
             raise ValueError(f"Inpainting needs fill='zero' or 'neighbours', got {self.fill!r}")
         if self.mask is not None and self.mask.ndim != 2:
@@ -190,9 +191,10 @@ class Inpainting(Task):
             mask = _each(clean, generators, lambda x, g: random_mask(x, self.missing, g))
         else:
             if self.mask.shape[-2:] != clean.shape[-2:]:
+                sizes = (f"{x.shape[-2]} x {x.shape[-1]}" for x in (self.mask, clean))
                 raise ValueError(
-                    f"the mask is {_text(self.mask)}, but the images are {_text(clean)}; "
-                    "give a mask of their size, or take crops of its size"
+                    "the mask is {}, but the images are {}; give a mask of their size, or take "
+                    "crops of its size".format(*sizes)
                 )
             mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
@@ -264,14 +266,12 @@ TASKS: dict[str, type[Task]] = {
 """Tasks by name."""
 
 
-def _require_fraction(task: Task, name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{type(task).__name__} needs 0 <= {name} <= 1, got {name}={value}")
-
-
-def _require_deviation(task: Task, name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{type(task).__name__} needs {name} >= 0, got {name}={value}")
+def _require_range(task: Task, name: str, most: float = math.inf) -> None:
+    """Raise unless a parameter is finite, not negative and at most ``most``."""
+    value = getattr(task, name)
+    if not (0 <= value <= most and value < math.inf):
+        wanted = f"{name} >= 0" if most == math.inf else f"0 <= {name} <= {most:g}"
+        raise ValueError(f"{type(task).__name__} needs {wanted}, got {name}={value}")
 
 
 def _each(
@@ -280,13 +280,7 @@ def _each(
     degrade: Callable[[Tensor, torch.Generator], Tensor],
 ) -> Tensor:
     if isinstance(generators, torch.Generator):
-        raise TypeError(
-            "give one generator for each image, as a list: [generator] for a single one"
-        )
+        raise TypeError("give a list of generators, one per image: [generator] for a single one")
     if len(generators) != clean.shape[0]:
         raise ValueError(f"{clean.shape[0]} images need as many generators, got {len(generators)}")
     return torch.cat([degrade(clean[i : i + 1], g) for i, g in enumerate(generators)])
-
-
-def _text(x: Tensor) -> str:
-    return f"{x.shape[-2]} x {x.shape[-1]}"

@@ -141,7 +141,13 @@ def line_integrals(
             raise ValueError(f"line_integrals needs a finite {name} > 0, got {name}={value}")
     if math.isnan(saturation):
         raise ValueError("line_integrals got saturation=nan; leave it out for none")
-    reading = _readings(intensity)
+    reading = _as_float("the intensity", intensity)
+    reading = reading[None, None] if reading.ndim == 2 else reading
+    if reading.ndim != 4 or reading.shape[1] != 1 or reading.numel() == 0:
+        raise ValueError(
+            "the intensity must have the shape (angles, bins) or (batch, 1, angles, bins), "
+            f"got {tuple(intensity.shape)}"
+        )
     bright, black = _field("flat", flat, reading), _field("dark", dark, reading)
     if dark_variance is None:
         spread = gain * black.clamp_min(0)
@@ -159,19 +165,6 @@ def line_integrals(
     omega = signal**2 / (gain * signal + spread)
     values, weights = (torch.where(measured, part, 0.0).to(reading) for part in (p, omega))
     return LineIntegrals(values, weights)
-
-
-def _readings(intensity: Tensor) -> Tensor:
-    """(B, 1, angles, bins) in floating point, finite."""
-    reading = _as_float("the intensity", intensity)
-    if reading.ndim == 2:
-        reading = reading[None, None]
-    if reading.ndim != 4 or reading.shape[1] != 1 or reading.numel() == 0:
-        raise ValueError(
-            "the intensity must have the shape (angles, bins) or (batch, 1, angles, bins), "
-            f"got {tuple(intensity.shape)}"
-        )
-    return reading
 
 
 def _as_float(name: str, values: Tensor) -> Tensor:

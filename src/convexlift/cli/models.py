@@ -17,8 +17,7 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.models.cards import ModelCard
-from convexlift.models.files import Sheet, sheet, shipped_sheets
+from convexlift.models.files import ModelCard, Sheet, sheet, shipped_sheets
 
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")

@@ -32,12 +32,16 @@ from convexlift.cli.app import (
 )
 from convexlift.cli.terminal import progress
 from convexlift.models.files import pair
-from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
-from convexlift.reconstruction.call import RECONSTRUCTORS
+from convexlift.reconstruction.batch import (
+    RECONSTRUCTORS,
+    BatchListener,
+    BatchResult,
+    reconstruct_files,
+)
 from convexlift.reconstruction.contents import DICOM, PICTURES
-from convexlift.reconstruction.result import Reconstruction
+from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import SINOGRAMS, Source, check_targets, find_sources
-from convexlift.scans.hounsfield import WINDOWS, Window
+from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20

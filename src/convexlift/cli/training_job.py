@@ -30,9 +30,9 @@ from convexlift.cli.app import (
 )
 from convexlift.cli.terminal import progress, table
 from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
-from convexlift.files.limits import require_limit
+from convexlift.files.formats import require_limit
 from convexlift.images import load_image
-from convexlift.models.cards import ModelCard
+from convexlift.models.files import ModelCard
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.tasks import Inpainting, Task

@@ -1,38 +1,31 @@
-"""File formats that register themselves, the contents of picture files, and NPY files.
+"""File formats that register themselves, and protection from damaged and hostile files.
 
-A picture file is read with all its planes, as values
-
-    v = (stored - low) / (high - low),    (low, high) = (0, largest integer), or (0, 1) for floats,
-
-and values are written to a file of the same kind: bit depth, alpha channel, colour profile, EXIF,
-resolution and description are kept where the format supports them.
+A header of a few bytes can declare terabytes. Declared sizes are checked before memory is allocated
+for them, against a number of megapixels and against the most that a file of that length can hold.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import math
-from abc import ABC, abstractmethod
+import os
+import struct
+import zlib
+from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
+MEGAPIXELS = 500.0
+"""Default limit in millions of numbers, over all pages and channels."""
+SMALL = 16.0
+"""Megapixels that any file may declare: constant images compress without bound."""
+EXPANSION = 1100.0
+"""Largest expansion of a compressed byte; deflate reaches at most 1032."""
 
-from convexlift.files.limits import require_plausible
-
-Range = tuple[float, float]
-
-ORIENTATION = 274  # the tag in TIFF and in EXIF
-_TURNS = {  # how a grid is displayed: swap rows and columns, then reverse rows, reverse columns
-    1: (False, False, False), 2: (False, False, True),
-    3: (False, True, True), 4: (False, True, False),
-    5: (True, False, False), 6: (True, False, True),
-    7: (True, True, True), 8: (True, True, False),
-}  # fmt: skip
-_LUMA = (0.299, 0.587, 0.114)
+_WRITTEN_FOR_PEOPLE = (ValueError, OSError, EOFError, SyntaxError, ImportError, NotImplementedError)
+"""Errors with readable messages; all others describe the decoder's code."""
 
 
 class FileFormat(ABC):
@@ -79,209 +72,77 @@ class FileFormat(ABC):
         return bool(self.marks) and not start.startswith(self.marks)
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """The content of a picture file.
+class BoundedReader(io.BufferedReader):
+    """A file opened for reading whose ``read`` allocates no more than the rest of the file.
 
-    Attributes:
-        stored: the numbers in the file, (planes, H, W): pages and colour channels one by one.
-        alpha: (pages, H, W) as stored, or None.
-        channels: number per page, without alpha.
-        layout: the shape of the array in the file, for array formats (NPY, TIFF).
-        inverted: whether 0 is white (some TIFF files).
-        metadata: for the writer of the format, by the names of its arguments.
+    Decoders ask for as many bytes as a header declares, and Python allocates all of them before it
+    notices that the file has fewer.
     """
 
-    stored: NDArray[Any]
-    alpha: NDArray[Any] | None = None
-    channels: int = 1
-    layout: tuple[int, ...] = ()
-    inverted: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._length = os.fstat(self.fileno()).st_size
 
-    @property
-    def pages(self) -> int:
-        """The number of pages."""
-        return len(self.stored) // self.channels
-
-    @property
-    def full_range(self) -> Range:
-        """The numbers that mean black and white."""
-        kind = self.stored.dtype
-        return (0.0, 1.0) if kind.kind in "fb" else (0.0, float(np.iinfo(kind).max))
-
-    @property
-    def orientation(self) -> int:
-        """Orientation in which the stored grid is displayed: 1 to 8, as in EXIF and TIFF."""
-        turned = self.metadata.get("orientation")
-        if turned is None and "exif" in self.metadata:
-            exif = pillow().Exif()
-            exif.load(self.metadata["exif"])
-            turned = exif.get(ORIENTATION)
-        return turned if turned in _TURNS else 1
-
-    def values(self, numbers: Range) -> NDArray[np.float32]:
-        """(stored - low) / (high - low); NaN stays NaN."""
-        low, high = numbers
-        values = ((self.stored.astype(np.float64) - low) / (high - low)).astype(np.float32)
-        return 1 - values if self.inverted else values
-
-    def with_values(self, values: NDArray[Any], numbers: Range) -> Picture:
-        """The same picture with other values, rounded and clipped for integer types."""
-        low, high = numbers
-        inverted = 1 - values if self.inverted else values
-        stored: NDArray[Any] = low + (high - low) * inverted.astype(np.float64)
-        kind = self.stored.dtype
-        if kind.kind == "b":
-            stored = stored >= 0.5
-        elif kind.kind in "iu":
-            limits = np.iinfo(kind)
-            stored = np.clip(np.rint(stored), limits.min, limits.max)
-        return replace(self, stored=stored.astype(kind).reshape(self.stored.shape))
-
-    def as_array(self, layout: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """The planes with channels and alpha last, in the layout of the file or a given one."""
-        shape = self.layout if layout is None else layout
-        if self.channels == 1 and self.alpha is None:
-            return self.stored.reshape(shape or self.stored.shape[-2:])
-        pages = self.stored.reshape(-1, self.channels, *self.stored.shape[-2:])
-        if self.alpha is not None:
-            pages = np.concatenate([pages, self.alpha[:, None]], axis=1)
-        last = pages.transpose(0, 2, 3, 1)
-        return last.reshape(shape or last.shape[1:])
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most ``size`` bytes."""
+        left = max(self._length - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
-def from_channels_last(array: NDArray[Any], alpha: bool, **rest: Any) -> Picture:
-    """A picture from an array (..., H, W, channels), whose last channel may be alpha."""
-    pages = array.reshape(-1, *array.shape[-3:])
-    colours = pages[..., :-1] if alpha else pages
-    planes = colours.transpose(0, 3, 1, 2).reshape(-1, *colours.shape[1:3])
-    return Picture(planes, pages[..., -1] if alpha else None, colours.shape[-1], **rest)
+def allowed_megapixels(length: int, itemsize: float, expansion: float = EXPANSION) -> float:
+    """The default limit for a file of ``length`` bytes whose numbers take ``itemsize`` bytes."""
+    return min(MEGAPIXELS, max(SMALL, expansion * length / itemsize / 1e6))
 
 
-class PictureFormat(FileFormat):
-    """A picture file format.
+def require_plausible(
+    path: Path,
+    shape: Sequence[int],
+    itemsize: float,
+    max_megapixels: float | None,
+    expansion: float = EXPANSION,
+) -> None:
+    """Raise ValueError, without the name of the file, if the file declares too large a size.
 
-    Errors of its methods need not name the file: ``files.pictures`` adds the name.
-
-    Attributes:
-        holds_nan: whether a pixel can be NaN, which marks it as missing.
+    Args:
+        path: the file.
+        shape: the size its header declares, over all pages and channels.
+        itemsize: bytes of one number.
+        max_megapixels: replaces both limits, or None.
+        expansion: largest number of bytes that a stored byte can become; 1 without compression.
     """
-
-    holds_nan: ClassVar[bool] = False
-
-    @abstractmethod
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
-        """All planes; ``require_plausible`` checks the size in the header before decoding."""
-
-    @abstractmethod
-    def write(self, picture: Picture, path: Path) -> None:
-        """Write to exactly this path, whatever its ending."""
-
-    def unwritable(self, picture: Picture) -> str | None:
-        """Why the format cannot hold the picture, or None if it can."""
-        return None
-
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """One grey plane, for training: colours become 8-bit luma, alpha is dropped."""
-        picture = self.read(path, max_megapixels)
-        require_one_page(picture.pages)
-        if picture.channels == 3:
-            luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
-            return np.asarray(np.rint(255 * luma), dtype=np.uint8)
-        if not picture.inverted:
-            return picture.stored
-        if picture.stored.dtype.kind in "bu":
-            return np.asarray(~picture.stored)  # white - stored
-        return np.asarray(picture.stored.dtype.type(picture.full_range[1]) - picture.stored)
+    if not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"its header declares the size {tuple(shape)}; copy or export it again")
+    declared = math.prod(shape) / 1e6
+    length = path.stat().st_size
+    limit = max_megapixels
+    if limit is None:
+        limit = allowed_megapixels(length, itemsize, expansion)
+    if declared > limit:
+        raise ValueError(
+            f"its header declares {declared:.4g} megapixels, but the limit for its "
+            f"{length} bytes is {limit:.4g}; if that is correct, allow it with "
+            f"--max-megapixels {math.ceil(declared)} (max_megapixels= in Python)"
+        )
 
 
-class Npy(PictureFormat):
-    """Arrays (H, W), colours (H, W, 3 or 4), or stacks of planes (..., H, W)."""
-
-    name = "NPY"
-    suffixes = (".npy",)
-    marks = (b"\x93NUMPY",)
-    holds_nan = True
-
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
-        """The array as planes."""
-        array = read_npy(path, max_megapixels)
-        if array.ndim < 2 or array.size == 0:
-            raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
-        array = array.astype(array.dtype.newbyteorder("="))
-        if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
-            return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
-        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
-
-    def write(self, picture: Picture, path: Path) -> None:
-        """An array in the layout it was read in."""
-        with path.open("wb") as file:
-            np.save(file, picture.as_array(), allow_pickle=False)
-
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """The array itself, which must be a single plane."""
-        return read_npy(path, max_megapixels)
+def require_limit(name: str, value: float | None) -> None:
+    """Raise ValueError unless a limit is a positive number or None."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number > 0, got {value:g}")
 
 
-def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
-    """The array of an NPY file."""
-    with path.open("rb") as file:
-        shape, dtype = _npy_header(file)
-        if dtype.hasobject:
-            raise ValueError(
-                "the array holds Python objects, which are not loaded; write numbers of one type, "
-                "such as np.save(path, np.asarray(image, dtype=np.float32))"
-            )
-        needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
-        if needed > held:
-            raise ValueError(
-                f"its header declares {dtype} of shape {shape}, {needed} bytes, but {held} follow; "
-                "copy it again"
-            )
-        if math.prod(shape):
-            require_plausible(path, shape, dtype.itemsize, max_megapixels)
-        file.seek(0)
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the array in the file."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"its format version is {version}; save numbers of one type with np.save")
-    return shape, dtype
-
-
-def require_one_page(count: int) -> None:
-    """Raise ValueError if there are several pages."""
-    if count > 1:
-        raise ValueError(f"it has {count} pages; save each page as a separate file")
-
-
-def displayed_size(shape: Sequence[int], orientation: int) -> tuple[int, int]:
-    """Height and width of planes (..., H, W) as displayed."""
-    height, width = shape[-2:]
-    return (width, height) if _TURNS[orientation][0] else (height, width)
-
-
-def regrid(planes: NDArray[Any], own: int, wanted: int) -> NDArray[Any]:
-    """Planes (..., H, W) of one orientation, regridded to look the same in another."""
-    if own == wanted:
-        return planes
-    swapped, *reversed_ = _TURNS[own]
-    shown = _reversed(planes.swapaxes(-1, -2) if swapped else planes, *reversed_)
-    swapped, *reversed_ = _TURNS[wanted]
-    back = _reversed(shown, *reversed_)
-    return np.ascontiguousarray(back.swapaxes(-1, -2) if swapped else back)
-
-
-def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
-    return planes[..., :: -1 if rows else 1, :: -1 if columns else 1]
+def reason_of(error: BaseException) -> str:
+    """One line about why a file could not be decoded; decoders raise nearly every type of error."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "it needs more memory than is available"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if text and isinstance(error, _WRITTEN_FOR_PEOPLE) and not isinstance(error, UnicodeError):
+        return text
+    if isinstance(error, struct.error | zlib.error | EOFError):
+        return "it is cut short or damaged"
+    return f"it is damaged, or of an unsupported kind ({type(error).__name__})"
 
 
 def load_extra(module: str, purpose: str, extra: str = "ct") -> Any:

@@ -1,28 +1,251 @@
 """Picture files of every registered format: whole pictures, and grey planes for training.
 
+A picture file is read with all its planes, as values
+
+    v = (stored - low) / (high - low),    (low, high) = (0, largest integer), or (0, 1) for floats,
+
+and values are written to a file of the same kind: bit depth, alpha channel, colour profile, EXIF,
+resolution and description are kept where the format supports them.
+
 A plane is an array (H, W) of uint8, uint16 or float32, which represents the values plane / white,
 where ``white`` is 255, 65535 or 1. Integers are stored as such: they are compact and exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import Picture as Picture
-from convexlift.files.formats import PictureFormat as PictureFormat
-from convexlift.files.formats import Range as Range
-from convexlift.files.formats import displayed_size as displayed_size
-from convexlift.files.formats import regrid as regrid
-from convexlift.files.limits import reason_of
-from convexlift.files.png_jpeg import Png
+from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import FileFormat, pillow, reason_of, require_plausible
 
 Plane = NDArray[Any]
 _Content = TypeVar("_Content")
+Range = tuple[float, float]
+
+ORIENTATION = 274  # the tag in TIFF and in EXIF
+_TURNS = {  # how a grid is displayed: swap rows and columns, then reverse rows, reverse columns
+    1: (False, False, False), 2: (False, False, True),
+    3: (False, True, True), 4: (False, True, False),
+    5: (True, False, False), 6: (True, False, True),
+    7: (True, True, True), 8: (True, True, False),
+}  # fmt: skip
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """The content of a picture file.
+
+    Attributes:
+        stored: the numbers in the file, (planes, H, W): pages and colour channels one by one.
+        alpha: (pages, H, W) as stored, or None.
+        channels: number per page, without alpha.
+        layout: the shape of the array in the file, for array formats (NPY, TIFF).
+        inverted: whether 0 is white (some TIFF files).
+        metadata: for the writer of the format, by the names of its arguments.
+    """
+
+    stored: NDArray[Any]
+    alpha: NDArray[Any] | None = None
+    channels: int = 1
+    layout: tuple[int, ...] = ()
+    inverted: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return len(self.stored) // self.channels
+
+    @property
+    def full_range(self) -> Range:
+        """The numbers that mean black and white."""
+        kind = self.stored.dtype
+        return (0.0, 1.0) if kind.kind in "fb" else (0.0, float(np.iinfo(kind).max))
+
+    @property
+    def orientation(self) -> int:
+        """Orientation in which the stored grid is displayed: 1 to 8, as in EXIF and TIFF."""
+        turned = self.metadata.get("orientation")
+        if turned is None and "exif" in self.metadata:
+            exif = pillow().Exif()
+            exif.load(self.metadata["exif"])
+            turned = exif.get(ORIENTATION)
+        return turned if turned in _TURNS else 1
+
+    def values(self, numbers: Range) -> NDArray[np.float32]:
+        """(stored - low) / (high - low); NaN stays NaN."""
+        low, high = numbers
+        values = ((self.stored.astype(np.float64) - low) / (high - low)).astype(np.float32)
+        return 1 - values if self.inverted else values
+
+    def with_values(self, values: NDArray[Any], numbers: Range) -> Picture:
+        """The same picture with other values, rounded and clipped for integer types."""
+        low, high = numbers
+        inverted = 1 - values if self.inverted else values
+        stored: NDArray[Any] = low + (high - low) * inverted.astype(np.float64)
+        kind = self.stored.dtype
+        if kind.kind == "b":
+            stored = stored >= 0.5
+        elif kind.kind in "iu":
+            limits = np.iinfo(kind)
+            stored = np.clip(np.rint(stored), limits.min, limits.max)
+        return replace(self, stored=stored.astype(kind).reshape(self.stored.shape))
+
+    def as_array(self, layout: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """The planes with channels and alpha last, in the layout of the file or a given one."""
+        shape = self.layout if layout is None else layout
+        if self.channels == 1 and self.alpha is None:
+            return self.stored.reshape(shape or self.stored.shape[-2:])
+        pages = self.stored.reshape(-1, self.channels, *self.stored.shape[-2:])
+        if self.alpha is not None:
+            pages = np.concatenate([pages, self.alpha[:, None]], axis=1)
+        last = pages.transpose(0, 2, 3, 1)
+        return last.reshape(shape or last.shape[1:])
+
+
+def from_channels_last(array: NDArray[Any], alpha: bool, **rest: Any) -> Picture:
+    """A picture from an array (..., H, W, channels), whose last channel may be alpha."""
+    pages = array.reshape(-1, *array.shape[-3:])
+    colours = pages[..., :-1] if alpha else pages
+    planes = colours.transpose(0, 3, 1, 2).reshape(-1, *colours.shape[1:3])
+    return Picture(planes, pages[..., -1] if alpha else None, colours.shape[-1], **rest)
+
+
+class PictureFormat(FileFormat):
+    """A picture file format.
+
+    Errors of its methods need not name the file: ``files.pictures`` adds the name.
+
+    Attributes:
+        holds_nan: whether a pixel can be NaN, which marks it as missing.
+    """
+
+    holds_nan: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+        """All planes; ``require_plausible`` checks the size in the header before decoding."""
+
+    @abstractmethod
+    def write(self, picture: Picture, path: Path) -> None:
+        """Write to exactly this path, whatever its ending."""
+
+    def unwritable(self, picture: Picture) -> str | None:
+        """Why the format cannot hold the picture, or None if it can."""
+        return None
+
+    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+        """One grey plane, for training: colours become 8-bit luma, alpha is dropped."""
+        picture = self.read(path, max_megapixels)
+        require_one_page(picture.pages)
+        if picture.channels == 3:
+            luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
+            return np.asarray(np.rint(255 * luma), dtype=np.uint8)
+        if not picture.inverted:
+            return picture.stored
+        if picture.stored.dtype.kind in "bu":
+            return np.asarray(~picture.stored)  # white - stored
+        return np.asarray(picture.stored.dtype.type(picture.full_range[1]) - picture.stored)
+
+
+class Npy(PictureFormat):
+    """Arrays (H, W), colours (H, W, 3 or 4), or stacks of planes (..., H, W)."""
+
+    name = "NPY"
+    suffixes = (".npy",)
+    marks = (b"\x93NUMPY",)
+    holds_nan = True
+
+    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+        """The array as planes."""
+        array = read_npy(path, max_megapixels)
+        if array.ndim < 2 or array.size == 0:
+            raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
+        array = array.astype(array.dtype.newbyteorder("="))
+        if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
+            return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
+        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
+
+    def write(self, picture: Picture, path: Path) -> None:
+        """An array in the layout it was read in."""
+        with path.open("wb") as file:
+            np.save(file, picture.as_array(), allow_pickle=False)
+
+    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+        """The array itself, which must be a single plane."""
+        return read_npy(path, max_megapixels)
+
+
+def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
+    """The array of an NPY file."""
+    with path.open("rb") as file:
+        shape, dtype = _npy_header(file)
+        if dtype.hasobject:
+            raise ValueError(
+                "the array holds Python objects, which are not loaded; write numbers of one type, "
+                "such as np.save(path, np.asarray(image, dtype=np.float32))"
+            )
+        needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+        if needed > held:
+            raise ValueError(
+                f"its header declares {dtype} of shape {shape}, {needed} bytes, but {held} follow; "
+                "copy it again"
+            )
+        if math.prod(shape):
+            require_plausible(path, shape, dtype.itemsize, max_megapixels)
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array in the file."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"its format version is {version}; save numbers of one type with np.save")
+    return shape, dtype
+
+
+def require_one_page(count: int) -> None:
+    """Raise ValueError if there are several pages."""
+    if count > 1:
+        raise ValueError(f"it has {count} pages; save each page as a separate file")
+
+
+def displayed_size(shape: Sequence[int], orientation: int) -> tuple[int, int]:
+    """Height and width of planes (..., H, W) as displayed."""
+    height, width = shape[-2:]
+    return (width, height) if _TURNS[orientation][0] else (height, width)
+
+
+def regrid(planes: NDArray[Any], own: int, wanted: int) -> NDArray[Any]:
+    """Planes (..., H, W) of one orientation, regridded to look the same in another."""
+    if own == wanted:
+        return planes
+    swapped, *reversed_ = _TURNS[own]
+    shown = _reversed(planes.swapaxes(-1, -2) if swapped else planes, *reversed_)
+    swapped, *reversed_ = _TURNS[wanted]
+    back = _reversed(shown, *reversed_)
+    return np.ascontiguousarray(back.swapaxes(-1, -2) if swapped else back)
+
+
+def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
+    return planes[..., :: -1 if rows else 1, :: -1 if columns else 1]
+
+
+# Files of every format -----------------------------------------------------------------------
 
 
 def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
@@ -40,12 +263,13 @@ def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
     return picture
 
 
-def write_picture(picture: Picture, path: Path, suffix: str) -> None:
-    """Write to exactly this path, in the format of the ending ``suffix``."""
-    kind = PictureFormat.of(Path(f"picture{suffix}"))
+def write_picture(picture: Picture, path: Path) -> None:
+    """Write the picture, completely or not at all, in the format of the file name's ending."""
+    kind = PictureFormat.of(path)
     if kind is None:
-        raise ValueError(f"{path} cannot be written: {writable(picture, suffix)}")
-    kind.write(picture, path)
+        raise ValueError(f"{path} cannot be written: {writable(picture, path.suffix)}")
+    with atomic_path(path) as part:
+        kind.write(picture, part)
 
 
 def writable(picture: Picture, suffix: str) -> str | None:
@@ -66,7 +290,9 @@ def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
 
 def _format(path: Path) -> PictureFormat:
     # Pillow recognises its formats by content, so other endings are left to it.
-    return PictureFormat.of(path) or Png()
+    found = PictureFormat.of(path) or PictureFormat.of(Path("picture.png"))
+    assert found is not None
+    return found
 
 
 def _decoded(

@@ -20,14 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import (
-    ORIENTATION,
-    Picture,
-    PictureFormat,
-    from_channels_last,
-    pillow,
-)
-from convexlift.files.limits import BoundedReader, require_plausible
+from convexlift.files.formats import BoundedReader, pillow, require_plausible
+from convexlift.files.pictures import ORIENTATION, Picture, PictureFormat, from_channels_last
 
 _JPEG_QUALITY = 95
 _TEXT = "tEXt"
@@ -155,28 +149,26 @@ def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[An
 
     Pillow's own limit is replaced by an explicit ``max_megapixels``.
     """
-    with BoundedReader(path) as content, _opened(content, max_megapixels) as picture:
-        itemsize = 1 / 8 if picture.mode == "1" else 1.0  # deeper samples only take longer
-        shape = (*picture.size, len(picture.getbands()))
-        require_plausible(path, shape, itemsize, max_megapixels)
-        yield picture
-
-
-def _opened(content: BoundedReader, max_megapixels: float | None) -> Any:
     module = pillow()
-    with _PILLOW_LIMIT:
-        before = module.MAX_IMAGE_PIXELS
-        if max_megapixels is not None:
-            module.MAX_IMAGE_PIXELS = None
-        try:
-            return module.open(content, formats=("PNG", "JPEG", "TIFF"))
-        except module.DecompressionBombError:
-            raise ValueError(
-                f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is "
-                "correct, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
-            ) from None
-        finally:
-            module.MAX_IMAGE_PIXELS = before
+    with BoundedReader(path) as content:
+        with _PILLOW_LIMIT:
+            before = module.MAX_IMAGE_PIXELS
+            if max_megapixels is not None:
+                module.MAX_IMAGE_PIXELS = None
+            try:
+                opened = module.open(content, formats=("PNG", "JPEG", "TIFF"))
+            except module.DecompressionBombError:
+                raise ValueError(
+                    f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is "
+                    "correct, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
+                ) from None
+            finally:
+                module.MAX_IMAGE_PIXELS = before
+        with opened as picture:
+            itemsize = 1 / 8 if picture.mode == "1" else 1.0  # deeper samples only take longer
+            shape = (*picture.size, len(picture.getbands()))
+            require_plausible(path, shape, itemsize, max_megapixels)
+            yield picture
 
 
 def grey_pixels(picture: Any) -> NDArray[Any]:

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import (
+from convexlift.files.formats import EXPANSION, BoundedReader, load_extra, pillow, require_plausible
+from convexlift.files.pictures import (
     ORIENTATION,
     Picture,
     PictureFormat,
     from_channels_last,
-    load_extra,
-    pillow,
     require_one_page,
 )
-from convexlift.files.limits import EXPANSION, BoundedReader, require_plausible
 from convexlift.files.png_jpeg import grey_pixels, open_picture
 
 # Values of TIFF's photometric interpretation: grey, RGB, and colours that are decoded to RGB.
@@ -64,9 +62,8 @@ class Tiff(PictureFormat):
         kept = picture.metadata
         grey = "miniswhite" if picture.inverted else "minisblack"
         options: dict[str, Any] = {"photometric": "rgb" if picture.channels == 3 else grey}
-        for name in ("resolution", "resolutionunit", "description", "extrasamples"):
-            if name in kept:
-                options[name] = kept[name]
+        as_read = ("resolution", "resolutionunit", "description", "extrasamples")
+        options |= {name: kept[name] for name in as_read if name in kept}
         if "dpi" in kept and "resolution" not in kept:
             dpi = tuple(float(d) for d in kept["dpi"])
             options |= {"resolution": dpi, "resolutionunit": "INCH"}
@@ -185,13 +182,10 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
         if not levels:
             raise ValueError("it has no pages; copy or export it again")
         compressed = any(int(level.keyframe.compression) != _UNCOMPRESSED for level in levels)
-        require_plausible(
-            path,
-            (sum(math.prod(level.shape) for level in levels),),
-            min(_itemsize(level.keyframe) for level in levels),
-            max_megapixels,
-            EXPANSION if compressed else 1.0,
-        )
+        numbers = sum(math.prod(level.shape) for level in levels)
+        least = min(_itemsize(level.keyframe) for level in levels)
+        expansion = EXPANSION if compressed else 1.0
+        require_plausible(path, (numbers,), least, max_megapixels, expansion)
         yield file
 
 

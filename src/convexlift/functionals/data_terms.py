@@ -23,6 +23,7 @@ class SquaredL2(Fidelity, name="SquaredL2"):
     density_rounding = conjugate_rounding = 2e-15
     curvature = 1.0
     kernel = ProxKernel("squared")
+    likelihood = "gaussian"
 
     def density(self, w: Tensor) -> Tensor:
         """(w - y)^2 / 2."""
@@ -69,6 +70,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
     smooth = True
     conjugate_domain = (-math.inf, math.inf)
     density_rounding = conjugate_rounding = 4e-15
+    likelihood = "weighted gaussian"
     weights: Tensor
 
     def __init__(self, y: Tensor, weights: float | Tensor) -> None:
@@ -162,6 +164,7 @@ class L1(Fidelity, name="L1"):
     smooth = False
     density_rounding = conjugate_rounding = 2e-15
     robust = True
+    likelihood = "impulses"
 
     def __init__(self, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(y)
@@ -227,6 +230,7 @@ class KullbackLeibler(Fidelity, name="KullbackLeibler"):
     smooth = True
     conjugate_domain = (-math.inf, 1.0)
     density_rounding = conjugate_rounding = 5e-14
+    likelihood = "poisson"
 
     def __init__(self, y: Tensor, background: float | Tensor = 0.0) -> None:
         super().__init__(y)

@@ -53,11 +53,13 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
         robust: whether f is made for outliers, so that medians of the data may be a good start.
         curvature: f'' where it does not depend on w, so that f = curvature/2 (w - y)^2; else None.
         kernel: the prox as GPUs compute it inside an iteration, or None.
+        likelihood: the noise whose negative log-likelihood f is: ``gaussian`` with one deviation,
+            ``weighted gaussian``, ``poisson`` or ``impulses``; None if unknown.
     """
 
     capabilities = ProblemPart.capabilities | {
         "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
-        "require_explicable",
+        "require_explicable", "likelihood",
     }  # fmt: skip
     smooth: bool
     conjugate_domain: tuple[float, float]
@@ -68,6 +70,7 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
     robust: bool = False
     curvature: Tensor | float | None = None
     kernel: ProxKernel | None = None
+    likelihood: str | None = None
 
     def __init__(self, y: Tensor) -> None:
         name = type(self).__name__

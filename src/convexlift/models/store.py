@@ -1,30 +1,48 @@
-"""``save`` and ``load``: networks in files.
+"""``save`` and ``load``: networks in files, and their architecture as JSON.
 
 Both files of a model are numbers and text: nothing in them is ever executed. ``load`` returns a
 convex network with the described architecture and finite weights; anything else is a ValueError
-that names the file and the cause.
+that names the file and the cause. An architecture is written as
+
+    {"layers": [{"activation": {"LeakyReLU": {"slope": 0.2}}, "channels": 32,
+                 "skip": {"Convolution": {"in_channels": 1, ...}}, ...}, ...],
+     "in_channels": 1, "image_size": null}
+
+where an activation or a map has its name and the arguments of its constructor
+(``ProblemPart.arguments``). Descriptions name registered classes only (``parts.PARTS``), and their
+arguments are checked against type hints.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
-from convexlift.models.cards import ModelCard
-from convexlift.models.describe import build, describe
-from convexlift.models.files import Layout, PathLike, Sheet, find, naming, pair, read_sheet
-from convexlift.models.values import listed
-from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.json_values import construct, listed, parameters, plain
+from convexlift.models.files import (
+    Layout,
+    ModelCard,
+    PathLike,
+    Sheet,
+    find,
+    naming,
+    pair,
+    read_sheet,
+)
+from convexlift.networks.activations import Activation
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.maps import LinearMap
+from convexlift.parts import ProblemPart, known_parts, overridden
 from convexlift.tensors import first_non_finite
 
 PRECISIONS = ("float16", "float32", "float64")
@@ -58,14 +76,10 @@ def save(
     architecture = describe(network)
     tensors = _stored_tensors(network, half)
     network.check_convexity()
-    _compare({name: Layout.of(t) for name, t in tensors.items()}, _expected(architecture, tensors))
+    layouts = {name: Layout.of(tensor) for name, tensor in tensors.items()}
+    _compare(layouts, _expected(architecture, tensors))
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    sheet = Sheet(
-        architecture=architecture,
-        card=card,
-        sha256=hashlib.sha256(data).hexdigest(),
-        tensors={name: Layout.of(tensor) for name, tensor in tensors.items()},
-    )
+    sheet = Sheet(architecture, card, hashlib.sha256(data).hexdigest(), layouts)
     text = json.dumps(sheet.to_json(), indent=2, allow_nan=False) + "\n"
     remove_leftovers([sheet_file, weights])
     # Both files are complete before either is renamed; the sheet is renamed last.
@@ -111,18 +125,29 @@ def load(
             expected = _expected(sheet.architecture, tensors)
         with naming(weights):
             _compare(found, expected)
-        with naming(sheet_file), _undisturbed():
+        # Initial weights are drawn on the CPU, and leave the global random numbers as they were.
+        with naming(sheet_file), torch.random.fork_rng(devices=()), torch.device("cpu"):
             network = build(sheet.architecture)
+        double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
+        network.to(dtype=dtype or (torch.float64 if double else torch.float32))
         with naming(weights):
-            network.to(dtype=dtype or _precision(tensors))
-            _fill(network, tensors)
+            wanted = network.state_dict()
+            for name, tensor in tensors.items():
+                _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
+            network.load_state_dict(tensors)  # which checks that the network is convex
     network.card = sheet.card
     return network.to(target)
 
 
 def _stored_tensors(network: InputConvexNetwork, half: bool) -> dict[str, Tensor]:
     """Copies of all weights on the CPU, finite and in the precision of the file."""
-    _refuse_shared(network)
+    seen: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if (other := seen.setdefault(id(parameter), name)) != name:
+            raise ValueError(
+                f"{other} and {name} are the same tensor, which a file cannot express; "
+                "give each layer its own map (copy.deepcopy)"
+            )
     tensors = {}
     for name, value in network.state_dict().items():
         tensor = value.detach().cpu().contiguous()
@@ -142,16 +167,6 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype, advice: str) -> Te
             f"{Layout.of(converted).dtype} (at most {torch.finfo(dtype).max:g}); {advice}"
         )
     return converted
-
-
-def _refuse_shared(network: InputConvexNetwork) -> None:
-    seen: dict[int, str] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        if (other := seen.setdefault(id(parameter), name)) != name:
-            raise ValueError(
-                f"{other} and {name} are the same tensor, which a file cannot express; "
-                "give each layer its own map (copy.deepcopy)"
-            )
 
 
 def _expected(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
@@ -205,20 +220,6 @@ def _require_proportion(architecture: Mapping[str, Any], tensors: int) -> None:
         )
 
 
-def _precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """float64 for double precision; float32 for single and half."""
-    is_double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
-    return torch.float64 if is_double else torch.float32
-
-
-def _fill(network: InputConvexNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the values into the network, which checks that it is convex."""
-    wanted = network.state_dict()
-    for name, tensor in tensors.items():
-        _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
-    network.load_state_dict(dict(tensors))
-
-
 def _parse(data: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
@@ -235,8 +236,87 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         raise ValueError(f"device {str(device)!r} cannot be used ({reason}); try 'cpu'") from None
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Draw initial weights on the CPU, without advancing the global random numbers."""
-    with torch.random.fork_rng(devices=()), torch.device("cpu"):
-        yield
+# Architectures -----------------------------------------------------------------------------------
+
+Description = dict[str, Any]
+START = "nonnegative"
+"""The argument of maps that affects only initial weights, and is not described."""
+
+
+def describe(network: InputConvexNetwork) -> Description:
+    """The architecture of a network as JSON values, from which ``build`` makes it again.
+
+    Raises ValueError, naming the part, if a part is not registered for files. A subclass is
+    described as a plain network, unless it overrides the behaviour of one.
+    """
+    if not isinstance(network, InputConvexNetwork):
+        raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
+    changed = [name for name in overridden(type(network), InputConvexNetwork) if name != "card"]
+    if changed:
+        raise ValueError(
+            f"{type(network).__name__} overrides {listed(changed)} of InputConvexNetwork, which a "
+            "description of its layers cannot express; build it as an InputConvexNetwork"
+        )
+    return _written(network, "network")
+
+
+def build(description: Any) -> InputConvexNetwork:
+    """The network of a description, with random initial weights.
+
+    Raises ValueError naming the place, such as ``network.layers[0].activation``, where the
+    description has unknown names, wrong types, or values that the constructors refuse.
+    """
+    try:
+        return construct(InputConvexNetwork, description, "network", _Builder())
+    except RecursionError:
+        raise ValueError("the network's maps are nested too deeply") from None
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Makes the parts of a network, maps with nonnegative or with free weights."""
+
+    nonnegative: bool = True
+
+    def __call__(self, value: Any, kind: type[Any], place: str) -> Any:
+        """The layer, activation or map described by ``value``."""
+        if kind is ConvexLayer:
+            skip = {"skip": _Builder(nonnegative=False)}
+            return construct(ConvexLayer, value, place, self, make_for=skip)
+        known = known_parts(kind)
+        if not isinstance(value, Mapping) or len(value) != 1:
+            raise ValueError(
+                f'{place} must be written as {{"NAME": {{...}}}} with one of the names '
+                f"{listed(known)}; got {value!r}"
+            )
+        ((name, content),) = value.items()
+        if name not in known:
+            raise ValueError(f"{place}: {name!r} is unknown; known are {listed(known)}")
+        part = known[name]
+        fixed = {START: self.nonnegative} if START in parameters(part) else {}
+        return construct(part, content, f"{place}.{name}", self, fixed=fixed)
+
+
+def _written(thing: ProblemPart | ConvexLayer | InputConvexNetwork, place: str) -> Description:
+    """The arguments of a part's constructor, as JSON values."""
+    arguments = thing.arguments().items()
+    return {name: _encode(value, f"{place}.{name}") for name, value in arguments}
+
+
+def _encode(value: Any, place: str) -> Any:
+    if type(value) is ConvexLayer:
+        return _written(value, place)
+    if isinstance(value, ProblemPart) and value.part_name is not None:
+        return {value.part_name: _written(value, f"{place}.{value.part_name}")}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item, f"{place}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Activation | nn.Module):
+        base = Activation if isinstance(value, Activation) else LinearMap
+        raise ValueError(
+            f"{place}: {type(value).__name__} is not registered for files; known are "
+            f"{listed(known_parts(base))}; register yours by class {type(value).__name__}(..., "
+            f'name="{type(value).__name__}")'
+        )
+    return plain(value, place)

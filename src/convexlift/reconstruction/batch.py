@@ -1,12 +1,15 @@
-"""Many files, one after the other or in batches; a bad one does not stop the others."""
+"""``cl.reconstruct`` for one image, and the same for many files; a bad one stops no other."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,15 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.images import save_image
 from convexlift.reconstruction.contents import InputError, naming
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import PreparedImage, Reconstruction
-from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.reconstruction.pictures import Denoiser, Inpainter
+from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
+from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
+from convexlift.reconstruction.solution import Callback
 from convexlift.reconstruction.sources import Source, glance, sides
 from convexlift.solvers.solution import Progress
 
 DECADES = 4
-"""That the picture of a gap map shows, below its largest value."""
-
+"""The range of the picture of a gap map, below its largest value."""
 OF_THE_RUN = ("command", "files_at_once")
 """Settings that do not change results."""
 
@@ -50,13 +53,14 @@ class BatchListener:
 
 @dataclass
 class BatchResult:
-    """What became of the files.
+    """The outcome of a run.
 
     Attributes:
-        records: of those that are written, as in their JSON files.
-        failures: (file, reason) of those that are not.
-        left: files that were not begun, or not ended, when Ctrl-C was pressed.
+        records: of the results written, as in their JSON files.
+        failures: files without a result, and the reasons.
+        left: files that were not begun, or not finished, when Ctrl-C was pressed.
         earlier: records of results that an earlier run had finished.
+        interrupted: whether Ctrl-C was pressed.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -75,15 +79,15 @@ def reconstruct_files(
     resume: bool = False,
     command: str | None = None,
 ) -> BatchResult:
-    """Reconstruct all files, and write each result as soon as it is there.
+    """Reconstruct all files, and write each result as soon as it is known.
 
-    Files of one size, with one weight, are solved together if they fit. An error is noted and the
-    next file is taken; Ctrl-C ends the present solve, whose images are written with the gap they
-    have, and the run.
+    Files of one size and one weight are solved together if they fit the memory. An error is noted,
+    and the next file follows; Ctrl-C ends the run and its current solve, whose images are written
+    with the gap reached.
 
     Args:
         sources: files and targets.
-        reconstructor: what to do with each.
+        reconstructor: the task and its options.
         listener: told about the progress.
         proof: whether to write proof files.
         resume: leave out files whose results an earlier run finished, from the same inputs and with
@@ -92,9 +96,9 @@ def reconstruct_files(
     """
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
     good = []
-    for source in sources:  # before any work: what the first bytes of files say
+    for source in sources:  # files that cannot be opened are reported before any work
         beside = [*sides(source.path), *reconstructor.reads([source.path])]
-        run.inputs[source] = fingerprint(source, beside)
+        run.inputs[source] = fingerprint([source.path, *beside])
         if resume and (record := run.earlier(source)) is not None:
             run.result.earlier.append(record)
         elif (wrong := glance(source.path)) is None:
@@ -133,11 +137,27 @@ class _Run:
     inputs: dict[Source, Fingerprint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.solver: PiecewiseSolver = self.reconstructor.solver()
+        self.solver = self.reconstructor.solver()
 
     def earlier(self, source: Source) -> dict[str, Any] | None:
+        """The record of a finished result, if it has the same inputs and settings, else None.
+
+        A result is finished if its files are there and belong together, and if no Ctrl-C ended its
+        solve.
+        """
         places = source.results(gap_map=self.reconstructor.gap_map, proof=self.proof)
-        return earlier_record(source, places, self.inputs[source], self.reconstructor.settings())
+        try:
+            if not all(place.is_file() for place in places):
+                return None
+            record = json.loads(source.record.read_text(encoding="utf-8"))
+            made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
+            settings = _options(self.reconstructor.settings())
+            if made != (self.inputs[source], settings, digest(source.target)):
+                return None
+            unfinished = record["status"] == "INTERRUPTED" or record["lower_bound"] is None
+            return None if unfinished else dict(record)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None  # not a record of this version
 
     def fail(self, source: Source, error: Exception) -> None:
         self.result.failures.append((source, " ".join(str(error).split())))
@@ -147,11 +167,11 @@ class _Run:
         return sum(len(image.data) for _, image in self.waiting)
 
     def has_room_for(self, image: PreparedImage) -> bool:
-        most = self.solver.fitting(image.data)
-        return self.waiting[0][1].joinable(image) and self.planes() + len(image.data) <= most
+        whole = self.planes() + len(image.data)
+        return self.waiting[0][1].joinable(image) and whole <= self.solver.fitting(image.data)
 
     def is_full(self, image: PreparedImage) -> bool:
-        """On a processor, a file that can be solved is solved: batches are not faster there."""
+        # Batches are not faster on a CPU, where each file is solved at once.
         alone = self.solver.device.type == "cpu" and self.solver.batch is None
         return alone or self.planes() >= self.solver.fitting(image.data)
 
@@ -160,7 +180,7 @@ class _Run:
         if not waiting:
             return
         if self.solver.interruption.status is not None and len(waiting) > 1:
-            # Only evaluated, not solved: one of them was current, the others not yet begun.
+            # They would be evaluated only: one of them was current, the others not yet begun.
             self.result.left += [source for source, _ in waiting[:-1]]
             waiting = waiting[-1:]
         sources = [source for source, _ in waiting]
@@ -173,7 +193,7 @@ class _Run:
             if len(waiting) == 1:
                 self.fail(sources[0], error)
                 return
-            for each in waiting:  # one of them is to blame, or all together are too large
+            for each in waiting:  # one of them caused the error, or all together are too large
                 self.waiting = [each]
                 self.flush()
             return
@@ -196,7 +216,7 @@ class _Run:
 
 
 def _require_bound(result: Reconstruction) -> None:
-    """Raise unless something is proven: an image without a useful bound is no result."""
+    """Raise unless there is a useful lower bound, without which an image proves nothing."""
     record = result.record
     unproven = record["lower_bound"] is None or not math.isfinite(record["objective"])
     if unproven or record["status"] == "NOT_FINITE":
@@ -209,10 +229,10 @@ def _require_bound(result: Reconstruction) -> None:
 
 
 def write_result(source: Source, result: Reconstruction, *, proof: bool = False) -> None:
-    """The image, gap map and proof if there are any, and the record last: then the file is done.
+    """Write the image, its gap map and proof if there are any, and the record, which comes last.
 
-    The record has its temporary name before the image is written. Should the process be killed in
-    between, that is what tells ``--resume`` that the image is a result.
+    The record has its temporary name before the image is written: if the process is killed in
+    between, ``--resume`` can tell that the image is a result.
     """
     record = result.record
     with naming(source.record), atomic_path(source.record) as part:
@@ -230,7 +250,7 @@ def write_result(source: Source, result: Reconstruction, *, proof: bool = False)
 
 
 def _write_gap_map(values: Tensor, numbers: Path, picture: Path) -> None:
-    """The numbers, and their sum over planes on a logarithmic scale: white is its largest value."""
+    """The numbers, and their sum over planes on a logarithmic scale, white at the largest value."""
     with naming(numbers), atomic_path(numbers) as part, part.open("wb") as file:
         np.save(file, values[:, 0].numpy(), allow_pickle=False)
     total = values.double().sum((0, 1)).clamp_min(0)
@@ -242,16 +262,14 @@ def _write_gap_map(values: Tensor, numbers: Path, picture: Path) -> None:
 # Results of an earlier run -----------------------------------------------------------------------
 
 
-def fingerprint(source: Source, also_read: Iterable[Path]) -> Fingerprint:
+def fingerprint(paths: Sequence[Path]) -> Fingerprint:
     """Name, length and time of change, in ns, of all files that a result is made from."""
     found: Fingerprint = []
-    for path in (source.path, *also_read):
+    for path in paths:
         try:
-            status = path.stat()
-        except OSError:  # reading it says more
+            found.append([path.name, path.stat().st_size, path.stat().st_mtime_ns])
+        except OSError:  # reading the file explains why
             found.append([path.name, None, None])
-        else:
-            found.append([path.name, status.st_size, status.st_mtime_ns])
     return found
 
 
@@ -261,29 +279,85 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def earlier_record(
-    source: Source, places: Sequence[Path], inputs: Fingerprint, settings: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The record of a finished result, if it was made from these inputs with these settings.
-
-    A result is finished if its files are there and belong together, and if no Ctrl-C ended its
-    solve. Anything else is None: the file is to be reconstructed again.
-    """
-    try:
-        if not all(place.is_file() for place in places):
-            return None
-        record = json.loads(source.record.read_text(encoding="utf-8"))
-        made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
-        wanted = (inputs, _options(settings), digest(source.target))
-        if record["status"] == "INTERRUPTED" or record["lower_bound"] is None or made != wanted:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # no record of this version
-    return dict(record)
-
-
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide on results, as JSON has them."""
+    """The settings that results depend on, as JSON stores them."""
     kept = {name: value for name, value in settings.items() if name not in OF_THE_RUN}
     decoded: dict[str, Any] = json.loads(json.dumps(kept))
     return decoded
+
+
+RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
+    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor)
+}
+"""By the name of the task."""
+
+
+def reconstruct(
+    image: ScanLike,
+    task: str = "denoise",
+    *,
+    progress: Callback | None = None,
+    **options: Any,
+) -> Reconstruction:
+    """Estimate the noise, choose the weight, state the problem, and solve it with a proof.
+
+    ``cl.reconstruct(image, task="denoise").x`` is the image. The command line and the web page make
+    the same call; the options have the names and defaults of ``convexlift reconstruct``.
+
+    Args:
+        image: a path, or a tensor or array (H, W), (C, H, W) or (B, C, H, W); every channel and
+            every image is a plane of its own. Floats are in [0, 1] or, like those of NPY files, in
+            any range, which is then mapped to it. For ``ct``: the path of a sinogram, a
+            ``cl.scans.Sinogram``, or an array of projections with ``geometry`` and ``quantity``;
+            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array.
+        task: ``denoise``, ``inpaint`` or ``ct``.
+        progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
+            are solved at once; return ``True`` to stop with the best image so far.
+        options: of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``, which document them. Masks
+            and truths are paths or arrays like the image, regularizers names, paths or networks.
+
+    Raises:
+        InputError: a ValueError that names the wrong option or the wrong part of the image.
+        TypeError: an option that the task does not have.
+    """
+    with _python_names():
+        chosen = reconstructor(task, **options)
+        solver = chosen.solver()
+        prepared = chosen.prepare(image, solver)
+        return chosen.solve([prepared], solver, progress)[0]
+
+
+def reconstructor(task: str, **options: Any) -> Reconstructor:
+    """The reconstructor of a task, with its options checked."""
+    if task not in RECONSTRUCTORS:
+        raise InputError(f"there is no task {task!r}; choose one of {', '.join(RECONSTRUCTORS)}")
+    kind = RECONSTRUCTORS[task]
+    known = [option.name for option in fields(kind)]
+    if unknown := set(options) - set(known):
+        raise TypeError(
+            f"{task} has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}"
+        )
+    return kind(**options)
+
+
+@contextlib.contextmanager
+def _python_names() -> Iterator[None]:
+    """Rewrite errors for Python: ``mask_colour=`` in place of the option ``--mask-colour``."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"--([a-z-]+)", lambda m: m[1].replace("-", "_") + "=", str(error))
+        raise InputError(text) from None
+
+
+def _signature() -> inspect.Signature:
+    """All options with their defaults, for ``help`` and notebooks."""
+    whole = inspect.signature(reconstruct)
+    parameters = {p.name: p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD}
+    for kind in RECONSTRUCTORS.values():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            parameters.setdefault(name, parameter)
+    return whole.replace(parameters=list(parameters.values()))
+
+
+reconstruct.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
-"""Images from files and from memory as planes for the solver, and the way back."""
+"""Images from files and from memory as planes for the solver, the way back, and masks."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import PictureFormat
 from convexlift.files.pictures import (
     Picture,
+    PictureFormat,
     Range,
     displayed_size,
     read_picture,
@@ -27,12 +27,12 @@ from convexlift.files.pictures import (
 )
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
 from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.hounsfield import hounsfield_to_unit, unit_to_hounsfield
-from convexlift.scans.volumes import Volume
+from convexlift.scans.volumes import Volume, hounsfield_to_unit, unit_to_hounsfield
 from convexlift.tasks import Bounds
 
 DICOM = DICOM_SUFFIXES
 PICTURES = (*PictureFormat.known_suffixes(), *DICOM)
+"""Endings of file names."""
 
 Array = Tensor | NDArray[Any]
 ImageLike = str | os.PathLike[str] | Array
@@ -40,12 +40,12 @@ RangeChoice = Range | Literal["auto", "data"]
 
 
 def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether it is a path, and not an image."""
+    """Whether the argument is a path, and not an image."""
     return isinstance(image, str | os.PathLike)
 
 
 class InputError(ValueError):
-    """A file, an image or an option that cannot be used: one sentence, and what to do."""
+    """A file, an image or an option that cannot be used; the message says how to repair it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,9 @@ class Contents:
         name: of the file, or "the image".
         picture: as it was stored; of a DICOM file, its slices in HU.
         images: (planes, 1, H, W) in [0, 1], or near; finite.
-        missing: where the image itself says that nothing is known (NaN), or None.
+        missing: where the image itself is unknown (NaN), or None.
         numbers: of the image that became 0 and 1.
-        notes: what the user should know.
+        notes: remarks for the user.
         volume: of a DICOM file.
         like: the array, whose shape, type and device results have.
     """
@@ -105,9 +105,7 @@ class Contents:
         kind = target.suffix.lower()
         if self.volume is not None:
             if kind not in DICOM:
-                raise InputError(
-                    f"{self.name} is DICOM, and so must be the result; let it end in .dcm"
-                )
+                raise InputError(f"{self.name} is DICOM; give the result the ending .dcm, too")
         elif (reason := writable(self.picture, kind)) is not None:
             raise InputError(
                 f"{self.name} cannot be written to {target.name}: {reason}; try .tif or .npy"
@@ -116,12 +114,11 @@ class Contents:
     def write(self, images: Tensor, target: Path, description: str) -> None:
         """The file again with other planes, atomically: its bits, alpha channel and metadata."""
         if self.volume is not None:
-            volume = self.volume.with_values(unit_to_hounsfield(images))
-            write_dicom_file(volume, target, description)
+            volume = self.volume.with_values(unit_to_hounsfield(images.cpu()))
+            write_dicom(volume, target, description=description)
             return
         picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
-        with atomic_path(target) as part:
-            write_picture(picture, part, target.suffix.lower())
+        write_picture(picture, target)
 
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
         """Another image on the scale of this one, and laid on it as both are displayed."""
@@ -135,9 +132,8 @@ class Contents:
         mapped = choice != "auto" or self.numbers != self.picture.full_range
         alike = own == other or (own.kind, other.kind) == ("f", "f")
         values = picture.values(self.numbers if mapped or alike or beyond else picture.full_range)
-        return torch.from_numpy(regrid(values, picture.orientation, self.picture.orientation))[
-            :, None
-        ]
+        planes = regrid(values, picture.orientation, self.picture.orientation)
+        return torch.from_numpy(planes)[:, None]
 
     def require_size(self, what: str, name: str, picture: Picture) -> None:
         """Raise for a mask or a truth that does not cover the image, as both are displayed."""
@@ -160,13 +156,10 @@ def open_contents(
     max_megapixels: float | None = None,
     what: str = "the image",
 ) -> Contents:
-    """The planes of a file or an array.
+    """The planes of a file, or of an array (H, W), (C, H, W) or (B, C, H, W).
 
-    Args:
-        image: a path, or (H, W), (C, H, W) or (B, C, H, W).
-        choice: the numbers that become 0 and 1, or how they are found.
-        max_megapixels: replaces the limits on the size that the header of a file may declare.
-        what: arrays are called in errors.
+    ``choice`` gives the numbers that become 0 and 1, or the rule that finds them; errors call an
+    array ``what``.
     """
     if is_path(image) and Path(image).suffix.lower() in DICOM:
         volume = read_dicom(Path(image), max_megapixels=max_megapixels)
@@ -218,7 +211,7 @@ def open_picture(
 
 @contextmanager
 def naming(place: Path) -> Iterator[None]:
-    """Errors of the disk, which know nothing of results, with the name of the file."""
+    """Turn errors of the disk into an ``InputError`` with the name of the result."""
     try:
         yield
     except OSError as error:
@@ -228,14 +221,8 @@ def naming(place: Path) -> Iterator[None]:
         ) from error
 
 
-def write_dicom_file(volume: Volume, target: Path, description: str) -> None:
-    """A DICOM file, atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_dicom(volume.to(device="cpu"), target, description=description)
-
-
 def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...]]:
-    """The numbers that become 0 and 1, and a note if that may surprise."""
+    """The numbers that become 0 and 1, and a note where they may surprise the user."""
     if isinstance(choice, tuple):
         return choice, ()
     stored = picture.stored
@@ -252,3 +239,105 @@ def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...
         share = 100 * high / full[1]
         return full, (f"it uses {share:.2g} % of its range only; --range data may do better",)
     return full, ()
+
+
+Colour = tuple[int, int, int]
+
+
+def parse_colour(text: str) -> Colour:
+    """``#ff00ff``, ``ff00ff``, ``#f0f``, or a grey level such as ``255``."""
+    word = text.strip().lower().removeprefix("#")
+    if text.strip().isdecimal() and int(text) <= 255 and len(text.strip()) <= 3:
+        grey = int(text)
+        return (grey, grey, grey)
+    if re.fullmatch(r"[0-9a-f]{3}", word):
+        word = "".join(2 * letter for letter in word)
+    if not re.fullmatch(r"[0-9a-f]{6}", word):
+        raise InputError(f"{text!r} is not a colour; write '#ff00ff', or a grey level such as 255")
+    red, green, blue = (int(word[i : i + 2], 16) for i in (0, 2, 4))
+    return (red, green, blue)
+
+
+def seen_pixels(
+    contents: Contents,
+    mask: ImageLike | None = None,
+    *,
+    inverted: bool = False,
+    colour: Colour | None = None,
+    tolerance: int = 0,
+    max_megapixels: float | None = None,
+) -> Tensor | None:
+    """1 where a pixel was seen, (planes, 1, H, W), or None if all were.
+
+    Missing are pixels that are NaN, black in the mask (white if ``inverted``), or within
+    ``tolerance`` levels of 255 of ``colour``. A mask file is laid on the image as both are
+    displayed, since people draw masks on displayed pictures; an array broadcasts to the image.
+    """
+    seen = torch.ones_like(contents.images)
+    if contents.missing is not None:
+        seen[contents.missing] = 0
+    if mask is not None:
+        seen *= _from_mask(contents, mask, inverted, max_megapixels)
+    if colour is not None:
+        seen *= _from_colour(contents, colour, tolerance)
+    if bool((seen.flatten(1).sum(1) == 0).any()):
+        raise InputError(
+            f"the mask of {contents.name} hides a whole image; white is seen (--invert-mask)"
+        )
+    return None if bool((seen == 1).all()) else seen
+
+
+def _from_mask(
+    contents: Contents, mask: ImageLike, inverted: bool, max_megapixels: float | None
+) -> Tensor:
+    picture, name = open_picture(mask, "the mask", max_megapixels, (0.0, 1.0))
+    contents.require_size("mask", name, picture)
+    values = picture.values(picture.full_range)
+    white = np.nan_to_num(values) >= 0.5
+    if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
+        white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
+    white = regrid(white ^ inverted, picture.orientation, contents.picture.orientation)
+    seen = torch.from_numpy(white).to(contents.images)
+    planes, _, height, width = contents.images.shape
+    if not is_path(mask):
+        try:
+            whole = seen.reshape(picture.layout).expand(contents.shape)
+        except RuntimeError:
+            raise InputError(
+                f"the mask has the shape {picture.layout}, but {contents.name} has "
+                f"{contents.shape}; give one of its shape, or (H, W) for all"
+            ) from None
+        return whole.reshape(planes, 1, height, width)
+    channels = contents.picture.channels
+    pages = planes // channels
+    seen = seen.reshape(-1, picture.channels, height, width)
+    if seen.shape[1] not in (1, channels):
+        seen = seen.amin(1, keepdim=True)  # colours: seen if all are white
+    if len(seen) in (1, pages):
+        return seen.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
+    if tuple(seen.shape[:2]) == (planes, 1):
+        return seen
+    raise InputError(
+        f"the mask {name} has {len(seen)} pages, but {contents.name} has {pages}; give one for "
+        "each, or one for all"
+    )
+
+
+def _from_colour(contents: Contents, colour: Colour, tolerance: int) -> Tensor:
+    name, channels = contents.name, contents.picture.channels
+    if contents.volume is not None:
+        raise InputError(f"{name} is DICOM and has no colours; use --mask")
+    wanted = torch.tensor(colour[:channels] if channels == 3 else colour[:1]).to(contents.images)
+    if channels == 1 and len(set(colour)) > 1:
+        raise InputError(f"{name} is grey; give a grey level to --mask-colour, such as 255")
+    planes, _, height, width = contents.images.shape
+    pixels = contents.images.reshape(planes // channels, channels, height, width)
+    far = (255 * pixels - wanted[None, :, None, None]).abs().amax(1, keepdim=True)
+    seen = (far > tolerance + 0.5).to(contents.images)
+    if bool((seen == 1).all()):
+        levels = ", ".join(str(level) for level in colour)
+        raise InputError(
+            f"{name} has no pixel of the mask colour ({levels}); "
+            "JPEG changes colours, for which there is --colour-tolerance"
+        )
+    return seen.expand(-1, channels, -1, -1).reshape(planes, 1, height, width)

@@ -4,7 +4,7 @@ Gaussian noise: a second difference in both directions,
 
     d = [1 -2 1; -2 4 -2; 1 -2 1] * y / 6,
 
-vanishes on what is linear along rows or columns, and has the deviation sigma on white noise
+vanishes on images that are linear along rows or columns, and has the deviation sigma on white noise
 (Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding 64). The
 median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone 1994,
 "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,23 +43,17 @@ Kind = NoiseKind
 
 STEP = 0.2
 """Extremes this far from their neighbours are noticed."""
-
 LEAST_CHANCE = 0.05
-"""Of noticing a hit: what is rarer is not divided by."""
-
+"""The least chance of noticing a hit by which counts are divided."""
 LEAST_FRACTION = 0.004
-"""With fewer noticed pixels (above what Gaussian noise explains) the noise is Gaussian."""
-
+"""With fewer noticed pixels, beyond those that Gaussian noise explains, the noise is Gaussian."""
 CLUSTERED = 1.0
 """Noticed pixels with so many more neighbours of their own kind than of the other (mean, of eight)
 are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."""
-
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
-
 MOST_PIXELS = 2**23
-"""For stacks, evenly spread planes with about so many pixels tell as much as all of them."""
-
+"""Of a large stack, evenly spread planes with about this many pixels suffice."""
 ENOUGH, FEWEST = 256, 64
 """Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
 preferred to a better one without."""
@@ -77,7 +72,7 @@ class TooFewPixels(ValueError):
     """Noise cannot be estimated: hardly any pixels that were seen have neighbours that were."""
 
     def __init__(self) -> None:
-        super().__init__("too few pixels that were seen have neighbours to estimate noise from")
+        super().__init__("too few pixels and neighbours were seen to estimate the noise")
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
         kind: decided from the images unless given.
 
     Raises:
-        TooFewPixels: the images do not tell.
+        TooFewPixels: the images do not suffice for an estimate.
     """
     seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
     if kind == "gaussian":
@@ -132,12 +127,12 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
 
 
 def spread(images: Tensor) -> slice:
-    """The planes of a stack to estimate from: all of them, or every so many of a large one."""
+    """The planes of a stack to estimate from: all of them, or evenly spread ones of a large one."""
     return slice(None, None, -(-images.numel() // MOST_PIXELS))
 
 
 def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
-    """Whether most pixels are black or white, as in text, so that no estimate is to be trusted."""
+    """Whether most pixels are black or white, as in text, where no estimate can be trusted."""
     seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
     extreme = ((images <= 0) | (images >= 1)) & (seen > 0)
     if float(extreme.sum()) <= 0.5 * float((seen > 0).sum()):
@@ -177,7 +172,7 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
 
 
 def _level(images: Tensor, usable: Tensor) -> float | None:
-    """By the best rule with enough differences, or else with the fewest; None if none has them."""
+    """sigma by the best rule with ``ENOUGH`` differences, or else with ``FEWEST``, or None."""
     found = []
     for kernels in _KERNELS:
         details = torch.cat([_differences(images, usable, kernel) for kernel in kernels])
@@ -213,34 +208,17 @@ def photons_of(integrals: Tensor) -> float | None:
     return level**-2 if scaled.numel() >= FEWEST and level > 0 else None
 
 
-@dataclass(frozen=True)
-class _Impulses:
-    """Fractions: of noticed pixels, of hit ones, and of those that Gaussian noise explains.
+class _Impulses(NamedTuple):
+    """Salt and pepper in images; ``known`` says whether there were pixels to count.
 
-    ``known`` says whether there were pixels to count. And how many of the eight neighbours of
-    noticed pixels are extremes of the same kind, and of the other (means); and how many would be if
-    all extremes were independent.
+    ``many`` pixels are noticed, more than Gaussian noise explains; ``independent`` of each other,
+    as hits are and strokes are not; ``fraction`` of the pixels are hit.
     """
 
     known: bool = False
-    noticed: float = 0.0
+    many: bool = False
+    independent: bool = True
     fraction: float = 0.0
-    explained: float = 0.0
-    same: float = 0.0
-    other: float = 0.0
-    expected: float = 0.0
-
-    @property
-    def many(self) -> bool:
-        return self.noticed > LEAST_FRACTION + 2 * self.explained
-
-    @property
-    def independent(self) -> bool:
-        # Salt alone, or pepper alone, has no neighbours of the other kind.
-        alone = self.other < 0.1 * self.same and self.expected < 8 * 0.3
-        return self.same - self.other <= CLUSTERED or (
-            alone and self.same < 1.5 * self.expected + 0.3
-        )
 
 
 def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
@@ -252,9 +230,11 @@ def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     total = float(known.sum())
     if total < FEWEST:
         return _Impulses()
-    # Without such neighbours there is no Gaussian noise: hardly a window is left.
+    # Where hardly a window is free of extremes, impulses hide any Gaussian noise.
     details = _differences(images, seen * ~extreme, _WINDOW)
     sigma = float(details.median()) / _NORMAL_MEDIAN if len(details) >= FEWEST else 0.0
+    # Fractions of noticed and of hit pixels, and of those that Gaussian noise explains; extremes of
+    # the same and of the other kind among eight neighbours, and as expected of independent ones.
     noticed = fraction = explained = same = other = expected = 0.0
     black, white = (images <= 0) & (seen > 0), (images >= 1) & (seen > 0)
     around = {True: _around(black), False: _around(white)}
@@ -271,7 +251,10 @@ def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
         explained += float((torch.special.erfc(reach / math.sqrt(2)) / 2).sum()) / total
     if noticed > 0:
         same, other, expected = same / noticed, other / noticed, expected / noticed
-    return _Impulses(True, noticed, fraction, explained, same, other, expected)
+    # Salt alone, or pepper alone, has no neighbours of the other kind.
+    alone = other < 0.1 * same and expected < 8 * 0.3
+    independent = same - other <= CLUSTERED or (alone and same < 1.5 * expected + 0.3)
+    return _Impulses(True, noticed > LEAST_FRACTION + 2 * explained, independent, fraction)
 
 
 def _around(chosen: Tensor) -> Tensor:

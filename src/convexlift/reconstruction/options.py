@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from convexlift.networks.icnn import InputConvexNetwork
     from convexlift.reconstruction.contents import ImageLike, RangeChoice
     from convexlift.reconstruction.weight import WeightChoice
-    from convexlift.scans.hounsfield import Window
     from convexlift.scans.sinograms import ScanGeometry
+    from convexlift.scans.volumes import Window
     from convexlift.tasks import Bounds
 
 

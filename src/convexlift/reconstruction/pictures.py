@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.files.formats import PictureFormat
+from convexlift.files.pictures import PictureFormat
 from convexlift.functionals.data_terms import L1, SquaredL2
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import random_mask
@@ -19,14 +19,16 @@ from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.reconstruction.contents import (
     PICTURES,
+    Colour,
     Contents,
     ImageLike,
     InputError,
     is_path,
     open_contents,
     open_picture,
+    parse_colour,
+    seen_pixels,
 )
-from convexlift.reconstruction.masks import Colour, parse_colour, seen_pixels
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
     Noise,
@@ -36,8 +38,7 @@ from convexlift.reconstruction.noise import (
     spread,
 )
 from convexlift.reconstruction.options import DenoiseOptions, InpaintOptions
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
@@ -56,18 +57,18 @@ class Denoiser(DenoiseOptions, Reconstructor):
             raise InputError(f"--noise is gaussian or salt-and-pepper, got {self.noise}")
         if self.range not in ("auto", "data"):
             if not isinstance(self.range, tuple) or len(self.range) != 2:
-                raise InputError(
-                    f"--range is auto, data or LOW,HIGH, such as 0,4095, got {self.range}"
-                )
+                wanted = "auto, data or LOW,HIGH, such as 0,4095"
+                raise InputError(f"--range is {wanted}, got {self.range}")
             if not -math.inf < self.range[0] < self.range[1] < math.inf:
                 raise InputError("--range needs LOW < HIGH, got {:g},{:g}".format(*self.range))
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
-        level, clean = self.sigma, self.simulate and self.sigma == 0
-        if level is not None and not clean and not 0 < level <= 1:
+        clean = self.simulate and self.sigma == 0
+        if self.sigma is not None and not clean and not 0 < self.sigma <= 1:
             raise InputError(
-                f"noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got {level:g}"
+                "noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
+                f"{self.sigma:g}"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -113,11 +114,11 @@ class Denoiser(DenoiseOptions, Reconstructor):
         return companions(self.truth, paths)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise for endings, and for whatever does not fit a picture, if there is one only."""
+        """Raise for wrong endings, and for options that do not fit a single picture."""
         for source in sources:
             if source.target.suffix.lower() not in PICTURES:
                 raise InputError(
-                    f"{source.target} is no name for a picture; let it end in one of "
+                    f"{source.target} does not name a picture; use one of the endings "
                     f"{', '.join(PICTURES)}"
                 )
         if len(sources) == 1 and glance(sources[0].path) is None:
@@ -126,7 +127,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
                 contents = self._contents(image, sources[0].target)
             except InputError:
                 raise
-            except Exception:  # decoders raise nearly everything; the run says it again
+            except Exception:  # decoders raise nearly every type; the run reports the error
                 return
             self._seen(contents, image)
             self._truth(contents, image)
@@ -154,16 +155,14 @@ class Denoiser(DenoiseOptions, Reconstructor):
         return seen
 
     def _damaged(self, images: Tensor, level: float) -> Tensor:
-        impulses = self.noise == "salt-and-pepper"
-        task = SaltAndPepper(level) if impulses else GaussianDenoising(level)
-        count = len(images)
-        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(count)]
-        return task.measure(images, generators).picture
+        kind = SaltAndPepper if self.noise == "salt-and-pepper" else GaussianDenoising
+        generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(images))]
+        return kind(level).measure(images, generators).picture
 
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.sigma is not None:
             return Noise(self.noise or "gaussian", self.sigma, estimated=False)
-        # Impulses beside missing pixels are rare, and so are they in CT, whose padding is 0.
+        # Impulses are rare beside missing pixels, and in CT, whose padding looks like pepper.
         unlikely = self.task == "inpaint" or contents.volume is not None
         kind = "gaussian" if self.noise is None and unlikely else self.noise
         some = spread(contents.images)
@@ -183,18 +182,19 @@ class Denoiser(DenoiseOptions, Reconstructor):
         if self.truth is None:
             return None
         suffixes = PictureFormat.known_suffixes() if contents.volume is None else PICTURES
-        truth = _of_its_name(self.truth, image, "truth", suffixes)
+        truth = companion(self.truth, image, "truth", suffixes)
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:
             called = truth if is_path(truth) else "given"
-            raise InputError(
-                f"the truth {called} has {_size(images)}, but {contents.name} has "
-                f"{_size(contents.images)}"
+            own, other = (
+                f"{len(planes)} plane(s) of {planes.shape[-2]} x {planes.shape[-1]}"
+                for planes in (contents.images, images)
             )
+            raise InputError(f"the truth {called} has {other}, but {contents.name} has {own}")
         return images
 
     def _notes(self, contents: Contents) -> Iterator[str]:
-        """What happened to pixels without a number, and to masks of a picture that is turned."""
+        """How missing numbers were treated, and masks of pictures that are displayed rotated."""
         if contents.missing is not None and self.task == "denoise":
             share = 100 * float(contents.missing.double().mean())
             yield f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
@@ -214,7 +214,7 @@ class Inpainter(InpaintOptions, Denoiser):
         if is_path(self.mask):
             if not Path(self.mask).exists():
                 raise InputError(f"there is no mask {self.mask}; check the name")
-            if Path(self.mask).is_file():  # reading it says what is wrong with it
+            if Path(self.mask).is_file():  # a broken mask is an error before any work
                 open_picture(self.mask, "the mask", self.max_megapixels)
         if self.invert_mask and self.mask is None:
             raise InputError("--invert-mask needs --mask")
@@ -227,11 +227,11 @@ class Inpainter(InpaintOptions, Denoiser):
         return companions(self.mask, paths) + super().reads(paths)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Also that something says which pixels are missing."""
+        """Raise also if nothing marks missing pixels."""
+        formats = filter(None, (PictureFormat.of(source.path) for source in sources))
         unmasked = self.mask is None and self.mask_colour is None
-        formats = [PictureFormat.of(source.path) for source in sources]
-        if unmasked and not any(kind is not None and kind.holds_nan for kind in formats):
-            raise InputError(_nothing_missing(str(sources[0].path)))
+        if unmasked and not any(kind.holds_nan for kind in formats):
+            raise _nothing_missing(str(sources[0].path))
         super().check(sources)
 
     def _seen(self, contents: Contents, image: ImageLike) -> Tensor | None:
@@ -239,36 +239,20 @@ class Inpainter(InpaintOptions, Denoiser):
             generator = torch.Generator().manual_seed(self.seed)
             images = contents.images
             return random_mask(images, self.missing, generator).expand_as(images).contiguous()
-        mask = None if self.mask is None else _of_its_name(self.mask, image, "mask")
+        mask = None if self.mask is None else companion(self.mask, image, "mask")
         seen = seen_pixels(
             contents, mask, inverted=self.invert_mask, colour=self._colour(),
             tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
         )  # fmt: skip
         if seen is None:
-            raise InputError(_nothing_missing(contents.name))
+            raise _nothing_missing(contents.name)
         return seen
 
     def _colour(self) -> Colour | None:
         return None if self.mask_colour is None else parse_colour(self.mask_colour)
 
 
-def _of_its_name(
-    place: ImageLike,
-    image: ImageLike,
-    what: str,
-    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
-) -> ImageLike:
-    """The file of a folder with the name of the image; anything else as it is."""
-    if not is_path(place) or not Path(place).is_dir():
-        return place
-    if not is_path(image):
-        raise InputError(f"--{what} is a folder; give a file, or an array like the image")
-    return companion(Path(place), Path(image), what, suffixes)
-
-
-def _nothing_missing(name: str) -> str:
-    return f"no pixel of {name} is missing; give --mask or --mask-colour, or NaN in a float file"
-
-
-def _size(images: Tensor) -> str:
-    return f"{len(images)} plane(s) of {images.shape[-2]} x {images.shape[-1]}"
+def _nothing_missing(name: str) -> InputError:
+    return InputError(
+        f"no pixel of {name} is missing; give --mask or --mask-colour, or NaN in a float file"
+    )

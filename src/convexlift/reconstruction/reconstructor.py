@@ -1,19 +1,20 @@
-"""``cl.reconstruct``: from an image or a file to a reconstruction with its proof and record.
+"""Options of the tasks, prepared images, and reconstructions with their proof and record.
 
     image -> noise -> weight -> problem -> solution -> record
 
 A ``Reconstructor`` has the options of one task. It prepares images (reads them, estimates their
-noise, chooses the weight) and solves what it prepared.
+noise, chooses the weight) and solves the prepared ones.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,25 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.images import psnr, ssim
 from convexlift.models.files import sheet
 from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.problems.claims import relative_gap
 from convexlift.problems.variational import VariationalProblem
+from convexlift.reconstruction import weight as weights
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.options import Options
-from convexlift.reconstruction.result import PreparedImage, Reconstruction, record_of
 from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.weight import (
-    SEARCH,
-    Weight,
-    WeightChoice,
-    checked_weight,
-    choose_weight,
-)
+from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.solvers.named_methods import METHODS
+from convexlift.solvers.solution import Solution
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement
 
@@ -50,7 +48,7 @@ class Reconstructor(Options, ABC):
     """Prepares and solves images with the options of a task."""
 
     positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
-    search: ClassVar[StopWhen] = SEARCH
+    search: ClassVar[StopWhen] = weights.SEARCH
     quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
 
@@ -75,7 +73,7 @@ class Reconstructor(Options, ABC):
         if self.batch != "auto" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise InputError(f"--batch is auto or a whole number from 1 on, got {self.batch}")
         if self.weight is not None:
-            object.__setattr__(self, "weight", checked_weight(self.weight))
+            object.__setattr__(self, "weight", weights.checked_weight(self.weight))
         for name in self.positive:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -87,23 +85,20 @@ class Reconstructor(Options, ABC):
     def prepare(
         self, image: Any, solver: PiecewiseSolver | None = None, target: Path | None = None
     ) -> PreparedImage:
-        """Read an image, estimate its noise, and choose a weight.
+        """Read an image, estimate its noise, and choose a weight, which the solver may search.
 
-        Args:
-            image: as ``cl.reconstruct`` takes it.
-            solver: to search the weight with.
-            target: the file of the result, if there is one: it must be able to hold it.
+        Raises ``InputError`` if the file ``target`` could not hold the result.
         """
 
     @abstractmethod
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Files besides these images that are read for them."""
+        """Files that are read in addition to these images."""
 
     @abstractmethod
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise ``InputError`` for what is wrong with a whole run, as far as it is cheap to see.
+        """Raise ``InputError`` for options that cannot work, as far as that is cheap to see.
 
-        Files that are broken are none of that: they fail on their own.
+        Broken files are not reported: in a run, each fails on its own.
         """
 
     def solver(self) -> PiecewiseSolver:
@@ -124,13 +119,10 @@ class Reconstructor(Options, ABC):
         *,
         keep_duals: bool = True,
     ) -> list[Reconstruction]:
-        """Solve prepared images, of which each is ``joinable`` to the first.
+        """Solve prepared images as one batch; each must be ``joinable`` to the first.
 
-        Args:
-            images: one, or several to be solved as one batch.
-            solver: of these options.
-            progress: called at every check; return ``True`` to stop with the best images so far.
-            keep_duals: whether to keep dual variables, which the proof needs.
+        ``progress`` is called at every check; it returns ``True`` to stop with the best images so
+        far. The proof needs the dual variables, which ``keep_duals`` keeps.
         """
         solver = self.solver() if solver is None else solver
         first = images[0]
@@ -148,10 +140,10 @@ class Reconstructor(Options, ABC):
             if solution.proof.problem.batch_size < len(data) or len(images) > 1:
                 problem = self.problem(image) if keep_duals else solution.proof.problem
                 own = select_solution(solution, rows, problem)
-            own_map = None if gap_map is None else gap_map[rows]
             found.append(
                 Reconstruction(
-                    **vars(image), x=image.restored(own.x.cpu()), solution=own, gap_map=own_map,
+                    **vars(image), x=image.restored(own.x.cpu()), solution=own,
+                    gap_map=None if gap_map is None else gap_map[rows],
                     record=record_of(image, own, settings),
                 )
             )  # fmt: skip
@@ -162,7 +154,7 @@ class Reconstructor(Options, ABC):
         return stated(image.data, self.network, image.weight.value, self.method)
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain values: those of the command line, and others that were given."""
+        """All options of the command line, and others that were given, as plain values."""
         given: dict[str, Any] = {"task": self.task, "sha256": self.sha256, "time_limit": None}
         for option in fields(self):
             value = getattr(self, option.name)
@@ -208,7 +200,7 @@ class Reconstructor(Options, ABC):
         self, data: Measurement, task: str, noise: Noise | None, solver: PiecewiseSolver
     ) -> Weight:
         """By the rule, times the strength."""
-        chosen = choose_weight(self.rule, data, task, noise, solver, self.search)
+        chosen = weights.choose_weight(self.rule, data, task, noise, solver, self.search)
         return replace(chosen, value=self.strength * chosen.value)
 
 
@@ -220,3 +212,139 @@ def _plain(value: Any) -> Any:
         return type(value).__name__
     plain = isinstance(value, bool | int | float | str | tuple | list)
     return value if plain else str(value)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedImage:
+    """An image or a scan, ready to be solved.
+
+    Attributes:
+        name: of the file, or "the image".
+        data: data term, operator and bounds.
+        weight: of the regularizer, and where it comes from.
+        noise: estimated or given; None for scans whose rays differ in their noise.
+        restored: planes of the solution in the numbers and the shape of the input.
+        write: writes planes of the solution to a file.
+        given: the data as planes, to compare with; None for a measured sinogram.
+        truth: the clean planes, (planes, 1, H, W), if they are known.
+        about: further facts for the record.
+        notes: remarks for the user.
+    """
+
+    name: str
+    data: Measurement = field(repr=False)
+    weight: Weight
+    noise: Noise | None
+    restored: Callable[[Tensor], Tensor] = field(repr=False)
+    write: Callable[[Tensor, Path], None] = field(repr=False)
+    given: Tensor | None = field(default=None, repr=False)
+    truth: Tensor | None = field(default=None, repr=False)
+    about: dict[str, Any] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+
+    def joinable(self, other: PreparedImage) -> bool:
+        """Whether both can be solved as one batch."""
+        return self.weight.value == other.weight.value and self.data.joinable(other.data)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reconstruction(PreparedImage):
+    """A reconstructed image with its proof, and the attributes of its ``PreparedImage``.
+
+    Attributes:
+        x: the image, in the numbers and the shape of the input. Of a file: (H, W), or
+            (planes, H, W) for colours and pages; CT in HU, where pixels have a size in mm.
+        solution: objective, lower bound, gap, status, history, dual variables and ``proof`` of
+            every plane; its ``x`` are the planes (planes, 1, H, W) on the scale of the regularizer.
+        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if it was asked for.
+        record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
+    """
+
+    x: Tensor = field(repr=False)
+    solution: Solution = field(repr=False)
+    gap_map: Tensor | None = field(default=None, repr=False)
+    record: dict[str, Any] = field(repr=False)
+
+    @property
+    def problem(self) -> VariationalProblem:
+        """The problem that was solved."""
+        return self.solution.proof.problem
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the image, atomically: a file like the input, in the format of the name's ending.
+
+        Arrays become NPY or TIFF; files keep bit depth, alpha channel and metadata.
+        """
+        self.write(self.solution.x, Path(path))
+        return Path(path)
+
+
+def record_of(
+    prepared: PreparedImage, solution: Solution, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Objective, bound and gap of the image and of each of its planes, and all that led to them.
+
+    Planes are problems of their own: the objective of the image is their sum, and so is its bound.
+    """
+    columns = {
+        "objective": solution.objective.tolist(),
+        # By rounding, a bound can lie above its objective, which then is a bound as good.
+        "lower_bound": torch.minimum(solution.lower_bound, solution.objective).tolist(),
+        "gap": solution.gap.tolist(),
+        "status": [each.name for each in solution.status],
+        "guarantee": [each.name for each in solution.guarantee],
+        "iterations": solution.iterations.tolist(),
+    }
+    objective, bound = (torch.tensor(columns[name], dtype=torch.float64).sum()
+                        for name in ("objective", "lower_bound"))  # fmt: skip
+    noise = prepared.noise
+    record: dict[str, Any] = {
+        "input": prepared.name,
+        "output": None,
+        "size": list(solution.x.shape[-2:]),
+        "status": _summary(columns["status"]),
+        "guarantee": _summary(columns["guarantee"]),
+        "objective": float(objective),
+        "lower_bound": _finite(float(bound)),
+        "gap": _finite(float(relative_gap(objective, bound))),
+        "iterations": max(columns["iterations"]),
+        "seconds": round(solution.seconds, 4),
+        "weight": prepared.weight.to_json(),
+        "noise": noise
+        and {"model": noise.kind, "level": noise.level, "estimated": noise.estimated},
+        **_quality(prepared, solution.x.cpu()),
+        **prepared.about,
+        "planes": [
+            {name: _finite(value) for name, value in zip(columns, plane, strict=True)}
+            for plane in zip(*columns.values(), strict=True)
+        ],
+        "settings": settings,
+    }
+    return record | ({"notes": list(prepared.notes)} if prepared.notes else {})
+
+
+def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
+    if prepared.truth is None:
+        return {}
+    truth, given = prepared.truth.float(), prepared.given
+    quality: dict[str, Any] = {}
+    for suffix, image in (("", x), ("_before", given)):
+        if image is not None and image.shape == truth.shape:
+            quality[f"psnr{suffix}"] = _finite(joint_psnr(image, truth))
+            quality[f"ssim{suffix}"] = _finite(float(ssim(image.float(), truth).mean()))
+    return quality
+
+
+def joint_psnr(x: Tensor, truth: Tensor) -> float:
+    """Of all planes together, in dB."""
+    return float(psnr(x.cpu().reshape(1, -1), truth.reshape(1, -1)))
+
+
+def _summary(words: list[str]) -> str:
+    """The status common to all planes, or the first that is not the best."""
+    return next((word for word in words if word not in ("CONVERGED", "GLOBAL")), words[0])
+
+
+def _finite(value: Any) -> Any:
+    """None, which JSON has, for NaN and infinities, which it does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

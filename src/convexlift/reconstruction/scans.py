@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.formats import read_npy
+from convexlift.files.pictures import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
@@ -21,8 +21,7 @@ from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.options import ScanOptions
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import PreparedImage
+from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
     require_ending,
@@ -33,19 +32,18 @@ from convexlift.reconstruction.slices import (
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
-from convexlift.scans.data_exchange import DataExchange
-from convexlift.scans.files import read_sinogram, read_volume
-from convexlift.scans.formats import files_in, reading
-from convexlift.scans.hounsfield import (
+from convexlift.scans.files import files_in, read_sinogram, read_volume, reading
+from convexlift.scans.sinogram_formats import DataExchange
+from convexlift.scans.sinograms import Quantity, Sinogram
+from convexlift.scans.volumes import (
     WINDOWS,
+    Volume,
     Window,
     attenuation_to_hounsfield,
     hounsfield_to_attenuation,
     unit_attenuation,
     unit_to_hounsfield,
 )
-from convexlift.scans.sinograms import FanGeometry, Quantity, Sinogram
-from convexlift.scans.volumes import Volume
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
@@ -53,7 +51,7 @@ from convexlift.transmission import line_integrals
 PAPER_EXTENT = 256.0
 OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
             "angle_unit", "rows", "truth")  # fmt: skip
-"""Options that describe measured scans."""
+"""Options for measured scans only."""
 BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
 
@@ -91,8 +89,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         unused = [name for name in OF_SCANS if getattr(self, name) is not None]
         if self.simulate and unused:
             raise InputError(
-                f"--simulate makes a scan of its own, to which --{unused[0].replace('_', '-')} "
-                "says nothing; leave one of them out"
+                f"--simulate makes a scan of its own, so --{unused[0].replace('_', '-')} does not "
+                "apply; leave one of them out"
             )
 
     @property
@@ -113,7 +111,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return files + (files_in(Path(str(self.truth))) if folder else [])
 
     def check(self, sources: Sequence[Source]) -> None:
-        """The ending of a single result; of several, one does not stop the others."""
+        """The ending of a single result; with several files, each fails on its own."""
         if len(sources) == 1:
             require_ending(sources[0].target)
 
@@ -174,7 +172,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             )
         bins = scan.projections.shape[2]
         size = self.size or bins
-        extent = self.extent or _field_of_view(scan)
+        extent = self.extent or scan.geometry.field_of_view(bins)
         data, unit, noise, note = self._stated(scan, scan.operator(size, extent), in_mm)
         weight = self.choose_weight(data, SparseViewCT.name, None, solver)
         pixel = extent / size
@@ -245,7 +243,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     def _stated(
         self, scan: Sinogram, rays: LinearOperator, in_mm: bool
     ) -> tuple[Measurement, float, Noise | None, str]:
-        """The data, the attenuation of an image of 1, and what is assumed of the noise."""
+        """The data, the attenuation of an image of 1, the noise, and a note about its model."""
         quantity, y = self.quantity or scan.quantity, scan.data.float()
         flat, dark = (
             stored if (given := self._field(name)) is None else given
@@ -278,7 +276,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                     raise InputError(
                         "the noise of these data cannot be estimated; give --photons or --sigma"
                     )
-                omega = photons * torch.exp(-values.clamp_min(0))  # those that arrive
+                omega = photons * torch.exp(-values.clamp_min(0))  # photons that arrive
                 how = "given" if self.photons else "estimated"
                 note = f"{photons:.3g} photons in a free ray ({how})"
         unit = unit if in_mm else _scale(rays, values)
@@ -286,7 +284,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, note
 
     def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
-        """Raise for options that say nothing about these data."""
+        """Raise for options that do not apply to these data."""
         counts = quantity == "counts"
         for name in ("photons", "sigma") if counts else ("flat", "dark"):
             if getattr(self, name) is not None:
@@ -319,19 +317,10 @@ class ScanReconstructor(ScanOptions, Reconstructor):
 
 @lru_cache(maxsize=2)
 def _scanner(height: int, width: int, views: int, bins: int) -> LinearOperator:
-    """The paper's, for other sizes. The last two are kept: their tables take a while to make."""
+    """The paper's scanner for other sizes; the last two are cached, for they are slow to build."""
     pixel = PAPER_EXTENT / max(height, width)
     beam = ParallelBeam((height, width), views, bins, (pixel * height, pixel * width))
     return beam * (1 / PAPER_UNIT)
-
-
-def _field_of_view(scan: Sinogram) -> float:
-    """What all rays of the detector see: its width, made smaller by the fan's magnification."""
-    width = scan.projections.shape[2] * scan.geometry.bin_width
-    if isinstance(scan.geometry, FanGeometry):
-        near, far = scan.geometry.source_distance, scan.geometry.detector_distance
-        width *= near / (near + far)
-    return width
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:

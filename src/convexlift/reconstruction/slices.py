@@ -9,21 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.reconstruction.contents import (
     DICOM,
     InputError,
     is_path,
     open_contents,
-    write_dicom_file,
 )
-from convexlift.scans.files import read_volume
-from convexlift.scans.formats import ScanFileError
-from convexlift.scans.hounsfield import Window, hounsfield_to_unit, unit_to_hounsfield
+from convexlift.scans.dicom_writing import write_dicom
+from convexlift.scans.files import ScanFileError, read_volume
 from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.stacks import write_png, write_tiff
-from convexlift.scans.volumes import Volume
+from convexlift.scans.volumes import Volume, Window, hounsfield_to_unit, unit_to_hounsfield
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 
@@ -64,16 +61,18 @@ def squeezed(images: Tensor) -> Tensor:
 
 
 def require_ending(target: Path) -> None:
-    """Raise for a name that no slice can have."""
+    """Raise unless the file name has the ending of a format for slices."""
     if target.suffix.lower() not in RESULTS:
-        raise InputError(f"{target} is no name for a slice; let it end in {', '.join(RESULTS)}")
+        raise InputError(
+            f"{target} does not name a slice; use one of the endings {', '.join(RESULTS)}"
+        )
 
 
 def write_slices(volume: Volume, place: Path, description: str, window: Window | str) -> None:
     """DICOM, TIFF or NPY in HU, or PNG through a window."""
     volume, kind = volume.to(device="cpu"), place.suffix.lower()
     if kind == ".dcm":
-        write_dicom_file(volume, place, description)
+        write_dicom(volume, place, description=description)
     elif kind == ".png":
         _require_one(place, len(volume.values))
         write_png(volume, place, window=Window.named(window))
@@ -86,14 +85,12 @@ def write_slices(volume: Volume, place: Path, description: str, window: Window |
 def write_numbers(images: Tensor, place: Path) -> None:
     """The numbers as they are; PNG from the smallest to the largest."""
     values = images[:, 0].detach().cpu().numpy()
-    kind = place.suffix.lower()
-    if kind == ".png":
+    if place.suffix.lower() == ".png":
         _require_one(place, len(values))
         low, high = float(values.min()), float(values.max())
         values = np.rint(255 * (values - low) / max(high - low, 1e-30)).astype(np.uint8)
     shape = values.shape[1:] if len(values) == 1 else values.shape
-    with atomic_path(place) as part:
-        write_picture(Picture(values, layout=shape), part, kind)
+    write_picture(Picture(values, layout=shape), place)
 
 
 def _require_one(place: Path, count: int) -> None:

@@ -1,14 +1,16 @@
-"""Problems solved in pieces that fit the memory, within one time limit, until somebody stops."""
+"""Problems solved in pieces that fit the memory, within one time limit, and with Ctrl-C handled."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +29,6 @@ from convexlift.tensors import Blocks, join_images, select_images
 
 Callback = Callable[[Progress], object]
 """Called at every check of the solver; return ``True`` to stop."""
-
 TRIAL_ITERATIONS = 20
 """For each step size, where a method has several to choose from."""
 
@@ -42,8 +43,8 @@ class Interruption:
     """Whether Ctrl-C was pressed, or a callback asked to stop.
 
     While a solve runs, the signal raises KeyboardInterrupt, and ``solve`` returns its best
-    iterate. At all other times it is only noted, so that a file that is being written is finished.
-    A second signal is raised wherever it comes.
+    iterate. At all other times it is only noted, so that a file is written to its end. A second
+    signal always raises KeyboardInterrupt.
     """
 
     status: Status | None = None
@@ -78,7 +79,7 @@ class Interruption:
 
 @dataclass(eq=False)
 class PiecewiseSolver:
-    """How problems are solved.
+    """A solver of problems of any number of images.
 
     Args:
         network: the regularizer, on the device.
@@ -86,7 +87,7 @@ class PiecewiseSolver:
         stop: for each image or file; its seconds are for the weight and all pieces together.
         method: a name in ``solvers.named_methods.METHODS``.
         batch: images at once, or None for as many as fit.
-        interruption: why no further iteration is wanted, if so.
+        interruption: the reason to end all iterations, if there is one.
     """
 
     network: InputConvexNetwork
@@ -125,18 +126,12 @@ class PiecewiseSolver:
         gap_map: bool = False,
         keep_duals: bool = True,
     ) -> tuple[Solution, Tensor | None]:
-        """All images, in pieces that share the time, and the map of their gap.
+        """All images, in pieces that share the time, and the map of their gap if it is wanted.
 
-        Args:
-            data: of the images.
-            weight: of the regularizer.
-            callback: called with the images of a piece.
-            spent: seconds of the time limit that have passed already.
-            gap_map: whether to compute the map.
-            keep_duals: whether several pieces keep their dual variables, as large as all layers
-                of the network; the proof needs them.
+        ``spent`` seconds of the time limit have passed already. The proof needs dual variables,
+        which are as large as all layers of the network: ``keep_duals`` keeps them.
         """
-        end = None if self.stop.seconds is None else time.perf_counter() + self.stop.seconds - spent
+        end = (self.stop.seconds or math.inf) + time.perf_counter() - spent
         size = self.fitting(data)
         solutions: list[Solution] = []
         maps: list[Tensor] = []
@@ -144,12 +139,12 @@ class PiecewiseSolver:
         while done < len(data):
             rows = slice(done, done + size)
             share = min(1.0, size / (len(data) - done))
-            stop = within(self.stop, None if end is None else share * (end - time.perf_counter()))
+            stop = within(self.stop, share * (end - time.perf_counter()))
             try:
                 solution = self.solve_piece(data.select(rows), weight, stop, callback)
                 if gap_map:
-                    problem = solution.proof.problem
-                    maps.append(certify(problem, solution.x, solution.duals).map.cpu())
+                    certificate = certify(solution.proof.problem, solution.x, solution.duals)
+                    maps.append(certificate.map.cpu())
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -165,7 +160,7 @@ class PiecewiseSolver:
     def solve_piece(
         self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
     ) -> Solution:
-        """Images that fit the memory, with the status of whoever ended the run."""
+        """The solution of images that fit the memory, with the status of an interruption."""
         problem = stated(self.here(data), self.network, weight, self.method)
         solution = self.solve_once(problem, stop, None, callback)
         ended = self.interruption.status
@@ -178,22 +173,20 @@ class PiecewiseSolver:
         self,
         problem: VariationalProblem,
         stop: StopWhen,
-        start: object = None,
+        start: Any = None,
         callback: Callback | None = None,
     ) -> Solution:
         """One call of ``solve``; after an interruption, the start is only evaluated."""
         if self.interruption.status is None:
             try:
                 with self.interruption.during_a_solve():
-                    begin = time.perf_counter()
+                    end = time.perf_counter() + (stop.seconds or math.inf)
                     method = self._method(problem, stop)
-                    if stop.seconds is not None:
-                        stop = within(stop, begin + stop.seconds - time.perf_counter())
                     solution = solve(
                         problem,
                         method=method,
-                        stop=stop,
-                        start=start,  # type: ignore[arg-type]
+                        stop=within(stop, end - time.perf_counter()),
+                        start=start,
                         callback=callback,
                     )
                 for status in (Status.STOPPED, Status.INTERRUPTED):
@@ -210,7 +203,7 @@ class PiecewiseSolver:
         if len(grid) == 1:
             return grid[0]
         few = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
-        few = within(few, None if stop.seconds is None else stop.seconds / (2 * len(grid)))
+        few = within(few, (stop.seconds or math.inf) / (2 * len(grid)))
 
         def reached(method: Method) -> float:
             value = float(solve(problem, method=method, stop=few).objective.sum())
@@ -227,9 +220,9 @@ def stated(
     return problem if METHODS[method].bounded else replace(problem, box=None)
 
 
-def within(stop: StopWhen, seconds: float | None) -> StopWhen:
-    """The same with a time limit, if there is one."""
-    return stop if seconds is None else replace(stop, seconds=max(_SHORTEST, seconds))
+def within(stop: StopWhen, seconds: float) -> StopWhen:
+    """The same with a time limit, unless it is infinite."""
+    return stop if seconds == math.inf else replace(stop, seconds=max(_SHORTEST, seconds))
 
 
 def select_solution(solution: Solution, images: slice, problem: VariationalProblem) -> Solution:
@@ -243,7 +236,7 @@ def select_solution(solution: Solution, images: slice, problem: VariationalProbl
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
     """The solutions of several pieces as one; a piece that ended keeps its last record.
 
-    Its proof has the problem of the first piece only: whoever wants it states the whole problem.
+    Its proof has the problem of the first piece only; ``select_solution`` takes the whole one.
     """
     first, *others = solutions
     if not others:
@@ -262,7 +255,7 @@ def join_solutions(solutions: Sequence[Solution]) -> Solution:
 
 
 def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
-    """On the CPU, without the solver's state, the data and, if so wanted, the dual variables."""
+    """On the CPU, without the solver's state, the data and, unless kept, the dual variables."""
     claim = solution.proof.claim
     if not keep_duals:
         claim = replace(claim, duals=Blocks({}), data_dual=None)

@@ -1,4 +1,4 @@
-"""Files to reconstruct, and the files that are written: found and checked before any work."""
+"""Input files and the places of their results, found and checked before any work begins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convexlift.files.atomic import leftovers, remove_leftovers
-from convexlift.files.formats import PictureFormat
+from convexlift.files.pictures import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
-from convexlift.scans.formats import SinogramFormat, files_in
-from convexlift.scans.sinogram_arrays import FORMAT
+from convexlift.scans.files import SinogramFormat, files_in
+from convexlift.scans.sinogram_formats import FORMAT
 
 SINOGRAMS = SinogramFormat.known_suffixes()
 
@@ -50,13 +50,14 @@ class Source:
 def find_sources(
     inputs: Sequence[str], output: Path, suffixes: Sequence[str], ending: str | None = None
 ) -> list[Source]:
-    """Files, the files of folders, and those that globs match, each with its target.
+    """The files given, in folders, or matched by globs, each with its target.
 
     ``output`` is a file for a single input file, unless it is a folder already or has no ending;
     else a folder, in which results have the names of their inputs (with ``ending``, if given).
-    Files in folders that end in none of ``suffixes`` are left alone; a file that is named must end
-    in one. Broken links are files, too, which cannot be read.
+    Files in folders with an ending other than ``suffixes`` are skipped; a file that is named must
+    have one of them. Broken links count as files, which fail when they are read.
     """
+    endings = ", ".join(suffixes)
     found: list[Path] = []
     several = False
     for each in inputs:
@@ -71,47 +72,22 @@ def find_sources(
             raise InputError(f"there is no file or folder {each}; check the name")
         wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
         if place.is_dir() and not wanted:
-            raise InputError(
-                f"the folder {place} has no file that ends in one of {', '.join(suffixes)}"
-            )
+            raise InputError(f"the folder {place} has no file with one of the endings {endings}")
         found += wanted
-    # Once each; a link with another name is another input, with a result of its own.
+    # Each file once; but a link with another name is another input, with its own result.
     found = list({(resolved(path), path.name): path for path in found}.values())
     if not found:
-        raise InputError(f"no input ends in one of {', '.join(suffixes)}")
+        raise InputError(f"no input has one of the endings {endings}")
     for path in found:
         if path.suffix.lower() not in suffixes:
-            raise InputError(f"{path} ends in none of {', '.join(suffixes)}; convert it first")
+            raise InputError(f"{path} has none of the endings {endings}; convert it first")
     if len(found) == 1 and not several and output.suffix and not output.is_dir():
         return [Source(found[0], output)]
     if output.is_file():
         raise InputError(
             f"{len(found)} results need a folder, and {output} is a file; name another"
         )
-    targets = [output / path.name for path in found]
-    targets = [t if ending is None else t.with_suffix(ending) for t in targets]
-    sources = [Source(path, target) for path, target in zip(found, targets, strict=True)]
-    _require_distinct(sources)
-    return sources
-
-
-def _leads_nowhere(path: Path) -> bool:
-    """Whether it is a link without a file, and not hidden."""
-    return path.is_symlink() and not path.exists() and path.name[0] != "."
-
-
-def resolved(path: Path) -> Path:
-    """The file a link leads to; of links in a circle, one of them."""
-    return Path(os.path.realpath(path))
-
-
-def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, and not a flat or dark field."""
-    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
-    return path.suffix.lower() in suffixes and not is_field
-
-
-def _require_distinct(sources: Sequence[Source]) -> None:
+    sources = [Source(p, (output / p.name).with_suffix(ending or p.suffix)) for p in found]
     seen: dict[Path, Path] = {}
     for source in sources:
         for place in (source.target, source.record):
@@ -121,6 +97,23 @@ def _require_distinct(sources: Sequence[Source]) -> None:
                     f"{other} and {source.path} would both be written to {place}; "
                     "reconstruct them into different folders"
                 )
+    return sources
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether the path is a link without a file, and not hidden."""
+    return path.is_symlink() and not path.exists() and path.name[0] != "."
+
+
+def resolved(path: Path) -> Path:
+    """The file behind a link; unlike ``Path.resolve``, this accepts links that form a circle."""
+    return Path(os.path.realpath(path))
+
+
+def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a file of a folder is an input, and not a flat or dark field."""
+    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
+    return path.suffix.lower() in suffixes and not is_field
 
 
 def sides(path: Path) -> list[Path]:
@@ -134,7 +127,7 @@ def sides(path: Path) -> list[Path]:
 
 
 def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
-    """The file, or those of a folder that may belong to these images: masks, truths."""
+    """The file, or the pictures in a folder that have the name of one of these images."""
     if not is_path(place):
         return []
     if not Path(place).is_dir():
@@ -144,29 +137,33 @@ def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
 
 
 def companion(
-    folder: Path, path: Path, what: str, suffixes: Sequence[str] = PictureFormat.known_suffixes()
-) -> Path:
-    """The picture in a folder with the name of another: with its ending too, if there are several.
+    place: ImageLike,
+    image: ImageLike,
+    what: str,
+    suffixes: Sequence[str] = PictureFormat.known_suffixes(),
+) -> ImageLike:
+    """The mask or truth of an image: of a folder, the file with its name, else ``place`` itself.
 
-    Args:
-        folder: to look in.
-        path: of the other picture.
-        what: it is wanted for, for errors.
-        suffixes: that it may have.
+    If several files have the name, the one that has the ending as well is taken.
     """
-    named = [p for p in files_in(folder) if p.stem == path.stem and p.suffix.lower() in suffixes]
+    if not is_path(place) or not Path(place).is_dir():
+        return place
+    if not is_path(image):
+        raise InputError(f"--{what} is a folder; give a file, or an array like the image")
+    path = Path(image)
+    named = [p for p in companions(place, [path]) if p.suffix.lower() in suffixes]
     if not named:
-        raise InputError(f"the folder {folder} has no {what} for {path.name}")
+        raise InputError(f"the folder {place} has no {what} for {path.name}")
     alike = [p for p in named if p.suffix.lower() == path.suffix.lower()] or named
     alike = [p for p in alike if p.name == path.name] or alike
     if len(alike) > 1:
         names = " and ".join(p.name for p in alike)
-        raise InputError(f"the folder {folder} has {names} for {path.name}; keep one {what} there")
+        raise InputError(f"the folder {place} has {names} for {path.name}; keep one {what} there")
     return alike[0]
 
 
 def glance(path: Path) -> str | None:
-    """What is wrong with a file, as far as its first bytes say; None if nothing is."""
+    """The first fault that the first bytes of a file show, or None."""
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
@@ -194,14 +191,14 @@ def check_targets(
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
 ) -> None:
-    """Refuse to overwrite: inputs never, results only if ``force``; and make the folders.
+    """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
     Temporary files that a killed run left beside these results are removed.
 
     Args:
         sources: files and targets.
         force: whether files that exist may be replaced.
-        resume: whether results of an earlier run may be; files without a record are none.
+        resume: whether results of an earlier run, which have a record, may be replaced.
         gap_map: whether maps of the gap are written.
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
@@ -222,26 +219,23 @@ def check_targets(
         _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
         if resolved(summary) in written:
             raise InputError(f"{summary} is the name of a result; name another file for all")
-    _make_folders({source.target.parent for source in sources}, summary)
     results = [place for source in sources for place in source.results()]
-    remove_leftovers(results if summary is None else [*results, summary])
+    results += [] if summary is None else [summary]
+    for folder in {place.parent for place in results}:
+        _require_writable(folder)
+    remove_leftovers(results)
 
 
-def _make_folders(folders: set[Path], summary: Path | None) -> None:
-    for folder in folders if summary is None else folders | {summary.parent}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be a folder ({error.strerror}); name another"
-            ) from None
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"nothing can be written to {folder} ({error.strerror}); name another folder"
-            ) from None
+def _require_writable(folder: Path) -> None:
+    """Make the folder, and try to write to it."""
+    problem = "cannot be a folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "cannot be written to"
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder} {problem} ({error.strerror}); name another folder") from None
 
 
 def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
@@ -249,7 +243,7 @@ def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: boo
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
-    if place.exists() and not place.is_file():  # results replace what has their name
+    if place.exists() and not place.is_file():  # a result would replace the device by a file
         raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
     if not place.exists() or may_replace:
         return
@@ -265,12 +259,12 @@ def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: boo
 
 
 def _is_result(source: Source) -> bool:
-    """Whether an earlier run wrote here; if it was killed, its record has a temporary name yet."""
+    """Whether an earlier run wrote here; the record of a killed run may have a temporary name."""
     return _is_ours(source.record) or any(leftovers([source.record]))
 
 
 def _is_ours(record: Path) -> bool:
-    """Whether a JSON file was written by a run: each says with which settings."""
+    """Whether a JSON file was written by a run: only those state its settings."""
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -5,17 +5,14 @@ The extra ``convexlift[ct]`` installs the packages that read and write them.
 
 from convexlift.scans.dicom_reading import read_dicom
 from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.files import read_sinogram, read_volume, write_sinogram, write_volume
-from convexlift.scans.formats import ScanFileError
-from convexlift.scans.hounsfield import (
-    WINDOWS,
-    Window,
-    attenuation_to_hounsfield,
-    hounsfield_to_attenuation,
-    hounsfield_to_unit,
-    unit_attenuation,
-    unit_to_hounsfield,
+from convexlift.scans.files import (
+    ScanFileError,
+    read_sinogram,
+    read_volume,
+    write_sinogram,
+    write_volume,
 )
+from convexlift.scans.sinogram_formats import NpySinogram as NpySinogram  # registers the formats
 from convexlift.scans.sinograms import (
     FanGeometry,
     ParallelGeometry,
@@ -24,7 +21,16 @@ from convexlift.scans.sinograms import (
     geometry_of,
 )
 from convexlift.scans.stacks import read_stack, write_png, write_tiff
-from convexlift.scans.volumes import Volume
+from convexlift.scans.volumes import (
+    WINDOWS,
+    Volume,
+    Window,
+    attenuation_to_hounsfield,
+    hounsfield_to_attenuation,
+    hounsfield_to_unit,
+    unit_attenuation,
+    unit_to_hounsfield,
+)
 
 __all__ = [
     "WINDOWS",

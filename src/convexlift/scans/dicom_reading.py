@@ -16,21 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.formats import load_extra
-from convexlift.files.limits import (
+from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
     allowed_megapixels,
+    load_extra,
     reason_of,
     require_plausible,
 )
-from convexlift.scans.formats import PathLike, ScanFileError, existing, files_in, reading
-from convexlift.scans.hounsfield import LOWEST
-from convexlift.scans.volumes import Orientation, Vector, Volume, height_along, require_orientation
+from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
+from convexlift.scans.volumes import (
+    LOWEST,
+    Orientation,
+    Vector,
+    Volume,
+    height_along,
+    require_orientation,
+)
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 """Endings of DICOM file names; scanners also write names without an ending."""
-
 GAP = 0.1
 """Relative deviation of slice distances from their median that is accepted as rounding."""
 
@@ -59,7 +64,7 @@ def read_dicom(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
     place = existing(path)
     files = _slices_in(place) if place.is_dir() else [place]
@@ -78,12 +83,11 @@ def read_dicom(
 
 
 def _slices_in(folder: Path) -> list[Path]:
-    files = [
-        file
-        for file in files_in(folder)
-        if file.name.upper() != "DICOMDIR"
-        and (file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES) or file.suffix[1:].isdecimal())
-    ]
+    def may_be_slice(file: Path) -> bool:
+        known = file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES)
+        return file.name.upper() != "DICOMDIR" and (known or file.suffix[1:].isdecimal())
+
+    files = [file for file in files_in(folder) if may_be_slice(file)]
     if not files:
         raise ScanFileError(f"{folder} holds no DICOM files")
     return files
@@ -122,11 +126,9 @@ def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
     dataset = _read_dataset(path, max_megapixels, stop_before_pixels=True)
 
     def value(name: str) -> Any:
-        found = dataset.get(name)
-        if found is None or found == "":
-            raise ScanFileError(
-                f"{path} has no {name}, which a CT slice needs; it may be cut short"
-            )
+        if (found := dataset.get(name)) is None or found == "":
+            problem = f"has no {name}, which a CT slice needs; it may be cut short"
+            raise ScanFileError(f"{path} {problem}")
         return found
 
     def numbers(name: str, count: int) -> tuple[float, ...]:
@@ -139,7 +141,7 @@ def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
     with reading(path, "a CT slice"):  # values are parsed on access
         _require_grey_ct(path, dataset, value("Modality"))
         known = dataset.get("SliceThickness") not in (None, "")
-        thickness = numbers("SliceThickness", 1)[0] if known else 0.0
+        (thickness,) = numbers("SliceThickness", 1) if known else (0.0,)
         spacing = numbers("PixelSpacing", 2)
         if min(spacing) <= 0:
             raise ScanFileError(f"{path} has PixelSpacing {spacing}; both must be > 0, in mm")
@@ -187,12 +189,10 @@ def _require_grey_ct(path: Path, dataset: Any, modality: str) -> None:
 
 def _padding(dataset: Any) -> tuple[int, int] | None:
     """PixelPaddingValue, up to PixelPaddingRangeLimit where there is one."""
-    value = dataset.get("PixelPaddingValue")
-    if value is None or value == "":
+    value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
+    if value in (None, ""):
         return None
-    limit = dataset.get("PixelPaddingRangeLimit")
-    first = int(value)
-    last = first if limit is None or limit == "" else int(limit)
+    first, last = int(value), int(value if limit in (None, "") else limit)
     if dataset.get("PixelRepresentation") == 1:  # some programs write signed numbers as unsigned
         half = 1 << (int(dataset.get("BitsAllocated") or 16) - 1)
         first, last = ((v + half) % (2 * half) - half for v in (first, last))
@@ -220,13 +220,11 @@ def _one_series(place: Path, headers: list[_SliceHeader], series: str | None) ->
 
 
 def _require_one_grid(headers: list[_SliceHeader]) -> None:
+    names = {"size": "size in pixels", "spacing": "pixel spacing", "orientation": "orientation"}
     first = headers[0]
     for other in headers[1:]:
-        for name, left, right in (
-            ("size in pixels", first.size, other.size),
-            ("pixel spacing", first.spacing, other.spacing),
-            ("orientation", first.orientation, other.orientation),
-        ):
+        for field, name in names.items():
+            left, right = getattr(first, field), getattr(other, field)
             if not np.allclose(left, right, rtol=0, atol=1e-4):
                 raise ScanFileError(
                     f"{other.path} has the {name} {right} and {first.path} has {left}; "
@@ -236,9 +234,7 @@ def _require_one_grid(headers: list[_SliceHeader]) -> None:
 
 def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
     steps = [after.height - before.height for before, after in pairwise(headers)]
-    if not steps:
-        return
-    usual = statistics.median(steps)
+    usual = statistics.median(steps or [0.0])
     for step, (before, after) in zip(steps, pairwise(headers), strict=True):
         pair = f"{before.path} and {after.path}"
         if step <= 1e-3:  # mm, far below any slice distance
@@ -278,13 +274,9 @@ def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
     with reading(path, "a CT slice"):
         expected = (int(dataset.Rows), int(dataset.Columns))
         bits = int(dataset.get("BitsAllocated") or 16)
-        require_plausible(
-            path,
-            (*expected, int(dataset.get("SamplesPerPixel") or 1)),
-            max(bits, 1) / 8,
-            max_megapixels,
-            EXPANSION if syntax.is_compressed else 1.0,
-        )
+        declared = (*expected, int(dataset.get("SamplesPerPixel") or 1))
+        expansion = EXPANSION if syntax.is_compressed else 1.0
+        require_plausible(path, declared, max(bits, 1) / 8, max_megapixels, expansion)
     try:
         pixels = np.asarray(dataset.pixel_array)
     except Exception as error:  # decoders raise nearly every type
@@ -295,7 +287,7 @@ def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
 
 
 def _advice(syntax: Any) -> str:
-    """Why the pixels of a file cannot be decoded, and what to do about it."""
+    """The reason why the pixels of a file cannot be decoded, and a remedy."""
     if not syntax.is_compressed:
         return "cannot be decoded, it may be cut short or damaged; copy it again"
     try:

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from convexlift.files.formats import load_extra
-from convexlift.scans.formats import PathLike, write_slices
+from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
+from convexlift.scans.files import PathLike, VolumeFormat, write_slices
 from convexlift.scans.volumes import Volume
 
 CT_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.2"
@@ -24,7 +25,6 @@ MANDATORY = (
     *("PositionReferenceIndicator", "PatientPosition", "KVP", "AcquisitionNumber"),
 )
 """Copied from the source, or empty: nothing about a patient or a study is invented."""
-
 COPIED = (
     *("IssuerOfPatientID", "PatientAge", "PatientSize", "PatientWeight"),
     *("PatientIdentityRemoved", "DeidentificationMethod", "DeidentificationMethodCodeSequence"),
@@ -34,7 +34,6 @@ COPIED = (
     *("BurnedInAnnotation", "WindowCenter", "WindowWidth"),
 )
 """Copied from the source if present. Private elements are not: they may contain anything."""
-
 EQUIPMENT = (
     *("Manufacturer", "InstitutionName", "StationName", "ManufacturerModelName"),
     *("DeviceSerialNumber", "SoftwareVersions"),
@@ -49,11 +48,11 @@ def write_dicom(
 ) -> tuple[Path, ...]:
     """A series of CT images, DERIVED and SECONDARY, with new UIDs.
 
-    A name ending in ``.dcm`` takes a volume of one slice; any other is a new or empty folder. HU
-    are stored in 16 bits: exactly if they are integers, else rounded to the finest power of two
-    that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame of reference are
-    copied from ``volume.source``; without a source they are empty. Each image refers to its source
-    image, the scanner and this software.
+    A name ending in ``.dcm``, ``.dicom`` or ``.ima`` takes a volume of one slice; any other is a
+    new or empty folder. HU are stored in 16 bits: exactly if they are integers, else rounded to the
+    finest power of two that fits (1/16 HU up to 2047 HU, 1/8 up to 4095). Patient, study and frame
+    of reference are copied from ``volume.source``; without a source they are empty. Each image
+    refers to its source image, the scanner and this software.
 
     Args:
         volume: in HU.
@@ -71,7 +70,7 @@ def write_dicom(
     def save(target: Path, k: int) -> None:
         series.dataset(k).save_as(target, enforce_file_format=True)
 
-    return write_slices(Path(path), len(volume.values), ".dcm", save)
+    return write_slices(Path(path), len(volume.values), DICOM_SUFFIXES, save)
 
 
 def finest_slope(values: Tensor) -> float:
@@ -196,3 +195,18 @@ def _version() -> str:
         return metadata.version("convexlift")
     except metadata.PackageNotFoundError:  # run from a source folder, not installed
         return "unknown"
+
+
+class Dicom(VolumeFormat):
+    """A slice, or a folder with the slices of one series."""
+
+    name = "DICOM"
+    suffixes = (".dcm", "")  # for writing; reading takes every unknown ending for DICOM
+
+    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+        """Read with ``read_dicom``."""
+        return read_dicom(place, max_megapixels=max_megapixels)
+
+    def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
+        """Write with ``write_dicom``."""
+        return write_dicom(volume, place, description=description)

@@ -1,43 +1,45 @@
-"""Volumes and sinograms in files, with the format chosen by file name."""
+"""Volumes and sinograms in files: the format is chosen by the file name, errors begin with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from convexlift.scans.data_exchange import DataExchange as DataExchange
-from convexlift.scans.dicom_reading import read_dicom
-from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.formats import (
-    AngleUnit,
-    PathLike,
-    ScanFileError,
-    SinogramFormat,
-    SinogramOptions,
-    VolumeFormat,
-    existing,
-    files_in,
-)
-from convexlift.scans.sinogram_arrays import NpySinogram as NpySinogram
-from convexlift.scans.sinogram_arrays import TiffSinogram as TiffSinogram
+from convexlift.files.atomic import atomic_path, remove_leftovers
+from convexlift.files.formats import FileFormat, reason_of, require_limit
+from convexlift.option_values import AngleUnit as AngleUnit
 from convexlift.scans.sinograms import Sinogram
-from convexlift.scans.stacks import StackFormat, read_stack
 from convexlift.scans.volumes import Volume
 
+PathLike = str | os.PathLike[str]
 
-class Dicom(VolumeFormat):
-    """A slice, or a folder with the slices of one series."""
 
-    name = "DICOM"
-    suffixes = (".dcm", "")  # for writing; reading treats every other name as DICOM
+class ScanFileError(ValueError):
+    """A file that cannot be read or written as requested; the message begins with its name."""
 
+
+class VolumeFormat(FileFormat):
+    """Slices in HU: a file, or a folder with files of one format.
+
+    Attributes:
+        pictures: whether ``read_stack`` reads the format.
+    """
+
+    pictures: ClassVar[bool] = False
+
+    @abstractmethod
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
-        """Read with ``read_dicom``."""
-        return read_dicom(place, max_megapixels=max_megapixels)
+        """The volume of a file or a folder."""
 
+    @abstractmethod
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
-        """Write with ``write_dicom``."""
-        return write_dicom(volume, place, description=description)
+        """Write a file or folder, completely or not at all; returns the files in slice order."""
 
 
 def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volume:
@@ -48,12 +50,13 @@ def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volum
     size that the header of a file may declare.
     """
     place = existing(path)
+    dicom = VolumeFormat.of(Path("slice.dcm"))
+    assert dicom is not None
+    # Scanners use all kinds of endings, or none: every unknown ending is taken for DICOM.
     names = files_in(place) if place.is_dir() else [place]
-    formats = [VolumeFormat.of(name) or Dicom() for name in names] or [Dicom()]
-    if all(isinstance(kind, StackFormat) for kind in formats):
-        return read_stack(place, max_megapixels=max_megapixels)
-    alike = len({type(kind) for kind in formats}) == 1
-    return (formats[0] if alike else Dicom()).read(place, max_megapixels)
+    formats = [VolumeFormat.of(name) or dicom for name in names] or [dicom]
+    alike = len({type(each) for each in formats}) == 1 or all(each.pictures for each in formats)
+    return (formats[0] if alike else dicom).read(place, max_megapixels)
 
 
 def write_volume(
@@ -77,6 +80,35 @@ def write_volume(
     return kind.write(volume, place, description)
 
 
+@dataclass(frozen=True)
+class SinogramOptions:
+    """The options of ``read_sinogram``, checked."""
+
+    rows: slice = field(default_factory=lambda: slice(None))
+    angles: tuple[float, ...] | None = None
+    angle_unit: AngleUnit | None = None
+    max_megapixels: float | None = None
+    read_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.angle_unit not in (None, "degrees", "radians"):
+            raise ValueError(f"angle_unit must be 'degrees' or 'radians', got {self.angle_unit!r}")
+        require_limit("max_megapixels", self.max_megapixels)
+        require_limit("read_seconds", self.read_seconds)
+
+
+class SinogramFormat(FileFormat):
+    """Projections and their geometry."""
+
+    @abstractmethod
+    def read(self, path: Path, options: SinogramOptions) -> Sinogram:
+        """The sinogram of a file."""
+
+    def write(self, sinogram: Sinogram, path: Path) -> None:
+        """Write the sinogram completely, or not at all."""
+        raise ScanFileError(f"{path} does not name a sinogram; use the ending .h5 or .npy")
+
+
 def read_sinogram(
     path: PathLike,
     *,
@@ -98,15 +130,10 @@ def read_sinogram(
             one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
-    options = SinogramOptions(
-        slice(None) if rows is None else rows,
-        None if angles is None else tuple(angles),
-        angle_unit,
-        max_megapixels,
-        read_seconds,
-    )
+    given = None if angles is None else tuple(angles)
+    options = SinogramOptions(rows or slice(None), given, angle_unit, max_megapixels, read_seconds)
     place = existing(path)
     kind = SinogramFormat.of(place)
     if kind is None:
@@ -123,3 +150,59 @@ def write_sinogram(sinogram: Sinogram, path: PathLike) -> Path:
         raise ScanFileError(f"{place} does not name a sinogram; use the ending .h5 or .npy")
     kind.write(sinogram, place)
     return place
+
+
+def existing(path: PathLike) -> Path:
+    """The path, which must exist."""
+    found = Path(path)
+    if not found.exists():
+        raise ScanFileError(f"{found}: there is no such file or folder")
+    return found
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Prefix all errors inside with the file: decoders of damaged files raise nearly every type."""
+    try:
+        yield
+    except (ImportError, ScanFileError):
+        raise
+    except Exception as error:
+        raise ScanFileError(f"{path} cannot be read as {kind}: {reason_of(error)}") from error
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder in natural order: ``slice2`` comes before ``slice10``."""
+
+    def counted(path: Path) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", path.name)
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+    files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    return sorted(files, key=counted)
+
+
+def write_slices(
+    place: Path, count: int, suffixes: Sequence[str], save: Callable[[Path, int], object]
+) -> tuple[Path, ...]:
+    """Write one file if the name has one of the endings, else a folder of ``0001.dcm``, etc.
+
+    ``save`` writes slice k to a path. A file takes one slice; a folder must be new or empty, and
+    its files have the first of the endings.
+    """
+    if place.suffix.lower() in suffixes:
+        if count > 1:
+            raise ScanFileError(f"{place} takes one slice, not {count}; write to a folder")
+        with atomic_path(place) as part:
+            save(part, 0)
+        return (place,)
+    # Slices already in a folder would be mixed with the new ones.
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ScanFileError(f"{place} already exists; write to a new or an empty folder")
+    remove_leftovers([place])
+    digits = max(4, len(str(count)))
+    names = [f"{number:0{digits}d}{suffixes[0]}" for number in range(1, count + 1)]
+    with atomic_path(place, folder=True) as part:
+        for k, name in enumerate(names):
+            save(part / name, k)
+    return tuple(place / name for name in names)

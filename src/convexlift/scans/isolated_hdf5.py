@@ -62,8 +62,9 @@ def run_isolated(
         # The child has the parent's import path; a single thread starts faster.
         python_path = os.pathsep.join(filter(None, sys.path))
         environment = {"PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"}
+        too_slow = -getattr(signal, "SIGXCPU", math.inf)  # not every system has this signal
         try:
-            ended = subprocess.run(
+            status: float = subprocess.run(
                 [sys.executable, "-P", __file__],
                 input=json.dumps(task),
                 capture_output=True,
@@ -72,11 +73,20 @@ def run_isolated(
                 env={**os.environ, **environment},
                 start_new_session=True,  # the parent handles Ctrl-C
                 check=False,
-            )
+            ).returncode
         except subprocess.TimeoutExpired:
-            raise IsolatedError(_too_slow(seconds)) from None
+            status = too_slow
+        if status == too_slow:
+            raise IsolatedError(
+                f"it was not read within {seconds:g} seconds, which is typical of damaged files; "
+                f"if it is only large, allow more with --read-seconds {10 * seconds:g} "
+                "(read_seconds= in Python)"
+            )
         if not (folder / _RESULT).exists():
-            raise IsolatedError(_death(ended.returncode, seconds))
+            raise IsolatedError(
+                f"its reader crashed (status {status}), as happens with damaged files; copy it "
+                "again"
+            )
         result = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
         if "error" in result:
             raise IsolatedError(result["error"])
@@ -85,20 +95,6 @@ def run_isolated(
             for key, file in result["arrays"].items()
         }
         return arrays, result["texts"]
-
-
-def _too_slow(seconds: float) -> str:
-    return (
-        f"it was not read within {seconds:g} seconds, which is typical of damaged files; if it is "
-        f"only large, allow more with --read-seconds {10 * seconds:g} (read_seconds= in Python)"
-    )
-
-
-def _death(status: int, seconds: float) -> str:
-    """The reason why a child left no result."""
-    if status and status == -getattr(signal, "SIGXCPU", 0):
-        return _too_slow(seconds)
-    return f"its reader crashed (status {status}), as happens with damaged files; copy it again"
 
 
 # In the child ------------------------------------------------------------------------------------

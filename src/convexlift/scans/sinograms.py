@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -12,18 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.operators.tomography.beams import (
-    DETECTORS,
-    Detector,
-    FanBeam,
-    ParallelBeam,
-)
+from convexlift.json_values import construct, parameters, read
+from convexlift.operators.tomography.beams import Detector, FanBeam, ParallelBeam
 from convexlift.operators.tomography.ray_transform import RayTransform
 from convexlift.option_values import Quantity as Quantity
 from convexlift.tensors import TensorRecord, first_non_finite
 
 LengthUnit = Literal["mm", "pixel"]
-LENGTH_UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
 """Detector pixels are the unit if a file does not give their size."""
 
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -52,14 +46,12 @@ class ScanGeometry:
     def __post_init__(self) -> None:
         name = type(self).__name__
         object.__setattr__(self, "angles", tuple(float(angle) for angle in self.angles))
-        if not self.angles or not all(math.isfinite(angle) for angle in self.angles):
-            raise ValueError(f"{name} needs angles in radians, at least one and all finite")
-        if not (_is_real(self.bin_width) and self.bin_width > 0):
+        if not self.angles:
+            raise ValueError(f"{name} needs angles in radians, at least one")
+        for field, parameter in parameters(type(self)).items():
+            read(getattr(self, field), parameter.annotation, f"{name}.{field}")
+        if self.bin_width <= 0:
             raise ValueError(f"{name} needs bin_width > 0, got {self.bin_width!r}")
-        if not _is_real(self.detector_offset):
-            raise ValueError(f"{name} needs a finite detector_offset, got {self.detector_offset!r}")
-        if self.unit not in LENGTH_UNITS:
-            raise ValueError(f"{name} needs unit to be one of {LENGTH_UNITS}, got {self.unit!r}")
 
     def operator(
         self,
@@ -72,6 +64,10 @@ class ScanGeometry:
         kind: Any = self.transform
         operator: RayTransform = kind(image_size=image_size, bins=bins, extent=extent, **options)
         return operator
+
+    def field_of_view(self, bins: int) -> float:
+        """The width of the region that all rays of a detector with so many bins see."""
+        return bins * self.bin_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +97,16 @@ class FanGeometry(ScanGeometry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_real(self.source_distance) and self.source_distance > 0):
-            raise ValueError(f"FanGeometry needs source_distance > 0, got {self.source_distance!r}")
-        if not (_is_real(self.detector_distance) and self.detector_distance >= 0):
+        if self.source_distance <= 0 or self.detector_distance < 0:
             raise ValueError(
-                f"FanGeometry needs detector_distance >= 0, got {self.detector_distance!r}"
+                "FanGeometry needs source_distance > 0 and detector_distance >= 0, got "
+                f"{self.source_distance!r} and {self.detector_distance!r}"
             )
-        if self.detector not in DETECTORS:
-            raise ValueError(f"detector must be one of {DETECTORS}, got {self.detector!r}")
+
+    def field_of_view(self, bins: int) -> float:
+        """The width of the detector, made smaller by the magnification of the fan."""
+        near, far = self.source_distance, self.detector_distance
+        return super().field_of_view(bins) * (near / (near + far))
 
 
 _GEOMETRIES: Mapping[str, type[ScanGeometry]] = {
@@ -126,7 +124,7 @@ def geometry_of(operator: RayTransform, unit: LengthUnit = "mm") -> ScanGeometry
                 "detector_offset": float(operator.bins[0] + operator.bins[-1]) / 2,
                 "unit": unit,
             }
-            own = _names(kind) - set(known)
+            own = set(parameters(kind)) - set(known)
             return kind(**known, **{name: getattr(operator, name) for name in own})
     raise ValueError(f"geometry_of takes ParallelBeam or FanBeam, got {operator!r}")
 
@@ -137,26 +135,13 @@ def to_record(geometry: ScanGeometry) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> ScanGeometry:
-    """A geometry from JSON values; unknown and missing fields are refused by name."""
+    """A geometry from JSON values; ValueError names a wrong, unknown or missing field."""
     values = dict(record)
     beam = values.pop("beam", None)
     if beam not in _GEOMETRIES:
         raise ValueError(f"beam must be one of {', '.join(_GEOMETRIES)}, got {beam!r}")
     kind = _GEOMETRIES[beam]
-    if unknown := set(values) - _names(kind):
-        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}") from None
-
-
-def _names(kind: type[ScanGeometry]) -> set[str]:
-    return {field.name for field in fields(kind)}
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return construct(kind, values, kind.__name__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,18 +9,19 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import Picture, load_extra
+from convexlift.files.formats import load_extra
+from convexlift.files.pictures import Picture, write_picture
 from convexlift.files.png_jpeg import Png
 from convexlift.files.tiff import Tiff, colours_of, decoded, open_tiff
-from convexlift.scans.formats import (
+from convexlift.json_values import construct
+from convexlift.scans.files import (
     PathLike,
     ScanFileError,
     VolumeFormat,
@@ -29,8 +30,7 @@ from convexlift.scans.formats import (
     reading,
     write_slices,
 )
-from convexlift.scans.hounsfield import Window
-from convexlift.scans.volumes import Orientation, Vector, Volume
+from convexlift.scans.volumes import Orientation, Vector, Volume, Window
 from convexlift.tensors import first_non_finite
 
 FORMAT = "convexlift CT slices"
@@ -48,15 +48,18 @@ class SliceMetadata:
     positions: tuple[Vector, ...]
     orientation: Orientation
     thickness: float | None
-    slope: float = 1.0
-    intercept: float = 0.0
-    clipped: int = 0
+    slope: float
+    intercept: float
+    clipped: int
 
     @classmethod
-    def of(cls, volume: Volume, slices: Iterable[int], **scale: Any) -> SliceMetadata:
+    def of(
+        cls, volume: Volume, slices: Iterable[int],
+        slope: float = 1.0, intercept: float = 0.0, clipped: int = 0,
+    ) -> SliceMetadata:  # fmt: skip
         """The metadata of some slices of a volume."""
-        positions = tuple(volume.positions[k] for k in slices)
-        return cls(volume.spacing, positions, volume.orientation, volume.thickness, **scale)
+        place = (volume.spacing, tuple(volume.positions[k] for k in slices), volume.orientation)
+        return cls(*place, volume.thickness, slope, intercept, clipped)
 
     def to_text(self) -> str:
         """JSON in ASCII."""
@@ -71,19 +74,7 @@ class SliceMetadata:
             return None
         if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
             return None
-        try:
-            thickness = record["thickness"]
-            return cls(
-                spacing=cast(tuple[float, float], tuple(map(float, record["spacing"]))),
-                positions=tuple(cast(Vector, tuple(map(float, p))) for p in record["positions"]),
-                orientation=cast(Orientation, tuple(map(float, record["orientation"]))),
-                thickness=None if thickness is None else float(thickness),
-                slope=float(record["slope"]),
-                intercept=float(record["intercept"]),
-                clipped=int(record["clipped"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"its description of the slices is damaged ({error!r})") from None
+        return construct(cls, record, "its description of the slices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,23 +91,22 @@ class StackFile:
         if slope is None and intercept is None:
             if self.metadata is not None:
                 slope, intercept = self.metadata.slope, self.metadata.intercept
-                if self.metadata.clipped:
+                if clipped := self.metadata.clipped:
                     raise ScanFileError(
-                        f"{self.path} was written with a window that clipped "
-                        f"{self.metadata.clipped} pixels: their CT numbers are lost; read the "
-                        "original files"
+                        f"{self.path} was written with a window that clipped {clipped} pixels: "
+                        "their CT numbers are lost; read the original files"
                     )
             elif self.stored.dtype.kind == "u":
                 raise ScanFileError(
-                    f"{self.path} holds {self.stored.dtype}, but CT numbers can be negative; "
-                    "write read_stack(path, slope=..., intercept=...) for "
-                    "HU = slope * stored + intercept"
+                    f"{self.path} holds {self.stored.dtype}, but CT numbers can be negative; write "
+                    "read_stack(path, slope=..., intercept=...) for HU = slope * stored + intercept"
                 )
         factor, offset = 1.0 if slope is None else slope, 0.0 if intercept is None else intercept
         if not (math.isfinite(factor) and factor != 0 and math.isfinite(offset)):
             raise ValueError(f"slope and intercept must be finite, got {factor} and {offset}")
         values = np.empty(self.stored.shape, dtype=np.float32)
         with np.errstate(over="ignore"):  # overflow is reported below
+            # Slice by slice: a double-precision copy of a large volume may not fit the memory.
             for target, stored in zip(values, self.stored, strict=True):
                 target[:] = factor * stored.astype(np.float64) + offset
         if not np.isfinite(values).all():
@@ -130,12 +120,14 @@ class StackFile:
 class StackFormat(VolumeFormat):
     """A format whose files hold one or more slices, and whose folders hold a volume."""
 
+    pictures = True
+
     @abstractmethod
     def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
         """The slices of one file."""
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
-        """Read with ``read_stack``."""
+        """Read all files with ``read_stack``."""
         return read_stack(place, max_megapixels=max_megapixels)
 
 
@@ -232,10 +224,10 @@ def read_stack(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
-        ScanFileError: naming the file, and what to do.
+        ScanFileError: naming the file, the fault and a remedy.
     """
     place = existing(path)
-    stacks = [_read_slices(file, max_megapixels) for file in _stack_files(place)]
+    stacks = _read_files(place, max_megapixels)
     first = stacks[0]
     for each in stacks:
         if each.stored.shape[1:] != first.stored.shape[1:]:
@@ -245,8 +237,17 @@ def read_stack(
             )
     values = torch.from_numpy(np.concatenate([s.hounsfield(slope, intercept) for s in stacks]))
     with reading(place, "slices"):
-        if spacing is None and all(each.metadata is not None for each in stacks):
-            return _placed(values, stacks)
+        known = [each.metadata for each in stacks if each.metadata is not None]
+        if spacing is None and len(known) == len(stacks):
+            grid = known[0]
+            for stack, own in zip(stacks, known, strict=True):
+                if (own.spacing, own.orientation) != (grid.spacing, grid.orientation):
+                    raise ScanFileError(
+                        f"{stack.path} and {first.path} differ in pixel spacing or orientation; "
+                        "a volume needs one grid"
+                    )
+            positions = tuple(position for own in known for position in own.positions)
+            return Volume(values, grid.spacing, positions, grid.orientation, grid.thickness)
         if (spacing := spacing or first.spacing) is None:
             raise ScanFileError(
                 f"{first.path} does not give its pixel size; write "
@@ -255,36 +256,17 @@ def read_stack(
         return Volume.stacked(values, spacing, slice_spacing)
 
 
-def _stack_files(place: Path) -> list[Path]:
-    if not place.is_dir():
-        return [place]
-    formats = {file: VolumeFormat.of(file) for file in files_in(place)}
-    files = [file for file, kind in formats.items() if isinstance(kind, StackFormat)]
-    names = sorted({kind.name for kind in formats.values() if isinstance(kind, StackFormat)})
+def _read_files(place: Path, max_megapixels: float | None) -> list[StackFile]:
+    files = files_in(place) if place.is_dir() else [place]
+    formats = [(file, VolumeFormat.of(file)) for file in files]
+    known = [(file, kind) for file, kind in formats if isinstance(kind, StackFormat)]
+    if not known and not place.is_dir():
+        raise ScanFileError(f"{place} is not a stack of slices; its name must end in .tif or .png")
+    names = sorted({kind.name for _, kind in known})
     if len(names) != 1:
         found = f"both {' and '.join(names)} files" if names else "no PNG or TIFF files"
         raise ScanFileError(f"{place} holds {found}; give a folder with slices of one kind")
-    return files
-
-
-def _read_slices(path: Path, max_megapixels: float | None) -> StackFile:
-    kind = VolumeFormat.of(path)
-    if not isinstance(kind, StackFormat):
-        raise ScanFileError(f"{path} is not a stack of slices; its name must end in .tif or .png")
-    return kind.read_slices(path, max_megapixels)
-
-
-def _placed(values: Tensor, stacks: list[StackFile]) -> Volume:
-    known = [stack.metadata for stack in stacks if stack.metadata is not None]
-    first = known[0]
-    for stack, metadata in zip(stacks, known, strict=True):
-        if (metadata.spacing, metadata.orientation) != (first.spacing, first.orientation):
-            raise ScanFileError(
-                f"{stack.path} and {stacks[0].path} differ in pixel spacing or orientation; "
-                "a volume needs one grid"
-            )
-    positions = tuple(position for metadata in known for position in metadata.positions)
-    return Volume(values, first.spacing, positions, first.orientation, first.thickness)
+    return [kind.read_slices(file, max_megapixels) for file, kind in known]
 
 
 def _require_whole(path: Path, file: Any) -> None:
@@ -319,8 +301,7 @@ def write_tiff(volume: Volume, path: PathLike) -> Path:
         "resolutionunit": "CENTIMETER",
         "description": SliceMetadata.of(volume, range(len(values))).to_text(),
     }
-    with atomic_path(place) as part:
-        Tiff().write(Picture(values, layout=values.shape, metadata=metadata), part)
+    write_picture(Picture(values, layout=values.shape, metadata=metadata), place)
     return place
 
 
@@ -365,7 +346,7 @@ def write_png(
         stored = pixels.astype(np.uint8 if bits == 8 else np.uint16)[None]
         Png().write(Picture(stored, metadata=metadata), target)
 
-    return write_slices(Path(path), len(values), ".png", save)
+    return write_slices(Path(path), len(values), Png.suffixes, save)
 
 
 def _slice_values(image: Volume | Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from convexlift.models.cards import ModelCard
+from convexlift.models.files import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.padding import Boundary

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from convexlift.models.files import Sheet, shipped_sheets
 from convexlift.reconstruction import InputError, PreparedImage, Reconstruction, reconstructor
-from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.result import joint_psnr
+from convexlift.reconstruction.reconstructor import Reconstructor, joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Status
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT

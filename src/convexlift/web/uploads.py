@@ -25,7 +25,7 @@ from torch import Tensor
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture
 from convexlift.scans.files import read_volume
-from convexlift.scans.hounsfield import LOWEST, RANGE, hounsfield_to_unit
+from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
 from convexlift.web.limits import MEGABYTE, Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import VISITOR

@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
@@ -33,19 +33,18 @@ _SCALARS: dict[Any, tuple[str, type[Any]]] = {
 }
 
 
-def parameters(kind: type[Any], leave_out: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-    """The parameters of a constructor, with their type hints as annotations."""
-    found = _signature(kind)  # type: ignore[arg-type]  # mypy doubts that classes are hashable
-    return {name: each for name, each in found.items() if name not in leave_out}
-
-
-@functools.lru_cache(maxsize=256)  # a network of a thousand layers asks for the same few classes
-def _signature(kind: type[Any]) -> dict[str, inspect.Parameter]:
+def _parameters(kind: type[Any]) -> Mapping[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
-        return {}  # the constructor of a base class such as nn.Module: no arguments of its own
+        return {}  # nn.Module and the like, whose constructor takes and ignores everything
     hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
     return {name: each.replace(annotation=hints.get(name, Any)) for name, each in found.items()}
+
+
+# Cached, for a network of a thousand layers asks for the same few classes.
+parameters: Callable[[type[Any]], Mapping[str, inspect.Parameter]]
+parameters = typing.cast(Any, functools.lru_cache(maxsize=256)(_parameters))
+"""The parameters of a class's constructor, with their type hints as annotations."""
 
 
 def construct(
@@ -68,7 +67,7 @@ def construct(
         fixed: further arguments, which the content must not name.
     """
     fixed = fixed or {}
-    known = parameters(kind, leave_out=fixed)
+    known = {name: each for name, each in parameters(kind).items() if name not in fixed}
     if not isinstance(content, Mapping):
         raise ValueError(f"{place} must be an object with {listed(known)}, got {content!r}")
     if unknown := [str(key) for key in content if key not in known]:

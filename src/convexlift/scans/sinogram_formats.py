@@ -1,0 +1,313 @@
+"""Sinograms in HDF5 files of the Data Exchange layout, and as NPY or TIFF files beside a JSON file.
+
+Data Exchange is the layout of synchrotrons: ``/exchange/data`` holds projections (theta, y, x), or
+in the order of its attribute ``axes``; ``data_white`` and ``data_dark`` the fields; ``theta`` the
+angles, in the unit of its attribute.
+
+``scan.npy`` holds the projections (rows, angles, bins), or (angles, bins); ``scan.flat.npy`` and
+``scan.dark.npy`` the fields, if any; ``scan.json`` names them and has the geometry. TIFF files
+with a page for each row can replace any of the NPY files for reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convexlift.files.atomic import atomic_path
+from convexlift.files.formats import allowed_megapixels, load_extra, require_plausible
+from convexlift.files.tiff import Tiff, open_tiff
+from convexlift.json_values import construct
+from convexlift.scans import isolated_hdf5
+from convexlift.scans.files import (
+    AngleUnit,
+    ScanFileError,
+    SinogramFormat,
+    SinogramOptions,
+    reading,
+)
+from convexlift.scans.isolated_hdf5 import (
+    DETECTOR_PIXEL,
+    FRAMES,
+    GEOMETRY,
+    read_members,
+    run_isolated,
+)
+from convexlift.scans.sinograms import (
+    QUANTITIES,
+    ParallelGeometry,
+    Quantity,
+    ScanGeometry,
+    Sinogram,
+    as_array,
+    as_tensor,
+    from_record,
+    to_record,
+)
+
+_ANGLES = {
+    **dict.fromkeys(["deg", "degs", "degree", "degrees", "\N{DEGREE SIGN}"], math.pi / 180),
+    **dict.fromkeys(["rad", "rads", "radian", "radians"], 1.0),
+}
+_LENGTHS = {  # in mm; without a unit, Data Exchange means SI
+    **dict.fromkeys(["", "m", "meter", "metre", "meters", "metres"], 1e3),
+    **dict.fromkeys(["mm", "millimeter", "millimetre"], 1.0),
+    **dict.fromkeys(
+        ["um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "microns"], 1e-3
+    ),
+    "nm": 1e-6,
+}
+
+FIRST_SECONDS, BYTES_A_SECOND = 20, 10**7
+"""Default reading time: a constant, plus the length of the file over this rate."""
+SPARE_BYTES = 512 * 2**20
+"""Memory of the reading process in addition to the arrays."""
+FORMAT, VERSION = "convexlift sinogram", 1
+"""The first two entries of the JSON files."""
+
+Arrays = dict[str, NDArray[Any]]
+Texts = dict[str, str]
+
+
+class DataExchange(SinogramFormat):
+    """HDF5 files, read in a separate process."""
+
+    name = "HDF5"
+    suffixes = (".h5", ".hdf5", ".hdf", ".nxs")
+    isolated = True  # callers with their own limits may switch this off
+
+    def read(self, path: Path, options: SinogramOptions) -> Sinogram:
+        """The sinogram, or some detector rows of it."""
+        load_extra("h5py", "HDF5 files")
+        rows = options.rows
+        with reading(path, "HDF5 in the layout Data Exchange"):
+            length = path.stat().st_size
+            megapixels = options.max_megapixels or allowed_megapixels(length, 1)
+            arguments: dict[str, Any] = {
+                "path": str(path.absolute()),
+                "rows": [rows.start, rows.stop, rows.step],
+                "megapixels": megapixels,
+            }
+            if self.isolated:
+                arrays, texts = run_isolated(
+                    Path(isolated_hdf5.__file__),
+                    "read_members",
+                    arguments,
+                    seconds=options.read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
+                    extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+                )
+            else:
+                arrays, texts = read_members(**arguments)
+            angles = options.angles
+            if angles is None:
+                angles = _angles(path, arrays, texts, options.angle_unit)
+            return Sinogram(
+                **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
+                geometry=_geometry(path, arrays, texts, angles),
+                quantity=_quantity(texts["description"]),
+            )
+
+    def write(self, sinogram: Sinogram, path: Path) -> None:
+        """Write for other programs, with the full geometry as an attribute of ``/exchange``."""
+        h5py = load_extra("h5py", "HDF5 files")
+        geometry = sinogram.geometry
+        with atomic_path(path) as part, h5py.File(part, "w") as file:
+            file["implements"] = "exchange:measurement"
+            exchange = file.create_group("exchange")
+            for name, member in FRAMES.items():
+                tensor = getattr(sinogram, name)
+                if tensor is not None:
+                    frames = as_array(tensor).swapaxes(0, 1)
+                    dataset = exchange.create_dataset(member, data=np.ascontiguousarray(frames))
+                    dataset.attrs["axes"] = f"theta{member.removeprefix('data')}:y:x"
+                    dataset.attrs["units"] = "counts" if sinogram.quantity == "counts" else "1"
+            exchange["data"].attrs["description"] = sinogram.quantity
+            exchange["theta"] = np.degrees(np.array(geometry.angles))
+            exchange["theta"].attrs["units"] = "deg"
+            record = to_record(geometry)
+            del record["angles"]
+            exchange.attrs[GEOMETRY] = json.dumps(record)
+            if isinstance(geometry, ParallelGeometry) and geometry.unit == "mm":
+                # Rays are parallel: a detector bin has the same width in the object.
+                pixel = file.create_dataset(DETECTOR_PIXEL, data=geometry.bin_width)
+                pixel.attrs["units"] = "mm"
+
+
+def _angles(
+    path: Path, arrays: Arrays, texts: Texts, angle_unit: AngleUnit | None
+) -> tuple[float, ...]:
+    if "theta" not in arrays:
+        raise ScanFileError(
+            f"{path} has no /exchange/theta; write read_sinogram(path, angles=...) in radians"
+        )
+    unit = (angle_unit or texts["theta_unit"]).strip().lower()
+    if unit not in _ANGLES:
+        problem = "has /exchange/theta in" if unit else "does not give the unit of /exchange/theta"
+        raise ScanFileError(
+            f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; write read_sinogram(path, "
+            "angle_unit='degrees') or 'radians'"
+        )
+    return tuple((arrays["theta"] * _ANGLES[unit]).tolist())
+
+
+def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...]) -> ScanGeometry:
+    if texts["geometry"]:
+        record = json.loads(texts["geometry"])
+        if not isinstance(record, dict):
+            raise ScanFileError(f"{path} has a damaged geometry; write the file again")
+        return from_record({**record, "angles": angles})
+    if not arrays.get("pixel", np.empty(0)).size:
+        return ParallelGeometry(angles=angles, unit="pixel")
+    unit = texts["pixel_unit"].strip().lower()
+    if unit not in _LENGTHS:
+        raise ScanFileError(f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; use m, mm, um or nm")
+    width = float(arrays["pixel"][0]) * _LENGTHS[unit]
+    if not 0 < width < 100:
+        raise ScanFileError(
+            f"{path} has {DETECTOR_PIXEL} of {width:g} mm, so its unit is missing or wrong; "
+            "set the attribute 'units' of that dataset"
+        )
+    return ParallelGeometry(angles=angles, bin_width=width)
+
+
+def _quantity(description: str) -> Quantity:
+    """The quantity named in the description; counts by default, as the layout prescribes."""
+    text = description.strip().lower()
+    return next((known for known in QUANTITIES if known == text), "counts")
+
+
+# Arrays beside a JSON file ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _ArrayFile:
+    file: str = ""
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file:  # it could point anywhere
+            raise ValueError(f"{self.file!r} is not the name of a file beside it")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The content of the JSON file."""
+
+    geometry: Mapping[str, Any]
+    quantity: Quantity = "counts"
+    arrays: Mapping[str, _ArrayFile] = field(default_factory=lambda: {"projections": _ArrayFile()})
+
+    def __post_init__(self) -> None:
+        if not {"projections"} <= set(self.arrays) <= set(FRAMES):
+            raise ValueError("it needs arrays to be projections, and optionally flat and dark")
+        for name, array in self.arrays.items():
+            if name != "projections" and not array.file:
+                raise ValueError(f"it needs the name of a file beside it for {name}")
+
+
+class _ArrayFormat(SinogramFormat):
+    """Arrays with a JSON file of the same name."""
+
+    def read(self, path: Path, options: SinogramOptions) -> Sinogram:
+        """The arrays named by the JSON file, if their digests match."""
+        if options.angles is not None or options.angle_unit is not None:
+            raise ValueError(f"the angles of {path} are in {path.with_suffix('.json').name}")
+        record = _read_record(path)
+        tensors = {}
+        for name, entry in record.arrays.items():
+            file = path if name == "projections" else path.with_name(entry.file)
+            if entry.sha256 is not None and _digest(file) != entry.sha256:
+                raise ScanFileError(
+                    f"{file} is not the file that {path.with_suffix('.json')} was written with; "
+                    "copy both again, or take sha256 out of the JSON file"
+                )
+            array = _read_array(file, options.max_megapixels)[options.rows]
+            with reading(file, "a sinogram"):
+                if array.size:
+                    require_plausible(file, array.shape, array.itemsize, options.max_megapixels)
+                tensors[name] = as_tensor(array)
+        with reading(path, "a sinogram"):
+            return Sinogram(
+                geometry=from_record(record.geometry), quantity=record.quantity, **tensors
+            )
+
+
+class TiffSinogram(_ArrayFormat):
+    """Pages (angles, bins), one for each row; for reading only."""
+
+    name = "TIFF"
+    suffixes = Tiff.suffixes
+
+
+class NpySinogram(_ArrayFormat):
+    """An array (rows, angles, bins)."""
+
+    name = "NPY"
+    suffixes = (".npy",)
+
+    def write(self, sinogram: Sinogram, path: Path) -> None:
+        """Write the arrays first and the JSON file last, which completes the sinogram."""
+        record: dict[str, Any] = {
+            "format": FORMAT, "version": VERSION, "quantity": sinogram.quantity,
+            "geometry": to_record(sinogram.geometry), "arrays": {},
+        }  # fmt: skip
+        for name in FRAMES:
+            if (tensor := getattr(sinogram, name)) is None:
+                continue
+            file = path if name == "projections" else path.with_suffix(f".{name}.npy")
+            with atomic_path(file) as part:
+                with part.open("wb") as stream:
+                    np.save(stream, as_array(tensor), allow_pickle=False)
+                record["arrays"][name] = {"file": file.name, "sha256": _digest(part)}
+        with atomic_path(path.with_suffix(".json")) as part:
+            part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
+    is_tiff = file.suffix.lower() in Tiff.suffixes
+    with reading(file, "TIFF" if is_tiff else "NPY"):
+        if is_tiff:
+            load_extra("tifffile", "TIFF files")
+            with open_tiff(file, max_megapixels) as opened:
+                array: NDArray[Any] = opened.asarray()
+        else:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        if array.ndim == 2:
+            array = array[None]
+        if array.ndim != 3 or array.dtype.kind not in "biuf":
+            raise ScanFileError(
+                f"{file} holds {array.dtype} of shape {array.shape}; write real numbers "
+                "(rows, angles, bins) or (angles, bins)"
+            )
+        return array
+
+
+def _read_record(path: Path) -> _Record:
+    side = path.with_suffix(".json")
+    if not side.exists():
+        raise ScanFileError(
+            f"{path} needs {side.name} beside it, with the angles and the detector; write both by "
+            "write_sinogram(Sinogram(projections, geometry), path)"
+        )
+    with reading(side, "the geometry of a sinogram"):
+        content = json.loads(side.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ScanFileError(f'{side} does not say "format": "{FORMAT}"')
+        if (version := content.pop("version", None)) != VERSION:
+            raise ScanFileError(f"{side} has the version {version!r}; {VERSION} is supported")
+        return construct(
+            _Record, content, "the record", lambda value, kind, at: construct(kind, value, at)
+        )
+
+
+def _digest(file: Path) -> str:
+    with reading(file, "NPY"), file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
