@@ -84,7 +84,7 @@ class BoundNetwork(TensorRecord):
         return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
 
     def minimum_bound(self) -> Tensor:
-        """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
+        """<W_L, min h_L> = -<W_L, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
         last = self.layers[-1]
         flat = last.activation.spread(torch.zeros_like(self.output)[None])
         lowest = self.output * -last.activation.conjugate(flat)[0]
@@ -114,7 +114,7 @@ class BoundNetwork(TensorRecord):
         return ForwardPass(tuple(preactivations), tuple(values[1:]))
 
     def value(self, z: Tensor) -> Tensor:
-        """R = <w, z_L> for each image."""
+        """R = <W_L, z_L> for each image."""
         return sum_per_image(self.output * z)
 
     def backward(
@@ -125,7 +125,7 @@ class BoundNetwork(TensorRecord):
         *,
         to_image: bool = True,
     ) -> BackwardPass:
-        """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
+        """Propagate t_L = weight W_L backwards, with p_i = choose(i, t_i) at each layer.
 
         Args:
             weight: gamma > 0.

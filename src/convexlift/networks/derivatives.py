@@ -20,7 +20,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 def gradient(network: BoundNetwork, x: Tensor) -> Tensor:
-    """grad R(x) = sum_i V_i* (t_i h_i'(a_i)), differentiable in x and in the weights."""
+    """grad R(x) = sum_i V_{i-1}* (t_i h_i'(a_i)), differentiable in x and in the weights."""
     return _backward(network, x, _slopes(network, network.hidden(x).a)).c
 
 

@@ -2,10 +2,10 @@
 
     a_i = V_{i-1} x + sum_{j<i} W_{i-1,j} z_j + b_{i-1}
     z_i = h_i(a_i)                        (plus z_{i-1} in a residual layer)
-    R(x) = <w, z_L>
+    R(x) = <W_L, z_L>
 
-R is convex in x if every W and w is nonnegative, every h_i is convex, and h_2, ..., h_L are
-nondecreasing (Assumption 1). Layers are counted from 1, as in the paper.
+R is convex in x if every W is nonnegative, every h_i is convex, and h_2, ..., h_L are nondecreasing
+(Assumption 1). As in the paper, layers are counted from 1 and their maps and biases from 0.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class InputConvexNetwork(nn.Module):
         image_size: (height, width) if the network fits one size only, None for any.
 
     Attributes:
-        output: w, the nonnegative weights of the last layer's channels or features.
+        output: W_L, the nonnegative weights of the last layer's channels or features.
         card: the ``ModelCard`` of a network that was loaded with one, else None.
     """
 
@@ -142,7 +142,7 @@ class InputConvexNetwork(nn.Module):
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Set negative entries of W and w to zero: call it after every optimiser step."""
+        """Set negative entries of every W to zero: call it after every optimiser step."""
         for _, linear_map in self._nonnegative_maps():
             linear_map.project_()
         self.output.clamp_(min=0)

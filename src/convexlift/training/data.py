@@ -3,8 +3,8 @@
 The images are visited along an endless concatenation of permutations, one for each epoch; the batch
 at ``step`` is its slice [step B, (step + 1) B). Sample k is cropped and turned by random numbers
 that depend on (seed, step, k) alone. No state is kept between batches: a resumed run sees the same
-samples as an uninterrupted one, and rank r of w, which takes the positions r, r + w, ..., sees its
-share of the batch of a single process.
+samples as an uninterrupted one, and rank r of n processes, which takes the positions r, r + n, ...,
+sees its share of the batch of a single process.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def lagrangian(
 
     It is the gradient of
 
-        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>,
+        weight <W_L, z_L> + sum_i <p_i, sum_j K_ij z_j + b_{i-1}>,
 
     where x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
     p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution determines

@@ -1,6 +1,6 @@
 """Initial weights: a network that is a total variation of many filters.
 
-    z_1 = h(+-k_c * x),   z_2 = h(w_j + sum over one block of the channels of z_1)
+    z_1 = h(+-k_c * x),   z_2 = h(sum of one block of z_1 over all channels)
 
 With a leaky ReLU h of slope s, h(a) + h(-a) = (1 - s)|a|: pairs of opposite filters measure the
 size of the response, and filters of mean zero ignore brightness. Random weights have neither
@@ -130,8 +130,8 @@ def deepened(
 ) -> InputConvexNetwork:
     """A deeper ``ridge`` network with the same R, which sums groups of the responses z.
 
-    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 unchanged; a
-    smoothed one (of a smooth network) subtracts up to smoothing/2, little if the sums are large.
+    R = <W_1, z> = sum_j sum_{c in group j} W_{1,c} z_c, and a ReLU leaves sums of z >= 0 unchanged;
+    a smoothed one (of a smooth network) subtracts up to smoothing/2, little if the sums are large.
 
     Args:
         network: a ``ridge`` of one layer.
