@@ -38,6 +38,8 @@ class ConvexLayer(nn.Module):
         residual: whether z_{i-1} is added after the activation.
     """
 
+    links: Mapping[str, LinearMap]
+
     def __init__(
         self,
         activation: Activation,
@@ -62,7 +64,8 @@ class ConvexLayer(nn.Module):
         self.activation = activation
         self.skip = skip
         self.previous = previous
-        self.links = nn.ModuleDict({str(j): linear_map for j, linear_map in (links or {}).items()})
+        # A ModuleDict, as its maps are trained too; its keys must be strings.
+        self.links = nn.ModuleDict({str(j): each for j, each in (links or {}).items()})  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.channels = channels
         self.outputs = channels // activation.group
@@ -82,10 +85,7 @@ class ConvexLayer(nn.Module):
             maps[IMAGE] = self.skip
         if self.previous is not None:
             maps[number - 1] = self.previous
-        for name, linear_map in self.links.items():
-            assert isinstance(linear_map, LinearMap)
-            maps[int(name)] = linear_map
-        return maps
+        return maps | {int(source): link for source, link in self.links.items()}
 
 
 class InputConvexNetwork(nn.Module):
@@ -105,6 +105,7 @@ class InputConvexNetwork(nn.Module):
         card: the ``ModelCard`` of a network that was loaded with one, else None.
     """
 
+    layers: Sequence[ConvexLayer]
     card: Any = None
 
     def __init__(
@@ -117,7 +118,7 @@ class InputConvexNetwork(nn.Module):
         super().__init__()
         if not layers:
             raise ValueError("a network needs at least one layer")
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.in_channels = in_channels
         self.image_size = image_size
         outputs = layers[-1].outputs
@@ -139,6 +140,11 @@ class InputConvexNetwork(nn.Module):
         bound = self._bind(tuple(x.shape[1:]))
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether no activation has a kink."""
+        return all(layer.activation.smooth for layer in self.layers)
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -204,7 +210,6 @@ class InputConvexNetwork(nn.Module):
 
     def _check_structure(self) -> None:
         first = self.layers[0]
-        assert isinstance(first, ConvexLayer)
         if first.previous is not None or first.residual:
             raise ValueError("layer 1 has no previous layer: use skip=..., and residual=False")
         for number, layer in self._numbered():
@@ -259,9 +264,7 @@ class InputConvexNetwork(nn.Module):
             )
 
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:
-        for number, layer in enumerate(self.layers, start=1):
-            assert isinstance(layer, ConvexLayer)
-            yield number, layer
+        return enumerate(self.layers, start=1)
 
     def _nonnegative_maps(self) -> Iterator[tuple[str, LinearMap]]:
         for number, layer in self._numbered():

@@ -28,7 +28,7 @@ from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.fidelity import Anchored, Fidelity
 from convexlift.networks import derivatives
 from convexlift.networks.derivatives import Apply
-from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
@@ -270,8 +270,7 @@ class ValueFunction(Hypergradient):
 
 def suitable_hypergradient(network: InputConvexNetwork) -> Hypergradient:
     """``Implicit()`` for smooth networks, ``ValueFunction()`` for those with kinks."""
-    layers = [layer for layer in network.layers if isinstance(layer, ConvexLayer)]
-    return Implicit() if all(layer.activation.smooth for layer in layers) else ValueFunction()
+    return Implicit() if network.smooth else ValueFunction()
 
 
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
