@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
-from convexlift.networks import derivatives
+from convexlift.networks import bound_network
 from convexlift.networks.activations import PiecewiseLinear
 from convexlift.networks.architectures import baseline, ridge
 from convexlift.tasks import GaussianDenoising
@@ -85,7 +85,7 @@ def assert_same_derivatives(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) 
 def test_the_gradient_and_its_derivatives_are_those_of_autograd(architecture, activation, flat):
     net, x = network_and_images(architecture, activation, flat)
     x.requires_grad_()
-    ours = derivatives.gradient(net.bind((1, zoo.SIZE, zoo.SIZE), detach=False), x)
+    ours = bound_network.gradient(net.bind((1, zoo.SIZE, zoo.SIZE), detach=False), x)
     theirs = by_autograd(net, x)
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
     assert_same_derivatives(ours, theirs, [x, *net.parameters()])
@@ -99,7 +99,7 @@ def test_the_hessian_is_that_of_autograd(architecture, activation, flat):
     expected = torch.zeros_like(x)
     if slope.requires_grad:
         (expected,) = torch.autograd.grad(slope, x, v, materialize_grads=True)
-    ours = derivatives.hessian(net.bind((1, zoo.SIZE, zoo.SIZE)), x.detach())(v)
+    ours = bound_network.hessian(net.bind((1, zoo.SIZE, zoo.SIZE)), x.detach())(v)
     torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
     if activation in CURVED:
         assert ours.abs().max() > 0

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.fidelity import Anchored, Fidelity
-from convexlift.networks import derivatives
-from convexlift.networks.derivatives import Apply
+from convexlift.networks import bound_network
+from convexlift.networks.bound_network import Apply
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.saddle import dual_names
@@ -79,12 +79,13 @@ def gradient(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> T
     network = problem.regularizer.bind(problem.image_shape, detach=False)
     a = problem.operator
     slope = _slope(problem.fidelity, _linear(x, a, a.adjoint))
-    return _linear(slope, a.adjoint, a) + _times(problem, weight, derivatives.gradient(network, x))
+    penalty = _times(problem, weight, bound_network.gradient(network, x))
+    return _linear(slope, a.adjoint, a) + penalty
 
 
 def hessian(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Apply:
     """v -> H v, with the Hessian H of J in x."""
-    a, regularizer = problem.operator, derivatives.hessian(problem.network, x.detach())
+    a, regularizer = problem.operator, bound_network.hessian(problem.network, x.detach())
     w = a(x.detach()).detach().requires_grad_()
     (second,) = torch.autograd.grad(_slope(problem.fidelity, w).sum(), w, materialize_grads=True)
 

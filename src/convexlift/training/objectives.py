@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexlift.networks.derivatives import gradient
+from convexlift.networks.bound_network import gradient
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
