@@ -7,7 +7,7 @@ from convexlift.checks import CheckFailed as CheckFailed
 from convexlift.checks import check_activation as check_activation
 from convexlift.checks import check_functional as check_functional
 from convexlift.checks import check_operator as check_operator
-from convexlift.functionals.box import Box as Box
+from convexlift.functionals.terms import Box as Box
 from convexlift.functionals.data_terms import L1 as L1
 from convexlift.functionals.data_terms import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
