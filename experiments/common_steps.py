@@ -54,19 +54,12 @@ def reference_step(setup: Setup, stop: cl.StopWhen, cost: float) -> Step:
 
 @dataclass(frozen=True)
 class Checks:
-    """The length of a curve, and its checks.
+    """The length of a curve, and its checks."""
 
-    Attributes:
-        iterations: of each run.
-        every: iterations between checks.
-        keep: iterations whose pictures are kept.
-        images: the number of images; the first ones.
-    """
-
-    iterations: int
-    every: int = 1
-    keep: tuple[int, ...] = ()
-    images: int = 1
+    iterations: int  # of each run
+    every: int = 1  # iterations between checks
+    keep: tuple[int, ...] = ()  # iterations whose pictures are kept
+    images: int = 1  # the number of images; the first ones
 
 
 def curve_step(
@@ -108,24 +101,15 @@ class Search:
     """A search for step sizes that suit a problem, from the paper's on, one number at a time.
 
     The paper tunes its methods by hand, for networks that are not ours.
-
-    Attributes:
-        key: of the method; the winner is KEY-searched.
-        label: of the method.
-        make: the method with some numbers.
-        first: numbers to begin with.
-        factor: by which one of them is multiplied or divided.
-        tries: largest number of runs.
-        iterations: of each run, whose last objective counts.
     """
 
-    key: str
-    label: str
-    make: Callable[[Numbers], Competitor]
-    first: Numbers
-    factor: float
-    tries: int
-    iterations: int
+    key: str  # of the method; the winner is KEY-searched
+    label: str  # of the method
+    make: Callable[[Numbers], Competitor]  # the method with some numbers
+    first: Numbers  # numbers to begin with
+    factor: float  # by which one of them is multiplied or divided
+    tries: int  # largest number of runs
+    iterations: int  # of each run, whose last objective counts
 
     def climb(self, score: Callable[[Numbers], float]) -> dict[Numbers, float]:
         """All scores: each number in turn is changed as long as that lowers the score."""
@@ -196,19 +180,12 @@ def searched_curve_steps(
 
 @dataclass(frozen=True)
 class TimeToError:
-    """Time to an objective error.
+    """Time to an objective error."""
 
-    Attributes:
-        error: relative to the reference optimum.
-        iterations: limit.
-        repeats: timed runs after a warm-up; the median counts.
-        seconds: limit of a run that is continued beyond its curve.
-    """
-
-    error: float
-    iterations: int
-    repeats: int
-    seconds: float = 600.0
+    error: float  # relative to the reference optimum
+    iterations: int  # limit
+    repeats: int  # timed runs after a warm-up; the median counts
+    seconds: float = 600.0  # limit of a run that is continued beyond its curve
 
 
 def time_step(

@@ -17,15 +17,10 @@ from experiments.tables import Table, number, percent, small
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """Bounds of the optimal objective of each image.
+    """Bounds of the optimal objective of each image."""
 
-    Attributes:
-        objective: the least that any run found, (B,).
-        bound: the best certified lower bound, (B,).
-    """
-
-    objective: Array
-    bound: Array
+    objective: Array  # the least that any run found, (B,)
+    bound: Array  # the best certified lower bound, (B,)
 
     @property
     def gap(self) -> Array:
@@ -88,18 +83,12 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """All runs of an experiment, and bounds of the optimum.
+    """All runs of an experiment, and bounds of the optimum."""
 
-    Attributes:
-        runs: by key.
-        optimum: for each image.
-        weight: of the regularizer.
-        early, late: the iterations after which the paper shows pictures.
-    """
-
-    runs: Mapping[str, Run]
-    optimum: Optimum
-    weight: float
+    runs: Mapping[str, Run]  # by key
+    optimum: Optimum  # for each image
+    weight: float  # of the regularizer
+    # the iterations after which the paper shows pictures
     early: int
     late: int
 

@@ -24,21 +24,13 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """The report of an experiment.
+    """The report of an experiment."""
 
-    Attributes:
-        title: of the page.
-        summary: paragraphs on top: the problem and the outcome.
-        comparisons: our numbers beside the paper's, right after the summary.
-        sections: everything else.
-        results: further numbers for the JSON file.
-    """
-
-    title: str
-    summary: Sequence[str]
-    comparisons: Sequence[Comparison]
-    sections: Sequence[Section]
-    results: Mapping[str, Any] = field(default_factory=dict)
+    title: str  # of the page
+    summary: Sequence[str]  # paragraphs on top: the problem and the outcome
+    comparisons: Sequence[Comparison]  # our numbers beside the paper's, right after the summary
+    sections: Sequence[Section]  # everything else
+    results: Mapping[str, Any] = field(default_factory=dict)  # further numbers for the JSON file
 
     @property
     def comparison_table(self) -> Table:

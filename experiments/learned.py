@@ -27,30 +27,20 @@ WEIGHTS = "weights."
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """One training of an experiment.
+    """One training of an experiment."""
 
-    Attributes:
-        name: of its part.
-        recipe: what to do.
-        images: to learn from.
-        validation: to choose the weight and the best moment on; None holds some of them out.
-        study: device.
-        start: makes the network to start from, from the parts of ``needs``; None for the
-            recipe's own start.
-        needs: earlier trainings.
-        cost: see ``Step``.
-        title: what is trained.
-    """
-
-    name: str
-    recipe: AnyRecipe
-    images: ImageSet
+    name: str  # of its part
+    recipe: AnyRecipe  # what to do
+    images: ImageSet  # to learn from
+    # to choose the weight and the best moment on; None holds some of them out
     validation: ImageSet | None
-    study: Study
+    study: Study  # device
+    # makes the network to start from, from the parts of ``needs``; None for the recipe's own
+    # start
     start: Callable[[Parts], cl.InputConvexNetwork] | None = None
-    needs: tuple[str, ...] = ()
-    cost: float = 1.0
-    title: str = ""
+    needs: tuple[str, ...] = ()  # earlier trainings
+    cost: float = 1.0  # see ``Step``
+    title: str = ""  # what is trained
 
     def step(self) -> Step:
         """The training as a step, whose part holds the weights in half precision."""
@@ -128,19 +118,12 @@ def training_values(outcome: RecipeResult, recipe: AnyRecipe) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """Reconstructions of test images by the default solver, to a certified gap.
+    """Reconstructions of test images by the default solver, to a certified gap."""
 
-    Attributes:
-        task: damages the images.
-        images: never trained on.
-        stop: of the solver.
-        study: seed and device.
-    """
-
-    task: Task
-    images: ImageSet
-    stop: cl.StopWhen
-    study: Study
+    task: Task  # damages the images
+    images: ImageSet  # never trained on
+    stop: cl.StopWhen  # of the solver
+    study: Study  # seed and device
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -14,24 +14,16 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Competitor:
-    """A method as it appears in figures and tables.
+    """A method as it appears in figures and tables."""
 
-    Attributes:
-        key: names its parts.
-        family: its colour, a key of ``figures.STYLES``.
-        label: for people.
-        method: with its step sizes.
-        own_start: whether it starts where ``cl.solve`` does by itself, rather than from the data
-            as in the paper.
-        printed: whether its step sizes are the paper's.
-    """
-
-    key: str
-    family: str
-    label: str
-    method: cl.Method
+    key: str  # names its parts
+    family: str  # its colour, a key of ``figures.STYLES``
+    label: str  # for people
+    method: cl.Method  # with its step sizes
+    # whether it starts where ``cl.solve`` does by itself, rather than from the data as in the
+    # paper
     own_start: bool = False
-    printed: bool = True
+    printed: bool = True  # whether its step sizes are the paper's
 
     @property
     def parameters(self) -> Numbers:
@@ -45,19 +37,12 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A competitor whose step sizes follow from earlier parts.
+    """A competitor whose step sizes follow from earlier parts."""
 
-    Attributes:
-        key: names its parts.
-        label: for people.
-        choose: the competitor, from the parts of ``needs``.
-        needs: full names of those parts.
-    """
-
-    key: str
-    label: str
-    choose: Callable[[Parts], Competitor]
-    needs: tuple[str, ...]
+    key: str  # names its parts
+    label: str  # for people
+    choose: Callable[[Parts], Competitor]  # the competitor, from the parts of ``needs``
+    needs: tuple[str, ...]  # full names of those parts
 
 
 def proposed(c: Sequence[float]) -> Competitor:

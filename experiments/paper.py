@@ -11,19 +11,12 @@ from experiments.tables import number
 
 @dataclass(frozen=True)
 class Printed:
-    """A number of the paper.
+    """A number of the paper."""
 
-    Attributes:
-        value: as printed.
-        where: section, table or figure.
-        unit: of the value, if it has one.
-        deviation: its standard deviation, if printed.
-    """
-
-    value: float
-    where: str
-    unit: str = ""
-    deviation: float | None = None
+    value: float  # as printed
+    where: str  # section, table or figure
+    unit: str = ""  # of the value, if it has one
+    deviation: float | None = None  # its standard deviation, if printed
 
     def __str__(self) -> str:
         spread = "" if self.deviation is None else f" ± {self.deviation:g}"
@@ -37,27 +30,16 @@ def psnr(value: float, where: str) -> Printed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity of the paper, and ours.
+    """One quantity of the paper, and ours."""
 
-    Attributes:
-        quantity: its name.
-        paper: the printed number.
-        ours: the same quantity here; None where it was not reached or not measured.
-        better: which direction is an improvement.
-        tolerance: a difference up to this counts as agreement, in the unit of the number.
-        remark: why it differs, or what a reader must know.
-        deviation: the standard deviation of ours, if there is one.
-        comparable: whether both numbers are of the same kind of data at all.
-    """
-
-    quantity: str
-    paper: Printed
-    ours: float | None
-    better: Literal["higher", "lower", "neither"] = "higher"
-    tolerance: float = 0.5
-    remark: str = ""
-    deviation: float | None = None
-    comparable: bool = True
+    quantity: str  # its name
+    paper: Printed  # the printed number
+    ours: float | None  # the same quantity here; None where it was not reached or not measured
+    better: Literal["higher", "lower", "neither"] = "higher"  # which direction is an improvement
+    tolerance: float = 0.5  # a difference up to this counts as agreement, in the unit of the number
+    remark: str = ""  # why it differs, or what a reader must know
+    deviation: float | None = None  # the standard deviation of ours, if there is one
+    comparable: bool = True  # whether both numbers are of the same kind of data at all
 
     @property
     def difference(self) -> float | None:

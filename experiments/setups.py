@@ -51,17 +51,12 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Regularizer:
-    """R with its weight.
+    """R with its weight."""
 
-    Attributes:
-        title: a line.
-        make: R and its weight, from the parts of ``needs``.
-        needs: steps that train it; none if it is known from the start.
-    """
-
-    title: str
+    title: str  # a line
+    # R and its weight, from the parts of ``needs``
     make: Callable[[Parts], tuple[cl.InputConvexNetwork, float]]
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # steps that train it; none if it is known from the start
 
     @classmethod
     def loaded(cls, name: str, task: Task, weight: float | None = None) -> Regularizer:
@@ -79,21 +74,13 @@ class Regularizer:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The problems of an experiment.
+    """The problems of an experiment."""
 
-    Attributes:
-        task: its box contains the images, since the certificate needs a box.
-        regularizer: perhaps trained by earlier steps.
-        images: clean ones.
-        study: seed and device.
-        prefix: of the names of its parts, where an experiment has several set-ups.
-    """
-
-    task: Task
-    regularizer: Regularizer
-    images: Images
-    study: Study
-    prefix: str = ""
+    task: Task  # its box contains the images, since the certificate needs a box
+    regularizer: Regularizer  # perhaps trained by earlier steps
+    images: Images  # clean ones
+    study: Study  # seed and device
+    prefix: str = ""  # of the names of its parts, where an experiment has several set-ups
     _trials: list[Trial] = field(default_factory=list, init=False, repr=False)
 
     def trial(self, parts: Parts) -> Trial:

@@ -10,19 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column is left-aligned.
+    """Cells as text; the first column is left-aligned."""
 
-    Attributes:
-        name: of its files.
-        columns: headings.
-        rows: as many cells each.
-        caption: above it.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
+    name: str  # of its files
+    columns: tuple[str, ...]  # headings
+    rows: tuple[tuple[str, ...], ...]  # as many cells each
+    caption: str = ""  # above it
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -30,22 +30,13 @@ class Row:
 
     Medians are over batches of images, times also over repetitions; a run that does not get there
     counts as infinite, and None stands for infinite.
-
-    Attributes:
-        measure: of the tolerance: ``objective error`` or ``certified gap``.
-        objective_error: the largest of the images, then; or at the end of runs that did not
-            get there.
-        gap: the largest certified gap, at the same moments.
-        psnr: the mean, at the same moments.
-        reached: images that got there.
-        images: all images.
     """
 
     task: str
     method: str
     device: str
     batch: int
-    measure: str
+    measure: str  # of the tolerance: ``objective error`` or ``certified gap``
     tolerance: float
     iterations: float | None
     iterations_min: float | None
@@ -53,11 +44,12 @@ class Row:
     seconds: float | None
     seconds_min: float | None
     seconds_max: float | None
+    # the largest of the images, then; or at the end of runs that did not get there
     objective_error: float | None
-    gap: float | None
-    psnr: float | None
-    reached: int
-    images: int
+    gap: float | None  # the largest certified gap, at the same moments
+    psnr: float | None  # the mean, at the same moments
+    reached: int  # images that got there
+    images: int  # all images
 
 
 COLUMNS = tuple(each.name for each in fields(Row))
@@ -77,20 +69,16 @@ class Convergence:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One method on one task: its curves, and the times behind them.
-
-    Attributes:
-        clock: (iterations, median seconds) of timed runs of one batch size, the smallest; the
-            first is one iteration and the set-up.
-        trace: the first of its runs to a certified gap.
-    """
+    """One method on one task: its curves, and the times behind them."""
 
     task: str
     method: str
     steps: str
     curves: tuple[Convergence, ...]
+    # (iterations, median seconds) of timed runs of one batch size, the smallest; the first is one
+    # iteration and the set-up
     clock: tuple[tuple[int, float], ...]
-    trace: Trace | None
+    trace: Trace | None  # the first of its runs to a certified gap
 
     def seconds(self, iteration: int) -> float:
         """Without evaluations: linear between timed runs, and beyond the last."""
@@ -132,25 +120,16 @@ class Choice:
 
 @dataclass(eq=False)
 class Results:
-    """Everything measured so far.
+    """Everything measured so far."""
 
-    Attributes:
-        about: version, command, date, machine and options.
-        rows: the table.
-        entries: curves behind it.
-        references: for each task and image, with the box and without.
-        choices: of step sizes.
-        notes: sentences that a reader must know.
-        complete: whether all that was asked for is there.
-    """
-
-    about: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    about: dict[str, Any]  # version, command, date, machine and options
+    rows: list[Row] = field(default_factory=list)  # the table
+    entries: list[Entry] = field(default_factory=list)  # curves behind it
+    # for each task and image, with the box and without
     references: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    complete: bool = False
+    choices: list[Choice] = field(default_factory=list)  # of step sizes
+    notes: list[str] = field(default_factory=list)  # sentences that a reader must know
+    complete: bool = False  # whether all that was asked for is there
 
     def note(self, sentence: str) -> None:
         """Add a note, once."""

@@ -30,16 +30,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The result of one step.
+    """The result of one step."""
 
-    Attributes:
-        values: plain values that JSON can represent; infinity and NaN are allowed.
-        arrays: curves and pictures.
-        about: environment and seconds of the computation; the runner fills it in.
-    """
-
-    values: Mapping[str, Any]
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    values: Mapping[str, Any]  # plain values that JSON can represent; infinity and NaN are allowed
+    arrays: Mapping[str, Array] = field(default_factory=dict)  # curves and pictures
+    # environment and seconds of the computation; the runner fills it in
     about: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -31,40 +31,27 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Study:
-    """The options of a run.
+    """The options of a run."""
 
-    Attributes:
-        quick: fewer images and iterations, for minutes on two cores.
-        seed: of noise and masks.
-        device: where to compute; noise is drawn on the CPU, the same for all devices.
-        data: the data folder, or None for the images inside the package.
-    """
-
-    quick: bool = False
-    seed: int = 0
+    quick: bool = False  # fewer images and iterations, for minutes on two cores
+    seed: int = 0  # of noise and masks
+    # where to compute; noise is drawn on the CPU, the same for all devices
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    data: Path | None = None
+    data: Path | None = None  # the data folder, or None for the images inside the package
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment(Generic[S]):
-    """One experiment of the paper.
+    """One experiment of the paper."""
 
-    Attributes:
-        name: of the command.
-        title: a line.
-        section: of the paper.
-        full, quick: settings of both lengths.
-        steps: the computation, in order.
-        report: the report of finished parts, which needs neither data nor the device.
-    """
-
-    name: str
-    title: str
-    section: str
+    name: str  # of the command
+    title: str  # a line
+    section: str  # of the paper
+    # settings of both lengths
     full: S
     quick: S
-    steps: Callable[[Study, S], Sequence[Step]]
+    steps: Callable[[Study, S], Sequence[Step]]  # the computation, in order
+    # the report of finished parts, which needs neither data nor the device
     report: Callable[[Parts, S], Document]
 
     def settings(self, quick: bool) -> S:

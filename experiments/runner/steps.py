@@ -16,37 +16,27 @@ from experiments.runner.parts import Part, Parts, PartStore
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The input of a step.
+    """The input of a step."""
 
-    Attributes:
-        parts: the finished parts named in ``Step.needs``.
-        tell: called with the fraction of this step that is done.
-    """
-
-    parts: Parts
+    parts: Parts  # the finished parts named in ``Step.needs``
+    # called with the fraction of this step that is done
     tell: Callable[[float], None] = lambda fraction: None
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One part and how to compute it.
+    """One part and how to compute it."""
 
-    Attributes:
-        name: of the part and of its files.
-        settings: all that the result depends on, as records and plain values; the part is
-            computed again when they change.
-        compute: makes the part.
-        needs: names of earlier steps whose parts it uses; it also depends on their settings.
-        cost: seconds it may take on two cores; only proportions matter, for the time left.
-        title: shown while it is computed.
-    """
-
-    name: str
+    name: str  # of the part and of its files
+    # all that the result depends on, as records and plain values; the part is computed again when
+    # they change
     settings: Mapping[str, Any]
-    compute: Callable[[Work], Part]
+    compute: Callable[[Work], Part]  # makes the part
+    # names of earlier steps whose parts it uses; it also depends on their settings
     needs: tuple[str, ...] = ()
+    # seconds it may take on two cores; only proportions matter, for the time left
     cost: float = 1.0
-    title: str = ""
+    title: str = ""  # shown while it is computed
 
 
 Listener = Callable[[str, float, float], object]

@@ -19,21 +19,14 @@ REFERENCE = cl.StopWhen(gap=1e-5, max_iterations=2000)
 
 @dataclass(frozen=True)
 class Story:
-    """The paper's side of the report.
+    """The paper's side of the report."""
 
-    Attributes:
-        title: of the report.
-        paper_data: the paper's PSNR of filtered back projection.
-        paper: PSNR after few and after many iterations, by method.
-        network: a short description.
-        remark: a further paragraph.
-    """
-
-    title: str
-    paper_data: Printed
+    title: str  # of the report
+    paper_data: Printed  # the paper's PSNR of filtered back projection
+    # PSNR after few and after many iterations, by method
     paper: Mapping[str, tuple[Printed, Printed]]
-    network: str
-    remark: str = ""
+    network: str  # a short description
+    remark: str = ""  # a further paragraph
 
 
 @dataclass(frozen=True)

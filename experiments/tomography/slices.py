@@ -43,19 +43,12 @@ class SliceCounts:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Of different patients.
+    """Of different patients."""
 
-    Attributes:
-        training: to learn from.
-        validation: to choose a weight on.
-        test: looked at in the end, the shown one first.
-        source: what they are, in a few words.
-    """
-
-    training: ImageSet
-    validation: ImageSet
-    test: ImageSet
-    source: str
+    training: ImageSet  # to learn from
+    validation: ImageSet  # to choose a weight on
+    test: ImageSet  # looked at in the end, the shown one first
+    source: str  # what they are, in a few words
 
     @property
     def shown(self) -> Images:

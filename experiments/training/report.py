@@ -35,19 +35,12 @@ ENLARGED = 4
 
 @dataclass(frozen=True, eq=False)
 class SchemeRow:
-    """All solvers with one regularizer.
+    """All solvers with one regularizer."""
 
-    Attributes:
-        scheme: a key of ``SCHEMES``.
-        training: the part of the training.
-        data: the part of the data.
-        found: the runs.
-    """
-
-    scheme: str
-    training: Part
-    data: Part
-    found: SideBySide
+    scheme: str  # a key of ``SCHEMES``
+    training: Part  # the part of the training
+    data: Part  # the part of the data
+    found: SideBySide  # the runs
 
     @classmethod
     def of(cls, parts: Parts, scheme: str, iterations: int) -> SchemeRow:
