@@ -19,15 +19,16 @@ from convexlift.images import load_image
 from convexlift.tasks import Inpainting
 from experiments.benchmark.cases import (
     QUICK_CASES,
+    QUICK_SIZE,
+    SIZE,
+    BenchmarkSettings,
     Case,
     choose_images,
     example_images,
     folder_images,
 )
-from experiments.benchmark.plot import write_plots
-from experiments.benchmark.results import ERROR, Results, Row
+from experiments.benchmark.results import ERROR, Results, Row, write_plots
 from experiments.benchmark.run import Request, run_benchmark
-from experiments.benchmark.settings import QUICK_SIZE, SIZE, BenchmarkSettings
 from experiments.command_line import (
     BadInput,
     Debug,

@@ -1,11 +1,140 @@
-"""The commands that ``convexlift.cli.experiments`` registers."""
+"""``convexlift reproduce``, and all commands that ``convexlift.cli.experiments`` registers."""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 import convexlift as cl
 from experiments.benchmark.cases import CASES
 from experiments.benchmark_command import benchmark_command
-from experiments.command_line import BadInput as BadInput
+from experiments.command_line import (
+    BadInput,
+    Debug,
+    DeviceChoice,
+    JsonFile,
+    check_json_file,
+    choose_device,
+    console,
+    make_folder,
+    progress_bar,
+    write_json,
+)
+from experiments.document import Document
+from experiments.images import find_data
 from experiments.registry import EXPERIMENTS
-from experiments.reproduce_command import reproduce_command
+from experiments.runner import Experiment, Study
+from experiments.runner.report import results, write
+from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
+
+
+def reproduce_command(experiments: Mapping[str, Experiment[Any]]) -> Callable[..., None]:
+    """The command for some experiments."""
+    Name = StrEnum("Name", {name: name for name in experiments})  # type: ignore[misc]
+    choices = "; ".join(f"{e.name}: {e.title} ({e.section})" for e in experiments.values())
+
+    def reproduce(
+        name: Annotated[Name, typer.Argument(help=f"{choices}.", metavar="NAME")],
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                help="Folder with faces/test and ct/test. Unless given: the environment variable "
+                "CONVEXLIFT_DATA, then ../shared/data, then images inside the package."
+            ),
+        ] = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Fewer images and iterations; minutes on two cores.")
+        ] = False,
+        output: Annotated[
+            Path | None,
+            typer.Option(
+                "--output", "-o", help="Folder for parts and report; reproduce-NAME unless given."
+            ),
+        ] = None,
+        device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = DeviceChoice.auto,
+        seed: Annotated[int, typer.Option(min=0, help="Of noise and masks.")] = 0,
+        draw: Annotated[
+            bool,
+            typer.Option(
+                "--draw", help="Compute nothing; write the report of the parts in --output again."
+            ),
+        ] = False,
+        force: Annotated[
+            bool,
+            typer.Option(
+                "--force",
+                help="Replace finished parts of another run, which are kept unless given.",
+            ),
+        ] = False,
+        json_file: JsonFile = None,
+        debug: Debug = False,
+    ) -> None:
+        """Repeat one experiment of the paper, its numbers beside the paper's.
+
+        Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
+        Finished parts are kept in the folder, so that an interrupted run resumes from them; those
+        of a run with other options are not replaced without --force.
+        Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+        """
+        screen = console()
+        experiment = experiments[str(name)]
+        check_json_file(json_file)
+        folder = output or Path(f"reproduce-{experiment.name}{'-quick' if quick else ''}")
+        if not draw:
+            try:
+                found = find_data(data)
+            except ValueError as error:
+                raise BadInput(f"{error}.") from None
+            study = Study(quick, seed, choose_device(device), found)
+            make_folder(folder)
+            _compute(experiment, study, folder, screen, force)
+        try:
+            parts, run = finished_parts(experiment, folder)
+        except NotComputed as error:
+            raise BadInput(str(error)) from None
+        document = experiment.report(parts, experiment.settings(run["quick"]))
+        content = results(document, run, parts)
+        files = write(document, folder, content)
+        write_json(json_file, content)
+        _show(experiment.title, document, files[-1], screen)
+
+    return reproduce
+
+
+def _compute(
+    experiment: Experiment[Any], study: Study, folder: Path, screen: Console, force: bool
+) -> None:
+    try:
+        with progress_bar(screen) as show:
+            compute(experiment, study, folder, show, force=force)
+    except OtherRun as error:
+        raise BadInput(str(error)) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"Interrupted; finished parts are kept in {folder / 'parts'}, and the same command "
+            "resumes from there."
+        ) from None
+
+
+def _show(title: str, document: Document, page: Path, screen: Console) -> None:
+    content = document.comparison_table
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]
+    for i in shown:
+        text = content.columns[i] in ("Quantity", "Verdict")
+        table.add_column(content.columns[i], justify="left" if text else "right")
+    for row in content.rows:
+        table.add_row(*(row[i] for i in shown))
+    screen.print(table)
+    for paragraph in document.summary:
+        screen.print(f"{paragraph}\n", highlight=False, markup=False)
+    screen.print(f"Report: {page}", highlight=False)
+
 
 reproduce = reproduce_command(EXPERIMENTS)
 benchmark = benchmark_command(CASES, cl.METHODS)

@@ -1,10 +1,10 @@
-"""Steps of every experiment: data, reference optima, curves, searches for step sizes, times."""
+"""Methods, and the steps of every experiment: data, optima, curves, searches for steps, times."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,90 @@ from experiments.measuring import (
     time_iterations,
     warm_up,
 )
-from experiments.methods import Chosen, Competitor, Numbers
 from experiments.runner import Part, Parts, Step, Work
 from experiments.setups import Setup, Trial
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """A method as it appears in figures and tables."""
+
+    key: str  # names its parts
+    family: str  # its colour, a key of ``figures.STYLES``
+    label: str  # for people
+    method: cl.Method  # with its step sizes
+    # whether it starts where ``cl.solve`` does by itself, rather than from the data as in the
+    # paper
+    own_start: bool = False
+    printed: bool = True  # whether its step sizes are the paper's
+
+    @property
+    def parameters(self) -> Numbers:
+        """The chosen step sizes, or (c_1, ..., c_L); empty for a method without."""
+        if isinstance(self.method, cl.PDHG) and isinstance(self.method.steps, cl.PaperSteps):
+            return self.method.steps.c
+        if isinstance(self.method, cl.Subgradient | cl.NMAPG):
+            return (self.method.step,)
+        return ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A competitor whose step sizes follow from earlier parts."""
+
+    key: str  # names its parts
+    label: str  # for people
+    choose: Callable[[Parts], Competitor]  # the competitor, from the parts of ``needs``
+    needs: tuple[str, ...]  # full names of those parts
+
+
+def proposed(c: Sequence[float]) -> Competitor:
+    """The paper's PDHG with its parameters c."""
+    return Competitor("proposed", "paper", "Proposed", cl.PDHG(steps=cl.PaperSteps(tuple(c))))
+
+
+def constant(step: float, *, printed: bool = True) -> Competitor:
+    """SM-C."""
+    method = cl.Subgradient(step)
+    return Competitor(f"sm-c-{step:g}", "sm-c", f"SM-C, {step:g}", method, printed=printed)
+
+
+def diminishing(step: float, *, printed: bool = True) -> Competitor:
+    """SM-D."""
+    method = cl.Subgradient(step, diminishing=True)
+    return Competitor(f"sm-d-{step:g}", "sm-d", f"SM-D, {step:g}", method, printed=printed)
+
+
+DEFAULT = Competitor("default", "default", "Our default", cl.PDHG(), own_start=True)
+"""``cl.solve(problem)``: nothing to tune, and a start of its own."""
+DEFAULT_SAME_START = Competitor(
+    "default-same-start", "default", "Our default, same start", cl.PDHG()
+)
+L_BFGS = Competitor("lbfgs", "lbfgs", "L-BFGS", cl.LBFGS())
+
+
+@dataclass(frozen=True)
+class PaperInpainting:
+    """The task and the step sizes of section 5.3, which section 5.3.1 has too."""
+
+    missing: float = 0.3  # section 5.3
+    noise: float = 0.03  # section 5.3
+    c: tuple[float, float] = (0.01, 0.001)  # section 5.3, Parameters
+    sm_c: float = 1.5  # section 5.3, Parameters
+    sm_d: float = 50.0  # section 5.3, Parameters
+    nmapg: float = 0.1  # section 5.3, Parameters
+
+
+def papers_four(values: PaperInpainting) -> list[Competitor]:
+    """The methods of section 5.3, with its step sizes."""
+    return [
+        proposed(values.c),
+        constant(values.sm_c),
+        diminishing(values.sm_d),
+        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG(step=values.nmapg)),
+    ]
 
 
 def data_step(setup: Setup) -> Step:

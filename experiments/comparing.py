@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.document import Comparison, Printed, Table, number, percent, small
 from experiments.figures import Line, Panel, Tile
 from experiments.measuring import Curve
-from experiments.paper import Comparison, Printed
 from experiments.runner import Array, Part, Parts
-from experiments.tables import Table, number, percent, small
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,14 @@ from convexlift.images import load_image, save_image
 from convexlift.networks import ridge
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
-from experiments.benchmark.cases import CASES, Case, choose_images, example_images
-from experiments.benchmark.plot import write_plots
+from experiments.benchmark.bench import choose_steps
+from experiments.benchmark.cases import (
+    CASES,
+    BenchmarkSettings,
+    Case,
+    choose_images,
+    example_images,
+)
 from experiments.benchmark.results import (
     ERROR,
     GAP,
@@ -30,10 +36,9 @@ from experiments.benchmark.results import (
     Row,
     spread,
     thinned,
+    write_plots,
 )
 from experiments.benchmark.run import Request, run_benchmark
-from experiments.benchmark.settings import BenchmarkSettings
-from experiments.benchmark.tuning import choose_steps
 from experiments.benchmark_command import benchmark_command, table
 from experiments.images import resized
 from experiments.measuring import Trace, find_reference, finished, first_below

@@ -14,14 +14,13 @@ from convexlift.images import load_image, save_image
 from convexlift.tasks import SparseViewCT
 from convexlift.training import ImageSet
 from experiments import ct, ct_deep, training
-from experiments.common_steps import Search
+from experiments.common_steps import Search, proposed
 from experiments.comparing import SideBySide
 from experiments.document import Document
-from experiments.learned import Training
-from experiments.methods import proposed
 from experiments.runner import Study
 from experiments.runner.report import results, write
 from experiments.runner.run import compute
+from experiments.setups import Training
 from experiments.tomography.slices import (
     SHOWN,
     VALIDATION_PATIENT,
@@ -31,9 +30,8 @@ from experiments.tomography.slices import (
     scanner,
 )
 from experiments.tomography.steps import changed_recipe
-from experiments.training.images import training_images
 from experiments.training.report import SchemeRow
-from experiments.training.settings import TrainingSettings
+from experiments.training.steps import TrainingSettings, training_images
 
 SIZE, ITERATIONS = 32, 80
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 import convexlift as cl
 from experiments.benchmark.bench import Bench
-from experiments.benchmark.cases import Case
+from experiments.benchmark.cases import SIZE, BenchmarkSettings, Case
 from experiments.benchmark.results import Results
-from experiments.benchmark.settings import SIZE, BenchmarkSettings
-from experiments.environment import machine, now
 from experiments.measuring import REFERENCE_GAP
+from experiments.runner.run import machine, now
 
 
 @dataclass(frozen=True, eq=False)

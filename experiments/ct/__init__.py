@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import convexlift as cl
-from experiments.paper import psnr
+from experiments.document import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
-from experiments.tomography.settings import Story, TomographySettings
 from experiments.tomography.slices import SliceCounts
-from experiments.tomography.steps import steps
+from experiments.tomography.steps import Story, TomographySettings, steps
 
 FIGURE = "Fig. Visual comparison, 5.2"
 STORY = Story(

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import convexlift as cl
 from experiments.ct import QUICK as QUICK_BASELINE
-from experiments.paper import psnr
+from experiments.document import psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
-from experiments.tomography.settings import Story, TomographySettings
 from experiments.tomography.slices import SliceCounts
-from experiments.tomography.steps import steps
+from experiments.tomography.steps import Story, TomographySettings, steps
 
 BASELINE = "its baseline, 5.2"
 STORY = Story(

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from convexlift.images import atomic_path
-from experiments.document import Document, page
+from experiments.document import Document, Table, page
 from experiments.figures import Figure
 from experiments.runner.parts import Parts, finite
-from experiments.tables import Table
 
 
 def results(document: Document, run: Mapping[str, Any], parts: Parts) -> Any:

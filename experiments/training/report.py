@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.comparing import Run, SideBySide
-from experiments.document import Document, document
+from experiments.document import Comparison, Document, Printed, Table, document, number, psnr, small
 from experiments.figures import Figure, Tile, magnified
-from experiments.paper import Comparison, Printed, psnr
 from experiments.runner import Array, Part, Parts
-from experiments.tables import Table, number, small
-from experiments.training.settings import SCHEMES, SEARCHED, TrainingSettings
+from experiments.training.steps import SCHEMES, SEARCHED, TrainingSettings
 
 SHORT = dict(zip(SCHEMES, ("AR", "BL+NMAPG", "BL+Proposed", "BL+default"), strict=True))
 TABLE = "Table 2, 5.3.1"
