@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import convexlift as cl
 from experiments.measuring import (
@@ -38,14 +38,16 @@ class Competitor:
     own_start: bool = False
     printed: bool = True  # whether its step sizes are the paper's
 
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def choose(self, parts: Parts) -> Competitor:
+        """Itself: nothing is left to choose."""
+        return self
+
     @property
     def parameters(self) -> Numbers:
         """The chosen step sizes, or (c_1, ..., c_L); empty for a method without."""
-        if isinstance(self.method, cl.PDHG) and isinstance(self.method.steps, cl.PaperSteps):
-            return self.method.steps.c
-        if isinstance(self.method, cl.Subgradient | cl.NMAPG):
-            return (self.method.step,)
-        return ()
+        return step_parameters(self.method)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class Chosen:
     label: str  # for people
     choose: Callable[[Parts], Competitor]  # the competitor, from the parts of ``needs``
     needs: tuple[str, ...]  # full names of those parts
+
+
+def step_parameters(method: cl.Method) -> Numbers:
+    """The step size of a method, or (c_1, ..., c_L) of the paper's; empty for a method without."""
+    if isinstance(method, cl.PDHG) and isinstance(method.steps, cl.PaperSteps):
+        return method.steps.c
+    return (method.step,) if isinstance(method, cl.Subgradient | cl.NMAPG) else ()
 
 
 def proposed(c: Sequence[float]) -> Competitor:
@@ -155,7 +164,7 @@ def curve_step(
     """A run of one method: part ``curve-KEY`` unless named."""
 
     def compute(trial: Trial, work: Work) -> Part:
-        found = _chosen(competitor, work.parts)
+        found = competitor.choose(work.parts)
         count = min(checks.images, trial.count)
         # All images at once on a GPU; one by one on a CPU, whose cache holds one.
         size = count if trial.device.type == "cuda" else 1
@@ -167,9 +176,8 @@ def curve_step(
         return curve.part(**_named(found))
 
     settings = {"competitor": competitor, "checks": checks, "bounded": bounded}
-    needs = competitor.needs if isinstance(competitor, Chosen) else ()
-    return setup.step(name or f"curve-{competitor.key}", compute, settings, needs=needs, cost=cost,
-                      title=competitor.label)  # fmt: skip
+    return setup.step(name or f"curve-{competitor.key}", compute, settings,
+                      needs=competitor.needs, cost=cost, title=competitor.label)  # fmt: skip
 
 
 def average_objective(part: Part) -> float:
@@ -211,6 +219,22 @@ class Search:
                             break
                         best, improved = following, True
         return scores
+
+
+def searches(
+    c: Numbers, sm_c: float, sm_d: float, *, tries_c: int, tries_step: int, iterations: int
+) -> list[Search]:
+    """For the three methods whose step sizes do not adapt, from given ones on."""
+
+    def of_step(key: str, make: Callable[[float], Competitor], first: float) -> Search:
+        label = key.upper()
+        return Search(key, label, lambda n: make(*n), (first,), 2.0, tries_step, iterations)
+
+    return [
+        Search("proposed", "Proposed", proposed, c, 10.0, tries_c, iterations),
+        of_step("sm-c", constant, sm_c),
+        of_step("sm-d", diminishing, sm_d),
+    ]
 
 
 def searched_curve_steps(
@@ -287,7 +311,7 @@ def time_step(
         return None if look is None else int(curve.iteration[look])
 
     def compute(trial: Trial, work: Work) -> Part:
-        found = _chosen(competitor, work.parts)
+        found = competitor.choose(work.parts)
         counted = Curve.of(work.parts[curve_name])
         iterations: list[int | None] = []
         seconds: list[float | None] = []
@@ -306,10 +330,9 @@ def time_step(
         times = time_iterations(start.problem, method, iterations, race.repeats, start.x)
         return statistics.median(times)
 
-    needs = competitor.needs if isinstance(competitor, Chosen) else ()
     return setup.step(
         f"time-{competitor.key}", compute, {"race": race},
-        needs=tuple(dict.fromkeys((reference, curve_name, *needs))), cost=cost,
+        needs=tuple(dict.fromkeys((reference, curve_name, *competitor.needs))), cost=cost,
         title=f"Time of {competitor.key}",
     )  # fmt: skip
 
@@ -331,10 +354,6 @@ def record_until(
         return least <= error and (gap is None or float(progress.gap) <= gap)
 
     return record(start, method, stop, until=until)
-
-
-def _chosen(competitor: Competitor | Chosen, parts: Parts) -> Competitor:
-    return competitor.choose(parts) if isinstance(competitor, Chosen) else competitor
 
 
 def _start(trial: Trial, images: Any, competitor: Competitor, bounded: bool = True) -> Start:

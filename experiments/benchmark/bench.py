@@ -19,7 +19,7 @@ from experiments.benchmark.results import (
     Row,
     spread,
 )
-from experiments.common_steps import record_until
+from experiments.common_steps import record_until, step_parameters
 from experiments.measuring import (
     REFERENCE_GAP,
     Reference,
@@ -82,18 +82,12 @@ def choose_steps(
 
 def _at_edge(candidates: Sequence[cl.Method], best: int) -> bool:
     """Whether better steps may lie beyond the grid."""
-    values = [_parameters(candidate) for candidate in candidates]
+    # Grids of the paper's steps vary the first and the last c; the others follow from them.
+    values = [(numbers[0], numbers[-1]) for numbers in map(step_parameters, candidates)]
     return any(
         chosen in (min(column), max(column))
         for chosen, column in zip(values[best], zip(*values, strict=True), strict=True)
     )
-
-
-def _parameters(method: cl.Method) -> tuple[float, ...]:
-    if isinstance(method, cl.PDHG) and isinstance(method.steps, cl.PaperSteps):
-        c = method.steps.c
-        return (c[0], c[-1])
-    return (float(getattr(method, "step", 0.0)),)
 
 
 @dataclass(eq=False)

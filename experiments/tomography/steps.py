@@ -16,7 +16,6 @@ from experiments.common_steps import (
     Checks,
     Competitor,
     Numbers,
-    Search,
     constant,
     curve_step,
     data_step,
@@ -24,6 +23,7 @@ from experiments.common_steps import (
     proposed,
     reference_step,
     searched_curve_steps,
+    searches,
 )
 from experiments.document import Printed
 from experiments.runner import Part, Step, Study, Work
@@ -204,13 +204,19 @@ def methods(setup: Setup, values: TomographySettings, checks: Checks) -> list[St
         DEFAULT,
         L_BFGS,
     ]
+    released = (values.released * steps[len(steps) // 2] for steps in (values.sm_c, values.sm_d))
+    sm_c, sm_d = (float(f"{step:.2g}") for step in released)
+    tried = searches(
+        values.c, sm_c, sm_d, tries_c=values.tries_c, tries_step=values.tries_step,
+        iterations=values.search_iterations,
+    )  # fmt: skip
     return [
         data_step(setup),
         reference_step(setup, values.reference, cost=2 * cost),
         *(curve_step(setup, each, checks, cost=cost) for each in fixed),
         *(
             step
-            for search in searches(values)
+            for search in tried
             for step in searched_curve_steps(setup, search, checks, on=setup, cost=iteration)
         ),
     ]
@@ -229,18 +235,4 @@ def subgradient_methods(
     return [
         *(make(step) for step in steps),
         *(replace(each, label=f"{each.label}, released") for each in released),
-    ]
-
-
-def searches(values: TomographySettings) -> list[Search]:
-    """Searches for better steps, from the paper's c and from released steps."""
-    iterations, tries = values.search_iterations, values.tries_step
-    sm_c, sm_d = (
-        float(f"{steps[len(steps) // 2] * values.released:.2g}")
-        for steps in (values.sm_c, values.sm_d)
-    )
-    return [
-        Search("proposed", "Proposed", proposed, values.c, 10.0, values.tries_c, iterations),
-        Search("sm-c", "SM-C", lambda steps: constant(*steps), (sm_c,), 2.0, tries, iterations),
-        Search("sm-d", "SM-D", lambda steps: diminishing(*steps), (sm_d,), 2.0, tries, iterations),
     ]

@@ -16,14 +16,11 @@ from experiments.common_steps import (
     L_BFGS,
     Checks,
     PaperInpainting,
-    Search,
-    constant,
     curve_step,
     data_step,
-    diminishing,
     papers_four,
-    proposed,
     searched_curve_steps,
+    searches,
 )
 from experiments.images import EXAMPLES, TUNING_EXAMPLE, Images, load_faces, resized, squares
 from experiments.runner import Parts, Step, Study
@@ -159,24 +156,14 @@ def table_row(setup: Setup, on: Setup, values: TrainingSettings) -> list[Step]:
     """One row of the table: all solvers with one regularizer; steps are searched for ``on``."""
     checks = Checks(values.iterations, values.every, (values.iterations,), values.images)
     cost = 0.02 * values.iterations * values.images
+    tried = searches(
+        values.c, values.sm_c, values.sm_d, tries_c=values.tries_c, tries_step=values.tries_step,
+        iterations=values.search_iterations,
+    )  # fmt: skip
     return [
         data_step(setup),
         *(curve_step(setup, each, checks, cost=cost)
           for each in (*papers_four(values), DEFAULT, L_BFGS)),
-        *(step for search in searches(values)
+        *(step for search in tried
           for step in searched_curve_steps(setup, search, checks, on=on, cost=0.02)),
     ]  # fmt: skip
-
-
-def searches(values: TrainingSettings) -> list[Search]:
-    """Of the three methods whose step sizes do not adapt, from the paper's on."""
-    iterations, tries = values.search_iterations, values.tries_step
-    makes = {
-        "proposed": (proposed, values.c, 10.0, values.tries_c),
-        "sm-c": (lambda numbers: constant(*numbers), (values.sm_c,), 2.0, tries),
-        "sm-d": (lambda numbers: diminishing(*numbers), (values.sm_d,), 2.0, tries),
-    }
-    return [
-        Search(key, SEARCHED[key], make, first, factor, count, iterations)
-        for key, (make, first, factor, count) in makes.items()
-    ]

@@ -293,10 +293,7 @@ class PiecewiseLinear(Activation):
 class ReLU(PiecewiseLinear, name="ReLU"):
     """h(a) = max(0, a)."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[0, 1]."""
-        return (0.0, 1.0)
+    slopes = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -306,7 +303,7 @@ class LeakyReLU(PiecewiseLinear, name="LeakyReLU"):
     slope: float = 0.2
 
     def __post_init__(self) -> None:
-        require_between("LeakyReLU", "slope", self.slope, 0.0, 1.0)
+        require_slope(self, self.slope)
 
     @property
     def slopes(self) -> tuple[float, float]:
@@ -318,10 +315,7 @@ class LeakyReLU(PiecewiseLinear, name="LeakyReLU"):
 class Abs(PiecewiseLinear, name="Abs"):
     """h(a) = |a|; not monotone, for first layers."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[-1, 1]."""
-        return (-1.0, 1.0)
+    slopes = (-1.0, 1.0)
 
 
 def scaled(t: Tensor, factor: float) -> Tensor:
@@ -329,13 +323,7 @@ def scaled(t: Tensor, factor: float) -> Tensor:
     return t if factor == 1 else factor * t
 
 
-def require_between(owner: str, name: str, value: float, low: float, high: float) -> None:
-    """Raise ValueError unless low <= value < high."""
-    if not low <= value < high:
-        raise ValueError(f"{owner} needs {low:g} <= {name} < {high:g}, got {name}={value}")
-
-
-def require_positive(owner: str, name: str, value: float) -> None:
-    """Raise ValueError unless value is positive and finite."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{owner} needs {name} > 0, got {name}={value}")
+def require_slope(owner: Activation, slope: float) -> None:
+    """Raise ValueError unless 0 <= slope < 1."""
+    if not 0 <= slope < 1:
+        raise ValueError(f"{type(owner).__name__} needs 0 <= slope < 1, got slope={slope}")

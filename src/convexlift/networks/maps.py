@@ -18,7 +18,7 @@ from convexlift.operators.convolution import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.operators.padding import BOUNDARIES, Boundary
-from convexlift.parts import ProblemPart
+from convexlift.parts import ProblemPart, require_at_least
 from convexlift.tensors import Shape
 
 
@@ -102,7 +102,7 @@ class Convolution(LinearMap, name="Convolution"):
         nonnegative: bool = False,
     ) -> None:
         super().__init__()
-        _require_counts(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        require_at_least(1, in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
         if padding not in BOUNDARIES:
@@ -149,7 +149,7 @@ class Dense(LinearMap, name="Dense"):
 
     def __init__(self, in_features: int, out_features: int, *, nonnegative: bool = False) -> None:
         super().__init__()
-        _require_counts(in_features=in_features, out_features=out_features)
+        require_at_least(1, in_features=in_features, out_features=out_features)
         self.weight = nn.Parameter(_initial_weights((out_features, in_features), nonnegative))
 
     def arguments(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class AveragePool(LinearMap, name="AveragePool"):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        _require_counts(size=size)
+        require_at_least(1, size=size)
         self.size = self.reduction = size
 
     def operator(self, input_shape: Shape) -> PoolingOperator:
@@ -252,9 +252,3 @@ def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
     if nonnegative:
         return torch.rand(shape) * (2 / fan_in)
     return (2 * torch.rand(shape) - 1) / math.sqrt(fan_in)
-
-
-def _require_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.networks.activations import Activation, Ramp, require_between, require_positive
+from convexlift.networks.activations import Activation, Ramp, require_slope
+from convexlift.parts import require_positive
 
 MAX_STEPS = 200
 """Of Newton's method and bisection together; usually a few suffice."""
@@ -88,8 +89,8 @@ class SmoothedLeakyReLU(SmoothActivation, name="SmoothedLeakyReLU"):
     smoothing: float = 0.01
 
     def __post_init__(self) -> None:
-        require_between("SmoothedLeakyReLU", "slope", self.slope, 0.0, 1.0)
-        require_positive("SmoothedLeakyReLU", "smoothing", self.smoothing)
+        require_slope(self, self.slope)
+        require_positive(self, smoothing=self.smoothing)
 
     @property
     def slopes(self) -> tuple[float, float]:
@@ -204,10 +205,7 @@ class SmoothedReLU(SmoothedLeakyReLU, name="SmoothedReLU"):
 class HalfSquare(SmoothActivation, name="HalfSquare"):
     """h(a) = a^2 / 2; not monotone, for first layers."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """Every number."""
-        return (-math.inf, math.inf)
+    slopes = (-math.inf, math.inf)
 
     def value(self, a: Tensor) -> Tensor:
         """a^2 / 2."""
@@ -239,14 +237,10 @@ class Huber(SmoothActivation, name="Huber"):
     """h(a) = a^2 / (2 delta) for |a| <= delta,  |a| - delta/2 beyond; for first layers."""
 
     delta: float = 0.01
+    slopes = (-1.0, 1.0)
 
     def __post_init__(self) -> None:
-        require_positive("Huber", "delta", self.delta)
-
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[-1, 1]."""
-        return (-1.0, 1.0)
+        require_positive(self, delta=self.delta)
 
     @property
     def ramp(self) -> Ramp:  # type: ignore[override]

@@ -30,6 +30,7 @@ from convexlift.networks import bound_network
 from convexlift.networks.bound_network import Apply
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
+from convexlift.parts import require_positive
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
@@ -130,7 +131,7 @@ class JacobianFree(Hypergradient):
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, step=self.step)
+        require_positive(self, step=self.step)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -157,7 +158,7 @@ class Unrolled(Hypergradient):
         if self.steps < 1:
             raise ValueError(f"Unrolled needs steps >= 1, got {self.steps}")
         if self.step is not None:
-            _require_positive(self, step=self.step)
+            require_positive(self, step=self.step)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -196,7 +197,7 @@ class Implicit(Hypergradient):
             raise ValueError(f"linear_solver must be 'cg' or 'minres', got {self.linear_solver!r}")
         if self.iterations < 1:
             raise ValueError(f"Implicit needs iterations >= 1, got {self.iterations}")
-        _require_positive(self, tolerance=self.tolerance)
+        require_positive(self, tolerance=self.tolerance)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -249,7 +250,7 @@ class ValueFunction(Hypergradient):
     method: Method | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        _require_positive(self, b=self.b, gap=self.gap)
+        require_positive(self, b=self.b, gap=self.gap)
         if self.max_iterations < 1:
             raise ValueError(f"ValueFunction needs max_iterations >= 1, got {self.max_iterations}")
 
@@ -340,12 +341,6 @@ def _require_same_shape(x: Tensor, truth: Tensor) -> None:
             f"the ground truth has shape {tuple(truth.shape)}, "
             f"the reconstructions have {tuple(x.shape)}"
         )
-
-
-def _require_positive(owner: Hypergradient, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
 
 
 class _Linear(torch.autograd.Function):
