@@ -171,7 +171,7 @@ class Document:
 
 
 def templates(*folders: Path, autoescape: bool = False) -> Any:
-    """A Jinja environment for templates in the folders and in that of all experiments."""
+    """A Jinja environment for templates in the given folders and in ``experiments``."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 

@@ -43,7 +43,7 @@ class Line:
     """A curve in a panel."""
 
     x: Array  # iterations or seconds
-    y: Array  # as many values; those that are not finite are left out
+    y: Array  # as many values; infinite ones are left out
     family: str  # gives its colour and line, a key of ``STYLES``
     label: str  # in the legend
     shade: float = 0.0  # 0 for the colour itself, towards 1 for paler ones of the same family
@@ -57,7 +57,7 @@ class Panel:
     label: str  # of the vertical axis
     lines: Sequence[Line]  # curves
     log: bool = True  # whether the vertical axis is logarithmic
-    limits: tuple[float, float] | None = None  # of the vertical axis, or None for those that fit
+    limits: tuple[float, float] | None = None  # of the vertical axis, or None to fit the data
     marked: Sequence[float] = ()  # iterations with a thin vertical line
     # label of the horizontal axis; iterations, straight to 1 and logarithmic then
     horizontal: str = "iterations"

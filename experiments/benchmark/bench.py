@@ -45,7 +45,7 @@ def choose_steps(
     seconds: float,
     tell: Callable[[int], object] = lambda i: None,
 ) -> tuple[cl.Method, Choice]:
-    """The candidate with the fewest iterations; where none gets there, with the smallest error.
+    """The candidate with the fewest iterations; with the smallest error if none is accurate enough.
 
     Args:
         problem: of one image.
@@ -257,7 +257,7 @@ class Bench:
         curves: Sequence[Convergence],
     ) -> Row:
         moments = [moment for effort in efforts for moment in effort.moments]
-        now = [  # or at the end of curves that did not get there
+        now = [  # or the end of curves that did not reach the tolerance
             (curve, len(curve) - 1 if moment is None else min(moment, len(curve) - 1))
             for curve, moment in zip(curves, moments, strict=True)
         ]

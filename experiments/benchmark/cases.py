@@ -88,7 +88,7 @@ class Case:
     task: Task  # damages clean images
     # makes the regularizer for square images of a size, from a seed if untrained
     network: Callable[[int, int], cl.InputConvexNetwork]
-    weight: float | None = None  # of the regularizer; None for that of its card
+    weight: float | None = None  # of the regularizer; None for its card's
     only_size: int | None = None  # the image size the regularizer is made for, or None for any
 
     def with_mask(self, mask: Tensor) -> Case:
@@ -98,7 +98,7 @@ class Case:
         return replace(self, task=replace(self.task, mask=mask))
 
     def size(self, wanted: int) -> int:
-        """The size of its images where ``wanted`` is that of the others."""
+        """The size of its images where other cases have the size ``wanted``."""
         return self.only_size or wanted
 
     def trial(self, clean: Tensor, seed: int, device: torch.device) -> Trial:

@@ -31,8 +31,8 @@ POINTS = 200
 class Row:
     """The effort of one method for one accuracy.
 
-    Medians are over batches of images, times also over repetitions; a run that does not get there
-    counts as infinite, and None stands for infinite.
+    Medians are over batches of images, times also over repetitions; a run that does not reach the
+    accuracy counts as infinite, and None means infinite.
     """
 
     task: str
@@ -47,11 +47,11 @@ class Row:
     seconds: float | None
     seconds_min: float | None
     seconds_max: float | None
-    # the largest of the images, then; or at the end of runs that did not get there
+    # the largest of the images at that moment; or at the end of runs that did not reach it
     objective_error: float | None
     gap: float | None  # the largest certified gap, at the same moments
     psnr: float | None  # the mean, at the same moments
-    reached: int  # images that got there
+    reached: int  # images that reached the accuracy
     images: int  # all images
 
 

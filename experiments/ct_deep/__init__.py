@@ -21,7 +21,7 @@ STORY = Story(
     title="Sparse-view tomography with a deeper network (section 5.2.1)",
     network="the paper's deeper one: three convolutions of 32 filters of 5 x 5, pooling, a dense "
     "layer of 256 units",
-    # The paper has curves of this network, but prints no number: those of its baseline.
+    # The paper has curves of this network, but prints no number: these are its baseline's.
     paper_data=psnr(21.29, BASELINE),
     paper={
         "Proposed": (psnr(31.06, BASELINE), psnr(31.16, BASELINE)),

@@ -23,7 +23,7 @@ OURS = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
 class Times:
     """Seconds and iterations to the error, by the key of the method.
 
-    Means are None unless all images got there: a mean over some of them would flatter.
+    Means are None unless all images reached the error: a mean over some of them would flatter.
     """
 
     parts: Parts
@@ -39,7 +39,7 @@ class Times:
         return str(self.parts[key].values["label"])
 
     def all_reached(self, key: str) -> bool:
-        """Whether all images got there."""
+        """Whether all images reached the error."""
         return self.mean(key) is not None
 
     def mean(self, key: str) -> float | None:
@@ -66,7 +66,7 @@ class Times:
         return min(means, key=means.__getitem__) if means else None
 
     def table(self) -> Table:
-        """Mean and deviation of seconds, iterations, speed-ups, and images that got there."""
+        """Mean and deviation of seconds, iterations, speed-ups, and counts of images."""
         rows = []
         for key, part in self.parts.items():
             deviation, steps = self.deviation(key), self._values(key, "iterations")

@@ -140,7 +140,7 @@ def compute(
     *,
     force: bool = False,
 ) -> Parts:
-    """All parts of an experiment; those in the folder that fit the study are not computed again.
+    """All parts of an experiment; finished parts that fit the study are not computed again.
 
     Raises:
         OtherRun: if the folder has finished parts of another experiment, of other options, or of

@@ -230,7 +230,7 @@ def checks_of(values: TomographySettings) -> Checks:
 def subgradient_methods(
     values: TomographySettings, make: Callable[[float], Competitor], steps: Numbers
 ) -> list[Competitor]:
-    """With the printed steps, and with those of the released script."""
+    """With the printed steps, and with the steps of the released script."""
     released = [make(float(f"{values.released * step:.2g}")) for step in steps]
     return [
         *(make(step) for step in steps),

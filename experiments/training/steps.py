@@ -115,7 +115,7 @@ def steps(study: Study, values: TrainingSettings) -> Sequence[Step]:
     images = load_faces(study.data, values.images, values.size)
     learned_from = training_images(study.data, values.training_images, values.size)
     task = Inpainting(values.missing, values.noise, images.mask, fill="zero")
-    # Steps are searched for on a face that is not tested, and used on those that are.
+    # Step sizes are searched for on a training face, and used on the test faces.
     example = Images((learned_from.names[0],), learned_from[0][None], "training", False)
     first = Training(
         FIRST, values.adversarial, learned_from, None, study,

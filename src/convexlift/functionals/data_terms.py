@@ -64,7 +64,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
 
     Args:
         y: the data.
-        weights: omega >= 0, a number or one for each datum, of a shape that fits that of y.
+        weights: omega >= 0, a number or one for each datum, of a shape that fits y.
     """
 
     smooth = True

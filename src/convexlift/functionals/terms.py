@@ -248,9 +248,9 @@ class LastLayerTerm(DualTerm):
 class PooledEpigraphTerm(DualTerm):
     """f(a, p) = 0 if (1/N) sum_{k in block} h(a_k + b) <= p for every block, +inf otherwise.
 
-    Of the dual pair (v_1, v_2), v_1 has the resolution of a, v_2 that of the blocks of
-    N = ``size``^2 pixels. With y = v_1/sigma_1 + b and p_0 = v_2/sigma_2, the projection of
-    a block has one multiplier mu >= 0. It is zero if mean h(y) <= p_0, and else the root of the
+    Of the dual pair (v_1, v_2), v_1 has the resolution of a and v_2 one entry for each
+    block of N = ``size``^2 pixels. With y = v_1/sigma_1 + b and p_0 = v_2/sigma_2, the projection
+    of a block has one multiplier mu >= 0. It is zero if mean h(y) <= p_0, and else the root of the
     decreasing function
 
         phi(mu) = mean_k h(prox_{eta h}(y_k)) - p_0 - mu/sigma_2,      eta = mu/(N sigma_1),
@@ -274,7 +274,7 @@ class PooledEpigraphTerm(DualTerm):
         return join_blocks(self.activation.scaled_slope(blocks, t, sigma_a), self.size), -mu
 
     def block_means(self, z: Tensor) -> Tensor:
-        """From the resolution of a to that of p."""
+        """From the resolution of a to the resolution of p."""
         return F.avg_pool2d(z, self.size)
 
 

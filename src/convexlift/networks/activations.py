@@ -17,7 +17,7 @@ it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
 
 Most are functions of one variable. Those of ``group`` consecutive channels (``GroupNorm``) make one
 channel of z = h(a) from each group of a: the multipliers t have the shape of z, the slopes s and
-their products p = s t that of a.
+their products p = s t the shape of a.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def deep(
 ) -> InputConvexNetwork:
     """The baseline with two more nonnegative convolutions (paper section 5.2.1).
 
-    The arguments are those of :func:`baseline`.
+    The arguments are the same as for :func:`baseline`.
     """
     convolution = partial(Convolution, kernel_size=kernel, padding=padding)
     return _pooled(
@@ -143,9 +143,9 @@ def ridge(
 class TotalVariation(InputConvexNetwork):
     """R(x) = sum_pixels |grad x|, for images of any size.
 
-    grad x holds the forward differences down and to the right; those across the last row and
-    column are zero (Neumann boundary). |.| is the Euclidean norm of the two (isotropic) or the sum
-    of their absolute values (anisotropic). Channels are added up. There is nothing to train.
+    grad x holds the forward differences down and to the right; differences across the last row
+    and column are zero (Neumann boundary). |.| is the Euclidean norm of the two (isotropic) or the
+    sum of their absolute values (anisotropic), summed over channels. There is nothing to train.
 
     Args:
         isotropic: which of the two.

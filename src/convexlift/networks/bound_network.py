@@ -30,7 +30,7 @@ class ForwardPass:
 class BackwardPass:
     """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
 
-    t_i has the shape of z_i, p_i and s_i that of a_i.
+    t_i has the shape of z_i, p_i and s_i the shape of a_i.
 
     With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
 
@@ -49,7 +49,7 @@ class BackwardPass:
 class BoundLayer(TensorRecord):
     """One layer on inputs of known shape: operators by source (0 is the image).
 
-    ``shape`` is that of z; the preactivation has ``activation.group`` times its channels.
+    ``shape`` is the shape of z; the preactivation has ``activation.group`` times its channels.
     """
 
     activation: Activation

@@ -3,8 +3,8 @@
 Everything reduces to the even profile phi along the direction a/|a|:
 
     derivative    a/|a| phi'(|a|)                 conjugate  phi*(|s|)
-    prox          y/|y| prox_phi(|y|)             multiplier that of phi at (|y|, z)
-    scaled slope  y/|y| times that of phi at |y|
+    prox          y/|y| prox_phi(|y|)             multiplier of phi at (|y|, z)
+    scaled slope  y/|y| times the scaled slope of phi at |y|
 
     fenchel_young = [phi(|a|) + phi*(|s|) - |s| |a|] + |s| |a| (1 - cos(a, s)).
 
@@ -28,7 +28,7 @@ class GroupNorm(Activation, name="GroupNorm"):
     """h(a)_g = phi(|a_g|) for each group a_g of consecutive channels; for first layers.
 
     (B, size n, ...) becomes (B, n, ...): dimension 1 holds the channels, or the features of a
-    dense layer. ``slopes`` are the slopes of phi; those of h are vectors of at most that length.
+    dense layer. ``slopes`` are the slopes of phi; slopes of h are vectors of at most that length.
 
     Args:
         size: channels of a group, at least 1.

@@ -259,7 +259,7 @@ class InputConvexNetwork(nn.Module):
         made = layer.activation.output_shape(shape)
         if layer.residual and previous != made:
             raise ValueError(
-                f"layer {number} is residual, but its shape {made} is not that of "
+                f"layer {number} is residual, but its shape {made} differs from the shape of "
                 f"the previous layer, {previous}"
             )
 

@@ -125,7 +125,7 @@ class ImageSet:
         """The images whose names satisfy ``wanted``, in their order."""
         places = [i for i, name in enumerate(self.names) if wanted(name)]
         if not places:
-            raise ValueError(f"none of {len(self)} images is wanted, from {self.names[0]} on")
+            raise ValueError(f"select keeps none of {len(self)} images, such as {self.names[0]}")
         return self._subset(places)
 
     def split(self, held_out: int | float, seed: int) -> tuple[ImageSet, ImageSet]:

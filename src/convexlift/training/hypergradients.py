@@ -176,7 +176,7 @@ class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
     H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of
-    the box, and those that an L1 data term holds at its kink x = y, cannot.
+    the box, and pixels that an L1 data term holds at its kink x = y, cannot.
 
     Args:
         damping: added to H, which is singular where neither data nor curvature determine a pixel.
@@ -271,7 +271,7 @@ class ValueFunction(Hypergradient):
 
 
 def suitable_hypergradient(network: InputConvexNetwork) -> Hypergradient:
-    """``Implicit()`` for smooth networks, ``ValueFunction()`` for those with kinks."""
+    """``Implicit()`` for smooth networks, ``ValueFunction()`` for networks with kinks."""
     return Implicit() if network.smooth else ValueFunction()
 
 

@@ -51,10 +51,10 @@ def cosine_filters(count: int, size: int) -> Tensor:
 def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> None:
     """Make R(x) = strength sum_pixels sum_c |k_c * x| (about), with cosine filters k_c.
 
-    Exactly so with Abs; within 3% for ``deep`` and ``convolutional``; 1 - s times this, with the
-    slope s of the leaky ReLU, for ``baseline``, whose pooling adds up both signs. Smoothed
+    Exactly so with Abs; within 3% for ``deep`` and ``convolutional``; (1 - s) times as much, with
+    the slope s of the leaky ReLU, for ``baseline``, whose pooling adds both signs. Smoothed
     activations give a little less. Works for networks whose first layer is a convolution and
-    whose further layers are nonnegative convolutions or dense layers, as those of
+    whose further layers are nonnegative convolutions or dense layers, as in
     ``convexlift.networks``.
 
     Args:
