@@ -146,12 +146,14 @@ def compute(
         OtherRun: if the folder has finished parts of another experiment, of other options, or of
             other images or settings, unless ``force`` says that they may be replaced.
     """
-    if not force:
-        _refuse_other_options(experiment, study, folder)
+    run = None if force else _read_run(folder)
+    kept = [] if run is None else _kept(run, folder)
+    if run is not None and kept:
+        _refuse_other_options(run, kept, experiment, study, folder)
     steps = experiment.steps(study, experiment.settings(study.quick))
     plan = Plan(steps, PartStore(folder / "parts"))
-    if not force:
-        _refuse_other_settings(folder, plan)
+    if run is not None and any(plan.digests.get(name) != run["parts"][name] for name in kept):
+        raise _refusal(kept, folder, "with other images or settings")
     try:
         _write_run(experiment, study, folder, plan)
         plan.run(environment(study.device), listener)
@@ -207,33 +209,23 @@ def _kept(run: Mapping[str, Any], folder: Path) -> list[str]:
     return [name for name in run["parts"] if (folder / "parts" / f"{name}.json").exists()]
 
 
-def _refuse_other_options(experiment: Experiment[S], study: Study, folder: Path) -> None:
-    run = _read_run(folder)
-    if run is None or not _kept(run, folder):
-        return
+def _refuse_other_options(
+    run: Mapping[str, Any], kept: list[str], experiment: Experiment[S], study: Study, folder: Path
+) -> None:
     named = run["experiment"]
     if named != experiment.name:
-        raise _refusal(run, folder, f"of the experiment {named}, not {experiment.name}")
+        raise _refusal(kept, folder, f"of the experiment {named}, not {experiment.name}")
     # Files of old versions do not name theirs; the digests of their parts differ anyway.
     other = [name for name, value in _options(study).items() if run.get(name, value) != value]
     if other:
-        complete = len(_kept(run, folder)) == len(run["parts"])
         # Perhaps it was computed elsewhere, and is only to be drawn here.
-        elsewhere = complete and not {"quick", "seed"} & set(other)
+        elsewhere = len(kept) == len(run["parts"]) and not {"quick", "seed"} & set(other)
         what = f"with another {' and '.join(OPTIONS[name] for name in other)}"
-        raise _refusal(run, folder, what, "--draw to write its report, " if elsewhere else "")
+        raise _refusal(kept, folder, what, "--draw to write its report, " if elsewhere else "")
 
 
-def _refuse_other_settings(folder: Path, plan: Plan) -> None:
-    run = _read_run(folder)
-    if run is None:
-        return
-    if any(plan.digests.get(name) != run["parts"][name] for name in _kept(run, folder)):
-        raise _refusal(run, folder, "with other images or settings")
-
-
-def _refusal(run: Mapping[str, Any], folder: Path, what: str, hint: str = "") -> OtherRun:
-    count = len(_kept(run, folder))
+def _refusal(kept: list[str], folder: Path, what: str, hint: str = "") -> OtherRun:
+    count = len(kept)
     return OtherRun(
         f"{folder} has {count} finished part{'s' if count > 1 else ''} of a run {what}. Use {hint}"
         "another --output, or --force to replace them."

@@ -157,14 +157,25 @@ class BoundNetwork(TensorRecord):
                 t[i - 1] = _add(t[i - 1], t_i)
         return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)
 
-    def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
-        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
+    def tangent(
+        self,
+        weight: float,
+        x: Tensor,
+        preactivations: Sequence[Tensor],
+        *,
+        mean: bool = False,
+        to_image: bool = True,
+    ) -> BackwardPass:
+        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x.
+
+        At a kink the slope is one of the two beside it or, with ``mean``, their mean.
+        """
 
         def slopes(i: int, t: Tensor) -> Tensor:
-            h = self.layers[i - 1].activation
-            return h.spread(t) * h.derivative(preactivations[i - 1])
+            h, a = self.layers[i - 1].activation, preactivations[i - 1]
+            return h.spread(t) * (h.mean_slope(a) if mean else h.derivative(a))
 
-        return self.backward(weight, x, slopes)
+        return self.backward(weight, x, slopes, to_image=to_image)
 
 
 def _add(left: Tensor | None, right: Tensor) -> Tensor:
@@ -178,7 +189,7 @@ def _add(left: Tensor | None, right: Tensor) -> Tensor:
 
 def gradient(network: BoundNetwork, x: Tensor) -> Tensor:
     """grad R(x) = sum_i V_{i-1}* (t_i h_i'(a_i)), differentiable in x and in the weights."""
-    return _backward(network, x, _slopes(network, network.hidden(x).a)).c
+    return network.tangent(1.0, x, network.hidden(x).a, mean=True).c
 
 
 @torch.no_grad()
@@ -190,9 +201,9 @@ def hessian(network: BoundNetwork, x: Tensor) -> Apply:
         a.  = V v + sum_j W_j z_j.,   z.  = s a.,   p.  = t h''(a) a.  + s t.
     """
     a = network.hidden(x).a
-    slopes = _slopes(network, a)
-    t = _backward(network, x, slopes, to_image=False).t
+    t = network.tangent(1.0, x, a, mean=True, to_image=False).t
     hs = [layer.activation for layer in network.layers]
+    slopes = [h.mean_slope(a_i) for h, a_i in zip(hs, a, strict=True)]
     bends = [_bend(h, a_i, t_i) for h, a_i, t_i in zip(hs, a, t, strict=True)]
 
     @torch.no_grad()
@@ -214,20 +225,6 @@ def hessian(network: BoundNetwork, x: Tensor) -> Apply:
         return network.backward(0.0, v, change).c
 
     return apply
-
-
-def _slopes(network: BoundNetwork, preactivations: Sequence[Tensor]) -> list[Tensor]:
-    pairs = zip(network.layers, preactivations, strict=True)
-    return [layer.activation.mean_slope(a) for layer, a in pairs]
-
-
-def _backward(
-    network: BoundNetwork, x: Tensor, slopes: Sequence[Tensor], *, to_image: bool = True
-) -> BackwardPass:
-    def choose(i: int, t: Tensor) -> Tensor:
-        return network.layers[i - 1].activation.spread(t) * slopes[i - 1]
-
-    return network.backward(1.0, x, choose, to_image=to_image)
 
 
 def _bend(h: Activation, a: Tensor, t: Tensor) -> Apply:

@@ -65,7 +65,7 @@ class LinearMap(ProblemPart, nn.Module, ABC):
     def sum_inputs_(
         self, channels: int, variety: float = 0.0, factors: Tensor | None = None
     ) -> float:
-        """Set the weights so that each output sums a group of inputs, all groups together them all.
+        """Make each output the sum of a group of inputs, with every input in one group.
 
         Args:
             channels: channels of the input.

@@ -156,7 +156,7 @@ class ImageSet:
     def first(self, count: int) -> ImageSet:
         """The first ``count`` images."""
         if not 1 <= count <= len(self):
-            raise ValueError(f"there are {len(self)} images; {count} cannot be taken of them")
+            raise ValueError(f"there are {len(self)} images, and {count} were asked for")
         return self._subset(range(count))
 
     def require_size(self, size: tuple[int, int]) -> None:

@@ -302,7 +302,7 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
 def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
     """1 where a pixel can move with theta, 0 where the box or the kink of an L1 term holds it."""
     box = problem.bounds
-    margin = 10 * torch.finfo(x.dtype).eps
+    margin = 10 * torch.finfo(x.dtype).eps  # a solver leaves pixels on a bound up to rounding
     free = (x > box.lower + margin) & (x < box.upper - margin)
     if not problem.fidelity.smooth and problem.operator.diagonal is not None:
         at_kink = problem.fidelity.at_kink(problem.operator(x), margin)

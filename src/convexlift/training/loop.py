@@ -247,6 +247,7 @@ class _TrainingRun:
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         numbers = {"loss": self.module.last.value, **self.module.last.metrics}
+        # DistributedDataParallel has averaged the gradients: their norm is the same everywhere.
         length, *values = processes.means([norm, *numbers.values()])
         if not math.isfinite(length):
             raise FloatingPointError(
