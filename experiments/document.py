@@ -229,13 +229,7 @@ def document(
 
 
 def page(document: Document, drawings: Mapping[str, bytes], facts: Mapping[str, Any]) -> str:
-    """``report.html``, which needs no other file.
-
-    Args:
-        document: the report.
-        drawings: PNG files of its figures, by name.
-        facts: environment and options.
-    """
+    """``report.html``, which needs no other file; ``drawings`` are its figures in PNG, by name."""
     template = templates(autoescape=True).get_template("report.html")
     html: str = template.render(document=document, drawings=drawings, facts=facts)
     return html

@@ -191,12 +191,7 @@ class Tile:
 
 
 def pictures(rows: Sequence[Sequence[Tile]], *, high: float = 1.0) -> Any:
-    """Rows of pictures, pixel for pixel, each below its title.
-
-    Args:
-        rows: of tiles, all of one size.
-        high: the value that is white; black is 0.
-    """
+    """Rows of pictures of one size, pixel for pixel; black is 0, white is ``high``."""
     plt = pyplot()
     side_y, side_x = rows[0][0].picture.shape
     gap, strip = 8, 22

@@ -47,13 +47,8 @@ def choose_steps(
 ) -> tuple[cl.Method, Choice]:
     """The candidate with the fewest iterations; with the smallest error if none is accurate enough.
 
-    Args:
-        problem: of one image.
-        candidates: the same method with different steps.
-        reference: of the problem.
-        max_iterations: limit of each run.
-        seconds: limit of each run.
-        tell: called with the number of each candidate before it is tried.
+    The candidates are one method with different steps, the problem is of one image, and ``tell`` is
+    called with the number of each candidate before it is tried.
     """
     limit, scores = max_iterations, []
     for i, candidate in enumerate(candidates):

@@ -87,6 +87,36 @@ class ConvexLayer(nn.Module):
             maps[number - 1] = self.previous
         return maps | {int(source): link for source, link in self.links.items()}
 
+    def bind(self, number: int, shapes: Sequence[Shape]) -> BoundLayer:
+        """The layer with this number, for x, z_1, ..., z_{number-1} of these shapes."""
+        operators: dict[int, LinearOperator] = {}
+        outputs: dict[int, Shape] = {}
+        for source, linear_map in self.sources(number).items():
+            try:
+                operators[source] = linear_map.operator(shapes[source])
+            except ValueError as error:
+                raise ValueError(f"layer {number}, map from {_name(source)}: {error}") from None
+            outputs[source] = operators[source].output_shape(shapes[source])
+        first, shape = next(iter(outputs.items()))
+        for source, other in outputs.items():
+            if other != shape:
+                raise ValueError(
+                    f"layer {number}: the map from {_name(source)} gives {other}, "
+                    f"the one from {_name(first)} gives {shape}"
+                )
+        if self.channels != shape[0]:
+            raise ValueError(
+                f"layer {number} has channels={self.channels}, but its maps give {shape}"
+            )
+        made = self.activation.output_shape(shape)
+        if self.residual and shapes[-1] != made:
+            raise ValueError(
+                f"layer {number} is residual, but its shape {made} differs from the shape of "
+                f"the previous layer, {shapes[-1]}"
+            )
+        bias = None if self.bias is None else _per_channel(self.bias, shape)
+        return BoundLayer(self.activation, operators, bias, self.residual, made)
+
 
 class InputConvexNetwork(nn.Module):
     """A convex function of an image: (B, C, H, W) -> (B,).
@@ -137,7 +167,7 @@ class InputConvexNetwork(nn.Module):
         """R(x), one number for each image."""
         if x.ndim != 4:
             raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
-        bound = self._bind(tuple(x.shape[1:]))
+        bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
 
@@ -185,28 +215,14 @@ class InputConvexNetwork(nn.Module):
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
         """The network on images of one shape, as operators cut from the autograd graph (or not)."""
-        bound = self._bind(image_shape)
-        return bound.detach() if detach else bound
-
-    def _bind(self, image_shape: Shape) -> BoundNetwork:
         self._check_image_shape(image_shape)
         shapes: list[Shape] = [image_shape]
-        bound = []
+        layers: list[BoundLayer] = []
         for number, layer in self._numbered():
-            operators: dict[int, LinearOperator] = {}
-            outputs: dict[int, Shape] = {}
-            for source, linear_map in layer.sources(number).items():
-                try:
-                    operators[source] = linear_map.operator(shapes[source])
-                except ValueError as error:
-                    raise ValueError(f"layer {number}, map from {_name(source)}: {error}") from None
-                outputs[source] = operators[source].output_shape(shapes[source])
-            shape = next(iter(outputs.values()))
-            self._check_layer_shapes(number, layer, shape, outputs, shapes[-1])
-            shapes.append(layer.activation.output_shape(shape))
-            bias = None if layer.bias is None else _per_channel(layer.bias, shape)
-            bound.append(BoundLayer(layer.activation, operators, bias, layer.residual, shapes[-1]))
-        return BoundNetwork(tuple(bound), _per_channel(self.output, shapes[-1]))
+            layers.append(layer.bind(number, shapes))
+            shapes.append(layers[-1].shape)
+        bound = BoundNetwork(tuple(layers), _per_channel(self.output, shapes[-1]))
+        return bound.detach() if detach else bound
 
     def _check_structure(self) -> None:
         first = self.layers[0]
@@ -236,31 +252,6 @@ class InputConvexNetwork(nn.Module):
             expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else 'H, W'})"
             raise ValueError(
                 f"the network takes images of shape {expected}, got {tuple(image_shape)}"
-            )
-
-    @staticmethod
-    def _check_layer_shapes(
-        number: int,
-        layer: ConvexLayer,
-        shape: Shape,
-        outputs: dict[int, Shape],
-        previous: Shape,
-    ) -> None:
-        for source, other in outputs.items():
-            if other != shape:
-                raise ValueError(
-                    f"layer {number}: the map from {_name(source)} gives {other}, "
-                    f"the one from {_name(next(iter(outputs)))} gives {shape}"
-                )
-        if layer.channels != shape[0]:
-            raise ValueError(
-                f"layer {number} has channels={layer.channels}, but its maps give {shape}"
-            )
-        made = layer.activation.output_shape(shape)
-        if layer.residual and previous != made:
-            raise ValueError(
-                f"layer {number} is residual, but its shape {made} differs from the shape of "
-                f"the previous layer, {previous}"
             )
 
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:
