@@ -33,8 +33,7 @@ class Competitor:
     family: str  # its colour, a key of ``figures.STYLES``
     label: str  # for people
     method: cl.Method  # with its step sizes
-    # whether it starts where ``cl.solve`` does by itself, rather than from the data as in the
-    # paper
+    # whether it starts where ``cl.solve`` does by itself; the paper starts from the data
     own_start: bool = False
     printed: bool = True  # whether its step sizes are the paper's
 

@@ -87,9 +87,8 @@ class SideBySide:
     runs: Mapping[str, Run]  # by key
     optimum: Optimum  # for each image
     weight: float  # of the regularizer
-    # the iterations after which the paper shows pictures
-    early: int
-    late: int
+    early: int  # iterations after which the paper shows pictures, the first time
+    late: int  # and the second
 
     @classmethod
     def of(cls, parts: Parts, early: int, late: int, prefix: str = "") -> SideBySide:

@@ -170,17 +170,16 @@ class Training:
     """One training of an experiment."""
 
     name: str  # of its part
-    recipe: AnyRecipe  # what to do
+    recipe: AnyRecipe
     images: ImageSet  # to learn from
     # to choose the weight and the best moment on; None holds some of them out
     validation: ImageSet | None
     study: Study  # device
-    # makes the network to start from, from the parts of ``needs``; None for the recipe's own
-    # start
+    # makes the initial network, from the parts of ``needs``; None for the recipe's
     start: Callable[[Parts], cl.InputConvexNetwork] | None = None
     needs: tuple[str, ...] = ()  # earlier trainings
     cost: float = 1.0  # see ``Step``
-    title: str = ""  # what is trained
+    title: str = ""  # shown while it runs
 
     def step(self) -> Step:
         """The training as a step, whose part holds the weights in half precision."""

@@ -131,8 +131,7 @@ class Step:
     """One part and how to compute it."""
 
     name: str  # of the part and of its files
-    # all that the result depends on, as records and plain values; the part is computed again when
-    # they change
+    # all that the result depends on, as records and plain values: a change computes it again
     settings: Mapping[str, Any]
     compute: Callable[[Work], Part]  # makes the part
     # names of earlier steps whose parts it uses; it also depends on their settings
