@@ -12,7 +12,7 @@ from rich.table import Table
 
 import convexlift as cl
 from experiments.benchmark.cases import CASES
-from experiments.benchmark_command import benchmark_command
+from experiments.benchmark.command import benchmark_command
 from experiments.command_line import (
     BadInput,
     Debug,

@@ -27,6 +27,7 @@ from experiments.benchmark.cases import (
     choose_images,
     example_images,
 )
+from experiments.benchmark.command import benchmark_command, table
 from experiments.benchmark.results import (
     ERROR,
     GAP,
@@ -39,7 +40,6 @@ from experiments.benchmark.results import (
     write_plots,
 )
 from experiments.benchmark.run import Request, run_benchmark
-from experiments.benchmark_command import benchmark_command, table
 from experiments.images import resized
 from experiments.measuring import Trace, find_reference, finished, first_below
 
