@@ -146,8 +146,8 @@ class LinearTerm(PrimalTerm):
 class DiagonalFidelityTerm(PrimalTerm):
     """g(x) = D(d x, y) in the box: the fidelity behind a diagonal operator A = diag(d).
 
-    With w = d x the problem stays one of each pixel alone: prox_{tau f}(d x) with the step
-    tau d^2, divided by d; D does not depend on pixels with d = 0. A convex function of one variable
+    With w = d x the problem still separates over pixels: the prox of f at d x with the step
+    tau d^2, divided by d. D does not depend on pixels with d = 0. A convex function of one variable
     is minimised over an interval by moving its minimiser into the interval.
     """
 

@@ -37,7 +37,7 @@ from convexlift.tensors import Shape
 class Ramp:
     """h'(a) = low + (high - low) clip((a - left) / width, 0, 1): slopes that rise once.
 
-    Of width zero: a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
+    A width of zero is a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
     u^2 width/2) + offset. Kernels need to know nothing else about such activations.
     """
 
@@ -86,7 +86,7 @@ class Activation(ProblemPart, ABC):
         """h'(a); at a kink, one of the subgradients."""
 
     def mean_slope(self, a: Tensor) -> Tensor:
-        """h'(a), and at a kink the mean of the slopes beside it, as autograd has it.
+        """h'(a), and at a kink the mean of the slopes beside it, as in autograd.
 
         Differentiable in a, with the derivative h''(a): training differentiates gradients.
         """

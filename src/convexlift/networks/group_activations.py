@@ -60,7 +60,7 @@ class GroupNorm(Activation, name="GroupNorm"):
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """Whether the profile is."""
+        """Whether the profile is smooth."""
         return self.profile.smooth
 
     @property
@@ -109,16 +109,16 @@ class GroupNorm(Activation, name="GroupNorm"):
         return self._along(y, r, self.profile.prox(r, eta))
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
-        """y/|y| times the profile's."""
+        """y/|y| times the scaled slope of the profile at |y|."""
         r = self.lengths(y)
         return self._along(y, r, self.profile.scaled_slope(r, t, sigma))
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
-        """The profile's, at |y|."""
+        """The multiplier of the profile at |y|."""
         return self.profile.multiplier(self.lengths(y), z, sigma_a, sigma_z)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
-        """The profile's at the lengths, plus |s| |a| (1 - cos), 1 - cos = |a/|a| - s/|s||^2 / 2."""
+        """The loss of the profile, plus |s| |a| (1 - cos), 1 - cos = |a/|a| - s/|s||^2 / 2."""
         r, length = self.lengths(a), self.lengths(s)
         one = torch.ones_like(r)
         apart = self._parts(self._along(a, r, one) - self._along(s, length, one))
@@ -132,11 +132,11 @@ class GroupNorm(Activation, name="GroupNorm"):
         return torch.zeros_like(longest), longest
 
     def steepest(self, low: Tensor, high: Tensor) -> Tensor:
-        """The profile's, at the largest length."""
+        """The steepest slope of the profile, at the largest length."""
         return self.profile.steepest(low, high)
 
     def height(self, low: Tensor, high: Tensor) -> Tensor:
-        """The profile's."""
+        """The height of the profile."""
         return self.profile.height(low, high)
 
     def join(self, sizes: Tensor) -> Tensor:

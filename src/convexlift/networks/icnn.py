@@ -214,7 +214,7 @@ class InputConvexNetwork(nn.Module):
             )
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
-        """The network on images of one shape, as operators cut from the autograd graph (or not)."""
+        """The network as operators on images of one shape; ``detach`` cuts the autograd graph."""
         self._check_image_shape(image_shape)
         shapes: list[Shape] = [image_shape]
         layers: list[BoundLayer] = []

@@ -27,13 +27,12 @@ class LinearMap(ProblemPart, nn.Module, ABC):
 
     ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and
     shares its weights. Inside a network, maps from earlier layers must have nonnegative
-    weights: construct them with ``nonnegative=True``, which concerns their initial values;
+    weights: construct them with ``nonnegative=True``, which affects their initial values only;
     ``InputConvexNetwork.project_`` keeps them so during training.
 
     Attributes:
         reach: the side of the smallest image that the map takes.
-        reduction: by how much it makes images smaller; their sides must be multiples of it.
-        filters: the weights of filters that slide over images, (outputs, inputs, k, k), or None.
+        reduction: the factor by which it divides the sides of images, which must be multiples.
     """
 
     reach: int = 1
@@ -41,7 +40,7 @@ class LinearMap(ProblemPart, nn.Module, ABC):
 
     @property
     def filters(self) -> Tensor | None:
-        """Of a convolution."""
+        """Weights that slide over images, (outputs, inputs, k, k); None for other maps."""
         return None
 
     @abstractmethod
@@ -114,7 +113,7 @@ class Convolution(LinearMap, name="Convolution"):
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
     def arguments(self) -> dict[str, Any]:
-        """Without ``nonnegative``, which only concerns the starting weights."""
+        """Without ``nonnegative``, which affects the initial weights only."""
         out_channels, in_channels, kernel_size, _ = self.weight.shape
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
         options = {"kernel_size": kernel_size, "stride": self.stride, "padding": self.padding}
@@ -153,7 +152,7 @@ class Dense(LinearMap, name="Dense"):
         self.weight = nn.Parameter(_initial_weights((out_features, in_features), nonnegative))
 
     def arguments(self) -> dict[str, Any]:
-        """Without ``nonnegative``, which only concerns the starting weights."""
+        """Without ``nonnegative``, which affects the initial weights only."""
         out_features, in_features = self.weight.shape
         return {"in_features": in_features, "out_features": out_features}
 
@@ -190,7 +189,7 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
         return DifferenceOperator(input_shape)
 
     def smallest_weight(self) -> float:
-        """-1: no map from an earlier layer."""
+        """-1, so that networks refuse it as a map from an earlier layer."""
         return -1.0
 
 

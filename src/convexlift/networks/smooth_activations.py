@@ -31,7 +31,7 @@ class SmoothActivation(Activation):
 
     @abstractmethod
     def second_derivative(self, a: Tensor) -> Tensor:
-        """h''(a) >= 0; anything in between where it jumps."""
+        """h''(a) >= 0; at a jump, any value in between."""
 
     @property
     def curvature_at_zero(self) -> float:  # type: ignore[override]

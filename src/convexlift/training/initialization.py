@@ -112,8 +112,8 @@ def deepened(
         variety: random weights added as a fraction of the sum of the others, and compensated in
             the output: without them new layers have no effect at first, and would learn little.
         scale: of the sums, compensated in the output.
-        threshold: subtracted from the sums by the units. ReLUs that are always on are not a layer:
-            their biases have no effect and no gradient.
+        threshold: subtracted from the sums by the units. ReLUs that are always on are linear:
+            their biases only add a constant to R.
         seed: of the random weights.
     """
     if depth < 2:
