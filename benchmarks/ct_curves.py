@@ -56,8 +56,8 @@ import convexlift as cl
 from convexlift.images import load_image, psnr
 from convexlift.operators.tomography.beams import PAPER_UNIT
 from convexlift.tasks import SparseViewCT
-from experiments.environment import machine
 from experiments.measuring import find_reference
+from experiments.runner.run import machine
 
 PAPER_WEIGHT = {2: 600.0, 4: 650.0}
 PAPER_C = {1: (500.0, 100.0), 2: (500.0, 100.0, 0.1), 4: (500.0, 100.0, 5.0, 0.5, 0.1)}

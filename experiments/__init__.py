@@ -6,18 +6,18 @@ the paper's; ``python -m experiments NAME`` only computes, and needs neither mat
 
 An experiment of the paper is a folder:
 
-1. ``settings``: one frozen record with the paper's section behind each value, in full and
-   ``quick``.
-2. ``steps(study, settings) -> [Step, ...]``: the computation. A ``runner.Step`` has a name, all
+1. ``steps.py`` begins with the settings: one frozen record with the paper's section behind each
+   value, in full and ``quick``.
+2. ``steps(study, settings) -> [Step, ...]`` is the computation. A ``runner.Step`` has a name, all
    settings that its result depends on, the earlier steps it ``needs``, and ``compute(work) ->
    Part``. A part is plain values and NumPy arrays. It is written to OUTPUT/parts when it is done,
    and computed again only when its settings, or those of its needs, change.
-3. ``report(parts, settings) -> Document``, from the parts alone: ``report.md``, a text template,
+3. ``report(parts, settings) -> Document`` uses the parts alone: ``report.md`` is a text template
    with numbers, comparisons with the paper's, tables and figures from ``report.py``.
-4. ``EXPERIMENT``, entered in ``registry``, with its heading in ``catalogue``.
+4. ``EXPERIMENT``, in ``__init__.py``, is entered in ``registry``; ``catalogue`` has its heading.
 
-Shared by all: ``setups`` (a task with a regularizer and images), ``methods``, ``measuring``
-(reference optima, curves, times), ``common_steps``, ``learned`` (trainings), ``comparing`` (runs
-side by side), ``document``, ``figures``, ``tables``, ``paper``. ``denoising`` is the example to
-follow.
+Shared by all: ``common_steps`` (methods and steps), ``setups`` (a task with images and a
+regularizer, loaded or trained), ``measuring`` (reference optima, curves, times), ``comparing``
+(runs side by side), ``document`` (tables and reports), ``figures``, ``images``. ``denoising`` is
+the example to follow.
 """

@@ -46,31 +46,21 @@ SIZE, QUICK_SIZE = 256, 64
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkSettings:
-    """Settings of a benchmark.
+    """Settings of a benchmark."""
 
-    Args:
-        batches: batch sizes; each divides ``count``, so that all are made of the same images.
-        tolerances: of the relative objective error and of the certified gap.
-        count: images that are measured.
-        repeats: timed runs of each measurement, after one that warms up.
-        max_iterations: limit of every run.
-        seconds: limit of every run.
-        reference_iterations: limit of the search for a reference optimum, in each precision.
-        tuning_iterations: limit of the runs that choose step sizes.
-        coarse: choose step sizes from every second value of the grids.
-        seed: of noise, masks and untrained networks.
-    """
-
+    # batch sizes; each divides ``count``, so that all are made of the same images
     batches: tuple[int, ...] = (1,)
+    # of the relative objective error and of the certified gap
     tolerances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-5)
-    count: int = 1
-    repeats: int = 5
-    max_iterations: int = 2000
-    seconds: float = 300.0
+    count: int = 1  # images that are measured
+    repeats: int = 5  # timed runs of each measurement, after one that warms up
+    max_iterations: int = 2000  # limit of every run
+    seconds: float = 300.0  # limit of every run
+    # limit of the search for a reference optimum, in each precision
     reference_iterations: int = 10_000
-    tuning_iterations: int = 300
-    coarse: bool = False
-    seed: int = 0
+    tuning_iterations: int = 300  # limit of the runs that choose step sizes
+    coarse: bool = False  # choose step sizes from every second value of the grids
+    seed: int = 0  # of noise, masks and untrained networks
 
     @classmethod
     def quick(cls) -> BenchmarkSettings:

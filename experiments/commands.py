@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.benchmark_command import benchmark_command
+from experiments.benchmark.command import benchmark_command
 from experiments.catalogue import CASES, HEADINGS, METHODS, Heading
 from experiments.command_line import (
     BadInput,
@@ -29,7 +29,7 @@ from experiments.command_line import (
 )
 
 if TYPE_CHECKING:
-    from experiments.benchmark_command import Compared
+    from experiments.benchmark.command import Compared
     from experiments.document import Document
     from experiments.runner import Experiment, Study
 

@@ -1,12 +1,12 @@
-"""Steps of every experiment: data, reference optima, curves, searches for step sizes, times."""
+"""Methods, and the steps of every experiment: data, optima, curves, searches for steps, times."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import convexlift as cl
 from experiments.measuring import (
@@ -19,9 +19,98 @@ from experiments.measuring import (
     time_iterations,
     warm_up,
 )
-from experiments.methods import Chosen, Competitor, Numbers
 from experiments.runner import Part, Parts, Step, Work
 from experiments.setups import Setup, Trial
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """A method as it appears in figures and tables."""
+
+    key: str  # names its parts
+    family: str  # its colour, a key of ``figures.STYLES``
+    label: str  # for people
+    method: cl.Method  # with its step sizes
+    # whether it starts where ``cl.solve`` does by itself; the paper starts from the data
+    own_start: bool = False
+    printed: bool = True  # whether its step sizes are the paper's
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def choose(self, parts: Parts) -> Competitor:
+        """Itself: nothing is left to choose."""
+        return self
+
+    @property
+    def parameters(self) -> Numbers:
+        """The chosen step sizes, or (c_1, ..., c_L); empty for a method without."""
+        return step_parameters(self.method)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A competitor whose step sizes follow from earlier parts."""
+
+    key: str  # names its parts
+    label: str  # for people
+    choose: Callable[[Parts], Competitor]  # the competitor, from the parts of ``needs``
+    needs: tuple[str, ...]  # full names of those parts
+
+
+def step_parameters(method: cl.Method) -> Numbers:
+    """The step size of a method, or (c_1, ..., c_L) of the paper's; empty for a method without."""
+    if isinstance(method, cl.PDHG) and isinstance(method.steps, cl.PaperSteps):
+        return method.steps.c
+    return (method.step,) if isinstance(method, cl.Subgradient | cl.NMAPG) else ()
+
+
+def proposed(c: Sequence[float]) -> Competitor:
+    """The paper's PDHG with its parameters c."""
+    return Competitor("proposed", "paper", "Proposed", cl.PDHG(steps=cl.PaperSteps(tuple(c))))
+
+
+def constant(step: float, *, printed: bool = True) -> Competitor:
+    """SM-C."""
+    method = cl.Subgradient(step)
+    return Competitor(f"sm-c-{step:g}", "sm-c", f"SM-C, {step:g}", method, printed=printed)
+
+
+def diminishing(step: float, *, printed: bool = True) -> Competitor:
+    """SM-D."""
+    method = cl.Subgradient(step, diminishing=True)
+    return Competitor(f"sm-d-{step:g}", "sm-d", f"SM-D, {step:g}", method, printed=printed)
+
+
+DEFAULT = Competitor("default", "default", "Our default", cl.PDHG(), own_start=True)
+"""``cl.solve(problem)``: nothing to tune, and a start of its own."""
+DEFAULT_SAME_START = Competitor(
+    "default-same-start", "default", "Our default, same start", cl.PDHG()
+)
+L_BFGS = Competitor("lbfgs", "lbfgs", "L-BFGS", cl.LBFGS())
+
+
+@dataclass(frozen=True)
+class PaperInpainting:
+    """The task and the step sizes of section 5.3, which section 5.3.1 has too."""
+
+    missing: float = 0.3  # section 5.3
+    noise: float = 0.03  # section 5.3
+    c: tuple[float, float] = (0.01, 0.001)  # section 5.3, Parameters
+    sm_c: float = 1.5  # section 5.3, Parameters
+    sm_d: float = 50.0  # section 5.3, Parameters
+    nmapg: float = 0.1  # section 5.3, Parameters
+
+
+def papers_four(values: PaperInpainting) -> list[Competitor]:
+    """The methods of section 5.3, with its step sizes."""
+    return [
+        proposed(values.c),
+        constant(values.sm_c),
+        diminishing(values.sm_d),
+        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG(step=values.nmapg)),
+    ]
 
 
 def data_step(setup: Setup) -> Step:
@@ -54,19 +143,12 @@ def reference_step(setup: Setup, stop: cl.StopWhen, cost: float) -> Step:
 
 @dataclass(frozen=True)
 class Checks:
-    """The length of a curve, and its checks.
+    """The length of a curve, and its checks."""
 
-    Attributes:
-        iterations: of each run.
-        every: iterations between checks.
-        keep: iterations whose pictures are kept.
-        images: the number of images; the first ones.
-    """
-
-    iterations: int
-    every: int = 1
-    keep: tuple[int, ...] = ()
-    images: int = 1
+    iterations: int  # of each run
+    every: int = 1  # iterations between checks
+    keep: tuple[int, ...] = ()  # iterations whose pictures are kept
+    images: int = 1  # the number of images; the first ones
 
 
 def curve_step(
@@ -81,7 +163,7 @@ def curve_step(
     """A run of one method: part ``curve-KEY`` unless named."""
 
     def compute(trial: Trial, work: Work) -> Part:
-        found = _chosen(competitor, work.parts)
+        found = competitor.choose(work.parts)
         count = min(checks.images, trial.count)
         # All images at once on a GPU; one by one on a CPU, whose cache holds one.
         size = count if trial.device.type == "cuda" else 1
@@ -93,9 +175,8 @@ def curve_step(
         return curve.part(**_named(found))
 
     settings = {"competitor": competitor, "checks": checks, "bounded": bounded}
-    needs = competitor.needs if isinstance(competitor, Chosen) else ()
-    return setup.step(name or f"curve-{competitor.key}", compute, settings, needs=needs, cost=cost,
-                      title=competitor.label)  # fmt: skip
+    return setup.step(name or f"curve-{competitor.key}", compute, settings,
+                      needs=competitor.needs, cost=cost, title=competitor.label)  # fmt: skip
 
 
 def average_objective(part: Part) -> float:
@@ -108,24 +189,15 @@ class Search:
     """A search for step sizes that suit a problem, from the paper's on, one number at a time.
 
     The paper tunes its methods by hand, for networks that are not ours.
-
-    Attributes:
-        key: of the method; the winner is KEY-searched.
-        label: of the method.
-        make: the method with some numbers.
-        first: numbers to begin with.
-        factor: by which one of them is multiplied or divided.
-        tries: largest number of runs.
-        iterations: of each run, whose last objective counts.
     """
 
-    key: str
-    label: str
-    make: Callable[[Numbers], Competitor]
-    first: Numbers
-    factor: float
-    tries: int
-    iterations: int
+    key: str  # of the method; the winner is KEY-searched
+    label: str  # of the method
+    make: Callable[[Numbers], Competitor]  # the method with some numbers
+    first: Numbers  # numbers to begin with
+    factor: float  # by which one of them is multiplied or divided
+    tries: int  # largest number of runs
+    iterations: int  # of each run, whose last objective counts
 
     def climb(self, score: Callable[[Numbers], float]) -> dict[Numbers, float]:
         """All scores: each number in turn is changed as long as that lowers the score."""
@@ -146,6 +218,22 @@ class Search:
                             break
                         best, improved = following, True
         return scores
+
+
+def searches(
+    c: Numbers, sm_c: float, sm_d: float, *, tries_c: int, tries_step: int, iterations: int
+) -> list[Search]:
+    """For the three methods whose step sizes do not adapt, from given ones on."""
+
+    def of_step(key: str, make: Callable[[float], Competitor], first: float) -> Search:
+        label = key.upper()
+        return Search(key, label, lambda n: make(*n), (first,), 2.0, tries_step, iterations)
+
+    return [
+        Search("proposed", "Proposed", proposed, c, 10.0, tries_c, iterations),
+        of_step("sm-c", constant, sm_c),
+        of_step("sm-d", diminishing, sm_d),
+    ]
 
 
 def searched_curve_steps(
@@ -196,19 +284,12 @@ def searched_curve_steps(
 
 @dataclass(frozen=True)
 class TimeToError:
-    """Time to an objective error.
+    """Time to an objective error."""
 
-    Attributes:
-        error: relative to the reference optimum.
-        iterations: limit.
-        repeats: timed runs after a warm-up; the median counts.
-        seconds: limit of a run that is continued beyond its curve.
-    """
-
-    error: float
-    iterations: int
-    repeats: int
-    seconds: float = 600.0
+    error: float  # relative to the reference optimum
+    iterations: int  # limit
+    repeats: int  # timed runs after a warm-up; the median counts
+    seconds: float = 600.0  # limit of a run that is continued beyond its curve
 
 
 def time_step(
@@ -229,7 +310,7 @@ def time_step(
         return None if look is None else int(curve.iteration[look])
 
     def compute(trial: Trial, work: Work) -> Part:
-        found = _chosen(competitor, work.parts)
+        found = competitor.choose(work.parts)
         counted = Curve.of(work.parts[curve_name])
         iterations: list[int | None] = []
         seconds: list[float | None] = []
@@ -248,10 +329,9 @@ def time_step(
         times = time_iterations(start.problem, method, iterations, race.repeats, start.x)
         return statistics.median(times)
 
-    needs = competitor.needs if isinstance(competitor, Chosen) else ()
     return setup.step(
         f"time-{competitor.key}", compute, {"race": race},
-        needs=tuple(dict.fromkeys((reference, curve_name, *needs))), cost=cost,
+        needs=tuple(dict.fromkeys((reference, curve_name, *competitor.needs))), cost=cost,
         title=f"Time of {competitor.key}",
     )  # fmt: skip
 
@@ -273,10 +353,6 @@ def record_until(
         return least <= error and (gap is None or float(progress.gap) <= gap)
 
     return record(start, method, stop, until=until)
-
-
-def _chosen(competitor: Competitor | Chosen, parts: Parts) -> Competitor:
-    return competitor.choose(parts) if isinstance(competitor, Chosen) else competitor
 
 
 def _start(trial: Trial, images: Any, competitor: Competitor, bounded: bool = True) -> Start:

@@ -8,24 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from experiments.document import Comparison, Printed, Table, number, percent, small
 from experiments.figures import Line, Panel, Tile
 from experiments.measuring import Curve
-from experiments.paper import Comparison, Printed
 from experiments.runner import Array, Part, Parts
-from experiments.tables import Table, number, percent, small
 
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """Bounds of the optimal objective of each image.
+    """Bounds of the optimal objective of each image."""
 
-    Attributes:
-        objective: the least that any run found, (B,).
-        bound: the best certified lower bound, (B,).
-    """
-
-    objective: Array
-    bound: Array
+    objective: Array  # the least that any run found, (B,)
+    bound: Array  # the best certified lower bound, (B,)
 
     @property
     def gap(self) -> Array:
@@ -88,20 +82,13 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """All runs of an experiment, and bounds of the optimum.
+    """All runs of an experiment, and bounds of the optimum."""
 
-    Attributes:
-        runs: by key.
-        optimum: for each image.
-        weight: of the regularizer.
-        early, late: the iterations after which the paper shows pictures.
-    """
-
-    runs: Mapping[str, Run]
-    optimum: Optimum
-    weight: float
-    early: int
-    late: int
+    runs: Mapping[str, Run]  # by key
+    optimum: Optimum  # for each image
+    weight: float  # of the regularizer
+    early: int  # iterations after which the paper shows pictures, the first time
+    late: int  # and the second
 
     @classmethod
     def of(cls, parts: Parts, early: int, late: int, prefix: str = "") -> SideBySide:

@@ -1,17 +1,148 @@
-"""Documents: paragraphs, tables and figures, made from a text template and shown as a page."""
+"""Reports: tables, numbers beside the paper's, and documents made from a text template."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments.figures import Figure, tile_file
-from experiments.paper import Comparison
-from experiments.tables import Table, number, percent, small
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; the first column is left-aligned."""
+
+    name: str  # of its files
+    columns: tuple[str, ...]  # headings
+    rows: tuple[tuple[str, ...], ...]  # as many cells each
+    caption: str = ""  # above it
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.name}: {len(self.columns)} columns, but a row {row}")
+
+    def as_csv(self) -> str:
+        """Comma-separated, with a line of headings."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
+
+    def as_markdown(self) -> str:
+        """With pipes."""
+        lines = [f"| {' | '.join(self.columns)} |", "|---" + "|--:" * (len(self.columns) - 1) + "|"]
+        for row in self.rows:
+            cells = [cell.replace("|", "\\|") for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or two digits of a number below 0.1; a dash for None and NaN."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def small(value: float | None) -> str:
+    """A gap or an error: one digit after the point, and its power of ten."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def percent(value: float) -> str:
+    """Two digits, or no fraction."""
+    if not math.isfinite(value):
+        return "nothing"
+    return f"{100 * value:.0f} %" if value >= 1 else f"{100 * value:.2g} %"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number of the paper."""
+
+    value: float  # as printed
+    where: str  # section, table or figure
+    unit: str = ""  # of the value, if it has one
+    deviation: float | None = None  # its standard deviation, if printed
+
+    def __str__(self) -> str:
+        spread = "" if self.deviation is None else f" ± {self.deviation:g}"
+        return f"{self.value:.2f}{spread}"
+
+
+def psnr(value: float, where: str) -> Printed:
+    """A PSNR in dB."""
+    return Printed(value, where, "dB")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity of the paper, and ours."""
+
+    quantity: str  # its name
+    paper: Printed  # the printed number
+    ours: float | None  # the same quantity here; None where it was not reached or not measured
+    better: Literal["higher", "lower", "neither"] = "higher"  # which direction is an improvement
+    tolerance: float = 0.5  # a difference up to this counts as agreement, in the unit of the number
+    remark: str = ""  # why it differs, or what a reader must know
+    deviation: float | None = None  # the standard deviation of ours, if there is one
+    comparable: bool = True  # whether both numbers are of the same kind of data at all
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None else self.ours - self.paper.value
+
+    @property
+    def verdict(self) -> str:
+        """In a word: agrees, better, worse, higher, lower, not reached, not comparable."""
+        if self.difference is None or not math.isfinite(self.difference):
+            return "not reached"
+        if not self.comparable:
+            return "not comparable"
+        if abs(self.difference) <= self.tolerance:
+            return "agrees"
+        higher = self.difference > 0
+        if self.better == "neither":
+            return "higher" if higher else "lower"
+        return "better" if higher == (self.better == "higher") else "worse"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Quantity, place in the paper, its number, ours, difference, verdict."""
+        ours, difference = "-", "-"
+        if self.ours is not None and self.difference is not None:
+            spread = "" if self.deviation is None else f" ± {number(self.deviation)}"
+            ours, difference = f"{number(self.ours)}{spread}", f"{self.difference:+.2f}"
+        unit = f", {self.paper.unit}" if self.paper.unit else ""
+        verdict = self.verdict + (f": {self.remark}" if self.remark else "")
+        quantity, where = f"{self.quantity}{unit}", self.paper.where
+        return quantity, where, str(self.paper), ours, difference, verdict
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "quantity": self.quantity,
+            "paper": self.paper.value,
+            "where": self.paper.where,
+            "unit": self.paper.unit,
+            "ours": self.ours,
+            "deviation": self.deviation,
+            "difference": self.difference,
+            "verdict": self.verdict,
+            "remark": self.remark,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +155,13 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """The report of an experiment.
+    """The report of an experiment."""
 
-    Attributes:
-        title: of the page.
-        summary: paragraphs on top: the problem and the outcome.
-        comparisons: our numbers beside the paper's, right after the summary.
-        sections: everything else.
-        results: further numbers for the JSON file.
-    """
-
-    title: str
-    summary: Sequence[str]
-    comparisons: Sequence[Comparison]
-    sections: Sequence[Section]
-    results: Mapping[str, Any] = field(default_factory=dict)
+    title: str  # of the page
+    summary: Sequence[str]  # paragraphs on top: the problem and the outcome
+    comparisons: Sequence[Comparison]  # our numbers beside the paper's, right after the summary
+    sections: Sequence[Section]  # everything else
+    results: Mapping[str, Any] = field(default_factory=dict)  # further numbers for the JSON file
 
     @property
     def comparison_table(self) -> Table:
@@ -48,7 +171,7 @@ class Document:
 
 
 def templates(*folders: Path, autoescape: bool = False) -> Any:
-    """A Jinja environment for templates in the folders and in that of all experiments."""
+    """A Jinja environment for templates in the given folders and in ``experiments``."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -106,13 +229,7 @@ def document(
 
 
 def page(document: Document, drawings: Mapping[str, bytes], facts: Mapping[str, Any]) -> str:
-    """``report.html``, which needs no other file.
-
-    Args:
-        document: the report.
-        drawings: PNG files of its figures, by name.
-        facts: environment and options.
-    """
+    """``report.html``, which needs no other file; ``drawings`` are its figures in PNG, by name."""
     template = templates(autoescape=True).get_template("report.html")
     html: str = template.render(document=document, drawings=drawings, facts=facts)
     return html

@@ -40,48 +40,30 @@ TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A curve in a panel.
+    """A curve in a panel."""
 
-    Attributes:
-        x: iterations or seconds.
-        y: as many values; those that are not finite are left out.
-        family: gives its colour and line, a key of ``STYLES``.
-        label: in the legend.
-        shade: 0 for the colour itself, towards 1 for paler ones of the same family.
-    """
-
-    x: Array
-    y: Array
-    family: str
-    label: str
-    shade: float = 0.0
+    x: Array  # iterations or seconds
+    y: Array  # as many values; infinite ones are left out
+    family: str  # gives its colour and line, a key of ``STYLES``
+    label: str  # in the legend
+    shade: float = 0.0  # 0 for the colour itself, towards 1 for paler ones of the same family
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One pair of axes.
+    """One pair of axes."""
 
-    Attributes:
-        title: above it.
-        label: of the vertical axis.
-        lines: curves.
-        log: whether the vertical axis is logarithmic.
-        limits: of the vertical axis, or None for those that fit.
-        marked: iterations with a thin vertical line.
-        horizontal: label of the horizontal axis; iterations, straight to 1 and logarithmic then.
-        unknown: errors below this are less than the accuracy of the optimum, and shaded.
-        levels: values with a thin horizontal line.
-    """
-
-    title: str
-    label: str
-    lines: Sequence[Line]
-    log: bool = True
-    limits: tuple[float, float] | None = None
-    marked: Sequence[float] = ()
+    title: str  # above it
+    label: str  # of the vertical axis
+    lines: Sequence[Line]  # curves
+    log: bool = True  # whether the vertical axis is logarithmic
+    limits: tuple[float, float] | None = None  # of the vertical axis, or None to fit the data
+    marked: Sequence[float] = ()  # iterations with a thin vertical line
+    # label of the horizontal axis; iterations, straight to 1 and logarithmic then
     horizontal: str = "iterations"
+    # errors below this are less than the accuracy of the optimum, and shaded
     unknown: float | None = None
-    levels: Sequence[float] = ()
+    levels: Sequence[float] = ()  # values with a thin horizontal line
 
 
 def curves(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
@@ -121,21 +103,14 @@ def _legend(figure: Any, entries: Mapping[str, Any], top: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A drawing, made when the report is written.
+    """A drawing, made when the report is written."""
 
-    Attributes:
-        name: of its files.
-        draw: makes the matplotlib figure.
-        tiles: of a figure of pictures, which the page shows pixel for pixel.
-        high: the value that is white in its pictures.
-        caption: below it; `code` in backticks.
-    """
-
-    name: str
-    draw: Callable[[], Any]
+    name: str  # of its files
+    draw: Callable[[], Any]  # makes the matplotlib figure
+    # of a figure of pictures, which the page shows pixel for pixel
     tiles: Sequence[Sequence[Tile]] = ()
-    high: float = 1.0
-    caption: str = ""
+    high: float = 1.0  # the value that is white in its pictures
+    caption: str = ""  # below it; `code` in backticks
 
     @classmethod
     def of_curves(cls, name: str, rows: Sequence[Sequence[Panel]]) -> Figure:
@@ -216,12 +191,7 @@ class Tile:
 
 
 def pictures(rows: Sequence[Sequence[Tile]], *, high: float = 1.0) -> Any:
-    """Rows of pictures, pixel for pixel, each below its title.
-
-    Args:
-        rows: of tiles, all of one size.
-        high: the value that is white; black is 0.
-    """
+    """Rows of pictures of one size, pixel for pixel; black is 0, white is ``high``."""
     plt = pyplot()
     side_y, side_x = rows[0][0].picture.shape
     gap, strip = 8, 22

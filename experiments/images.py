@@ -35,20 +35,13 @@ TEST_FACES = tuple(f"{i:05d}.png" for i in range(20))
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Clean test images.
+    """Clean test images."""
 
-    Attributes:
-        names: of the files or examples.
-        clean: (B, 1, N, N), on the CPU.
-        source: a short description.
-        faithful: whether they are the paper's, in its size.
-        mask: for inpainting, (N, N), if there is one: the paper's, where they are faithful.
-    """
-
-    names: tuple[str, ...]
-    clean: Tensor
-    source: str
-    faithful: bool
+    names: tuple[str, ...]  # of the files or examples
+    clean: Tensor  # (B, 1, N, N), on the CPU
+    source: str  # a short description
+    faithful: bool  # whether they are the paper's, in its size
+    # for inpainting, (N, N), if there is one: the paper's, where they are faithful
     mask: Tensor | None = None
 
 

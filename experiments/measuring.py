@@ -28,23 +28,14 @@ PATIENCE, IMPROVEMENT = 200, 0.9
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The best objective known of one problem, and how near the optimum it is certified to be.
+    """The best objective known of one problem, and how near the optimum it is certified to be."""
 
-    Attributes:
-        objective: of the best image found.
-        gap: its certified relative gap.
-        guarantee: the scope of the certificate.
-        precision: in which it was found.
-        iterations: that it took, in both precisions together.
-        x: the image, (1, C, H, W).
-    """
-
-    objective: float
-    gap: float
-    guarantee: cl.Guarantee
-    precision: str
-    iterations: int
-    x: Tensor
+    objective: float  # of the best image found
+    gap: float  # its certified relative gap
+    guarantee: cl.Guarantee  # the scope of the certificate
+    precision: str  # in which it was found
+    iterations: int  # that it took, in both precisions together
+    x: Tensor  # the image, (1, C, H, W)
 
     @property
     def certified(self) -> bool:
@@ -80,31 +71,18 @@ def find_reference(
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Checks of a run in iterations k = 0, every, 2 every, ...; B images, K checks.
+    """Checks of a run in iterations k = 0, every, 2 every, ...; B images, K checks."""
 
-    Attributes:
-        iteration: (K,).
-        seconds: of the solver with its checks, callbacks excluded, (K,).
-        objective: of the current image, (K, B), like the next three.
-        data_term: D.
-        regularizer: R, without its weight.
-        psnr: in dB; NaN without a truth.
-        lower_bound: the best certified so far by this run itself, (K, B).
-        gap: the relative gap of the best image and bound so far, (K, B).
-        kept: iterations whose pictures are kept.
-        pictures: of the first image then, (len(kept), H, W).
-    """
-
-    iteration: Array
-    seconds: Array
-    objective: Array
-    data_term: Array
-    regularizer: Array
-    psnr: Array
-    lower_bound: Array
-    gap: Array
-    kept: Array
-    pictures: Array
+    iteration: Array  # (K,)
+    seconds: Array  # of the solver with its checks, callbacks excluded, (K,)
+    objective: Array  # of the current image, (K, B), like the next three
+    data_term: Array  # D
+    regularizer: Array  # R, without its weight
+    psnr: Array  # in dB; NaN without a truth
+    lower_bound: Array  # the best certified so far by this run itself, (K, B)
+    gap: Array  # the relative gap of the best image and bound so far, (K, B)
+    kept: Array  # iterations whose pictures are kept
+    pictures: Array  # of the first image then, (len(kept), H, W)
 
     def part(self, **values: Any) -> Part:
         """The curve as a part, with further plain values."""

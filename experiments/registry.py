@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments import ct, ct_deep, denoising, inpainting, training
+from experiments import denoising, inpainting, tomography, training
 from experiments.runner import Experiment
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (denoising, ct, ct_deep, inpainting, training)
+    each.name: each
+    for each in (
+        denoising.EXPERIMENT,
+        tomography.CT,
+        tomography.CT_DEEP,
+        inpainting.EXPERIMENT,
+        training.EXPERIMENT,
+    )
 }

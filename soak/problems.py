@@ -110,7 +110,9 @@ def _violations(case: Case, solution: cl.Solution, seconds: float) -> Iterator[s
             yield f"{name}: objective {values.tolist()} below the bound {lower.tolist()}"
     if case.seed % AGAIN == 0 and cl.Status.TIME_LIMIT not in solution.status:
         again = _solve(case)
-        if not (torch.equal(again.x, x) and torch.equal(again.lower_bound, solution.lower_bound)):
+        same = torch.equal(again.x, x) and torch.equal(again.lower_bound, solution.lower_bound)
+        # On a busy machine only one of the two may run out of time.
+        if not same and cl.Status.TIME_LIMIT not in again.status:
             yield "another result for the same seed"
     if case.seed % ALONE == 0 and problem.batch_size > 1:
         yield from _alone(case, solution)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Convolution, Dense, ForwardDifferences
 from convexlift.operators.imaging import Diagonal
+from convexlift.parts import known_parts
 
 BOUNDARIES = ("zero", "circular", "reflect", "replicate")
 
@@ -108,25 +109,25 @@ def random_case(seed: int) -> Case:
 
 
 def _activation(draw: Draw, *, first: bool, unit: float) -> cl.Activation:
+    """One of the library's; arguments without a random value here have their defaults."""
     width = unit * 10 ** draw.random.uniform(-3, 0)
-    monotone = {
-        "relu": cl.ReLU(),
-        "leaky": cl.LeakyReLU(draw.random.choice((0.1, 0.2, 0.9))),
-        "smoothed": cl.SmoothedLeakyReLU(0.2, width),
-        "smoothed relu": cl.SmoothedReLU(smoothing=width),
-        "softplus": cl.Softplus(1 / width),
-        "elu": cl.ELU(draw.random.choice((0.3, 1.0))),
+    arguments = {
+        "slope": draw.random.choice((0.0, 0.1, 0.2, 0.9)),
+        "smoothing": width,
+        "delta": width,
+        "sharpness": 1 / width,
+        "alpha": draw.random.choice((0.3, 1.0)),
+        "size": draw.random.choice((2, 3)),
+        "profile": draw.random.choice((cl.Abs(), cl.Huber(width))),
     }
-    if not first:
-        return monotone[draw.one_of("later", *monotone)]
-    others = {
-        "abs": cl.Abs(),
-        "huber": cl.Huber(width),
-        "square": cl.HalfSquare(),
-        "group": cl.GroupNorm(2),
-        "group huber": cl.GroupNorm(3, cl.Huber(width)),
-    }
-    return (monotone | others)[draw.one_of("first", *monotone, *others)]
+    usable: dict[str, cl.Activation] = {}
+    for name, kind in known_parts(cl.Activation).items():
+        if kind.__module__.startswith("convexlift."):  # not one that a test registered
+            names = (each.name for each in fields(kind))
+            h = kind(**{each: arguments[each] for each in names if each in arguments})
+            if first or h.nondecreasing:
+                usable[name] = h
+    return usable[draw.one_of("first" if first else "later", *usable)]
 
 
 def _network(draw: Draw, shape: tuple[int, int, int], unit: float) -> cl.InputConvexNetwork:

@@ -232,7 +232,7 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["bilevel", "pictures", "--steps", "0"], "steps must be at least 1, got 0"),
         (["bilevel", "pictures", "--learning-rate", "-1"], "learning_rate must be positive"),
         (["bilevel", "pictures", "--batch-size", "0"], "batch_size must be at least 1"),
-        (["bilevel", "pictures", "--images", "9"], "cannot be taken of them"),
+        (["bilevel", "pictures", "--images", "9"], "and 9 were asked for"),
         (["bilevel", "pictures", "--start", "nothing"], "there is no model 'nothing'"),
         (["bilevel", "pictures", "--json", "few"], "is a folder. Name a file in it"),
         (["bilevel", "pictures", "--output", "mask.png"], "cannot be used as a folder"),

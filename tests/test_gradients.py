@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import parts
 import pytest
 import torch
 import zoo
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
-from convexlift.networks import derivatives
+from convexlift.networks import bound_network
+from convexlift.networks.activations import PiecewiseLinear
 from convexlift.networks.architectures import baseline, ridge
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
@@ -29,11 +31,16 @@ from convexlift.training import (
 from convexlift.training.hypergradients import gradient, hessian, movable, upper_loss
 from convexlift.training.linear_solvers import conjugate_gradients
 
-ACTIVATIONS = {
-    **zoo.MONOTONE,
-    **zoo.FIRST_LAYER_ONLY,
-    "smoothed relu": cl.SmoothedReLU(smoothing=0.05),
-}
+EVERY_H = [entry.h for entry in parts.ACTIVATIONS]
+KINKED = [h for h in EVERY_H if isinstance(h, PiecewiseLinear)]
+NAMED_KINDS = {type(h) for h in zoo.NAMED.values()}
+ACTIVATIONS = zoo.NAMED | {type(h).__name__: h for h in EVERY_H if type(h) not in NAMED_KINDS}
+"""Of whole networks: those with a name in ``parts``, and one of each class without."""
+CURVED = [  # at 0, where preactivations are likely to be
+    name
+    for name, h in ACTIVATIONS.items()
+    if h.smooth and getattr(h, "profile", h).curvature_at_zero > 0
+]
 
 
 def every_network(test):
@@ -78,7 +85,7 @@ def assert_same_derivatives(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) 
 def test_the_gradient_and_its_derivatives_are_those_of_autograd(architecture, activation, flat):
     net, x = network_and_images(architecture, activation, flat)
     x.requires_grad_()
-    ours = derivatives.gradient(net.bind((1, zoo.SIZE, zoo.SIZE), detach=False), x)
+    ours = bound_network.gradient(net.bind((1, zoo.SIZE, zoo.SIZE), detach=False), x)
     theirs = by_autograd(net, x)
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
     assert_same_derivatives(ours, theirs, [x, *net.parameters()])
@@ -92,13 +99,13 @@ def test_the_hessian_is_that_of_autograd(architecture, activation, flat):
     expected = torch.zeros_like(x)
     if slope.requires_grad:
         (expected,) = torch.autograd.grad(slope, x, v, materialize_grads=True)
-    ours = derivatives.hessian(net.bind((1, zoo.SIZE, zoo.SIZE)), x.detach())(v)
+    ours = bound_network.hessian(net.bind((1, zoo.SIZE, zoo.SIZE)), x.detach())(v)
     torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
-    if activation in ("softplus", "square", "huber", "group huber", "group square"):
+    if activation in CURVED:
         assert ours.abs().max() > 0
 
 
-@pytest.mark.parametrize("h", [*ACTIVATIONS.values(), cl.ELU(1.0)], ids=repr)
+@pytest.mark.parametrize("h", EVERY_H, ids=repr)
 def test_the_mean_slope_is_that_of_autograd_and_so_is_its_derivative(h):
     """Flat regions of an image make a = 0 exactly."""
     a = 4 * torch.rand(3, 2 * h.group, 50) - 2
@@ -111,7 +118,7 @@ def test_the_mean_slope_is_that_of_autograd_and_so_is_its_derivative(h):
     assert_same_derivatives(ours, theirs, [a])
 
 
-@pytest.mark.parametrize("h", [cl.ReLU(), cl.LeakyReLU(0.2), cl.LeakyReLU(0.1), cl.Abs()], ids=repr)
+@pytest.mark.parametrize("h", KINKED, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_values_that_autograd_sees_are_the_same(h, dtype):
     low, high = h.slopes

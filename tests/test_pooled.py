@@ -13,9 +13,8 @@ from oracle import activation_epigraph
 from strategies import floats
 
 import convexlift as cl
-from convexlift.functionals import pooled
-from convexlift.functionals.pooled import PooledEpigraphTerm, mean_multiplier
-from convexlift.functionals.terms import EpigraphTerm
+from convexlift.functionals import terms
+from convexlift.functionals.terms import EpigraphTerm, PooledEpigraphTerm, mean_multiplier
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.pooling import pooled_layers
@@ -185,10 +184,10 @@ def test_an_activation_of_ones_own():
 
 def test_blocks_of_pixels():
     y = torch.randn(2, 3, 8, 12)
-    blocks = pooled.split_blocks(y, 4)
+    blocks = terms.split_blocks(y, 4)
     assert blocks.shape == (2, 3, 2, 3, 16)
     assert (blocks[1, 2, 1, 0] == y[1, 2, 4:, :4].flatten()).all()
-    assert (pooled.join_blocks(blocks, 4) == y).all()
+    assert (terms.join_blocks(blocks, 4) == y).all()
 
 
 @every_activation

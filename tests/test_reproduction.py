@@ -21,15 +21,13 @@ from convexlift.images import save_image
 from experiments.__main__ import main
 from experiments.commands import reproduce_command
 from experiments.comparing import psnr_comparisons
-from experiments.document import Document, Section, templates
+from experiments.document import Comparison, Document, Printed, Section, templates
 from experiments.images import VARIABLE, find_data, load_faces
-from experiments.paper import Comparison, Printed
 from experiments.registry import EXPERIMENTS
 from experiments.runner import Experiment, Part, Step, Study
 from experiments.runner import parts as parts_module
-from experiments.runner.parts import PartStore
+from experiments.runner.parts import PartStore, Plan
 from experiments.runner.run import NotComputed, OtherRun, compute, finished_parts
-from experiments.runner.steps import Plan
 from experiments.tomography.slices import SliceCounts, load_slices
 
 

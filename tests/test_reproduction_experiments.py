@@ -19,8 +19,8 @@ from experiments.commands import reproduce_command
 from experiments.common_steps import TimeToError
 from experiments.comparing import SideBySide
 from experiments.denoising.report import of_the_pairs, of_the_steps
-from experiments.denoising.settings import DenoisingSettings
-from experiments.inpainting.settings import InpaintingSettings
+from experiments.denoising.steps import DenoisingSettings
+from experiments.inpainting.steps import InpaintingSettings
 from experiments.measuring import Start, record_batches
 from experiments.runner.run import finished_parts
 

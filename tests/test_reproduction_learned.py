@@ -13,15 +13,14 @@ import convexlift as cl
 from convexlift.images import load_image, save_image
 from convexlift.tasks import SparseViewCT
 from convexlift.training import ImageSet
-from experiments import ct, ct_deep, training
-from experiments.common_steps import Search
+from experiments import tomography, training
+from experiments.common_steps import Search, proposed
 from experiments.comparing import SideBySide
 from experiments.document import Document
-from experiments.learned import Training
-from experiments.methods import proposed
 from experiments.runner import Study
 from experiments.runner.report import results, write
 from experiments.runner.run import compute
+from experiments.setups import Training
 from experiments.tomography.slices import (
     SHOWN,
     VALIDATION_PATIENT,
@@ -31,9 +30,8 @@ from experiments.tomography.slices import (
     scanner,
 )
 from experiments.tomography.steps import changed_recipe
-from experiments.training.images import training_images
 from experiments.training.report import SchemeRow
-from experiments.training.settings import TrainingSettings
+from experiments.training.steps import TrainingSettings, training_images
 
 SIZE, ITERATIONS = 32, 80
 
@@ -71,7 +69,7 @@ def scanned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ct")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        experiment = replace(ct.EXPERIMENT, quick=short(ct.QUICK, as_printed=True))
+        experiment = replace(tomography.CT, quick=short(tomography.BASELINE_QUICK, as_printed=True))
         parts, document = run(experiment, folder)
         before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
         compute(experiment, Study(quick=True), folder)  # resumes: everything is there
@@ -124,10 +122,10 @@ def test_files_and_tables_of_tomography(scanned):
 def test_a_deeper_network_has_five_step_sizes_and_no_shipped_row_until_there_is_one(
     tmp_path, monkeypatch
 ):
-    tiny = short(ct_deep.QUICK, sm_c=(1e-3,), sm_d=(1e-2,), shipped="no-such-model")
+    tiny = short(tomography.DEEP_QUICK, sm_c=(1e-3,), sm_d=(1e-2,), shipped="no-such-model")
     monkeypatch.chdir(tmp_path)
     tiny = replace(tiny, steps=8, iterations=60)
-    parts, document = run(replace(ct_deep.EXPERIMENT, quick=tiny), tmp_path)
+    parts, document = run(replace(tomography.CT_DEEP, quick=tiny), tmp_path)
     found = SideBySide.of(parts, 20, 60)
     assert found.runs["proposed"].parameters == (500.0, 100.0, 5.0, 0.5, 0.1)
     assert "test-shipped" not in parts
@@ -185,7 +183,7 @@ def test_a_trained_network_is_what_its_part_holds(scanned):
     _, parts, _ = scanned
     slices = phantom_slices(SIZE, SliceCounts(2, 1, 1))
     task = SparseViewCT(scanner=scanner(SIZE))
-    recipe = changed_recipe(short(ct.QUICK), task)
+    recipe = changed_recipe(short(tomography.BASELINE_QUICK), task)
     network = Training("training", recipe, slices.training, None, Study()).network(
         parts["training"]
     )

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from experiments.comparing import Optimum, Run, SideBySide, psnr_comparisons
-from experiments.document import Document, Section, page
+from experiments.document import Comparison, Document, Printed, Section, Table, page
 from experiments.figures import Line, Panel, curves
 from experiments.measuring import Curve
-from experiments.paper import Comparison, Printed
 from experiments.runner import Part
-from experiments.tables import Table
 
 
 def straight(step, last):

@@ -184,7 +184,7 @@ def test_images_by_name():
     odd = images.select(lambda name: int(name.removesuffix(".png")) % 2 == 1)
     assert odd.names == ("1.png", "3.png", "5.png")
     assert torch.equal(odd[1], images[3])
-    with pytest.raises(ValueError, match="none of 6 images is wanted"):
+    with pytest.raises(ValueError, match="select keeps none of 6 images"):
         images.select(lambda name: False)
 
 

@@ -1,4 +1,4 @@
-"""One case: its references, and for each method steps, curves, times and rows."""
+"""One case: its references, and for each method step sizes, curves, times and rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from statistics import mean, median
 
 import convexlift as cl
 from convexlift import NamedMethod
-from experiments.benchmark.results import ERROR, GAP, Convergence, Entry, Results, Row, spread
-from experiments.benchmark.tuning import TUNING_TOLERANCE, choose_steps
+from experiments.benchmark.results import (
+    ERROR,
+    GAP,
+    Choice,
+    Convergence,
+    Entry,
+    Results,
+    Row,
+    spread,
+)
 from experiments.catalogue import BenchmarkSettings
-from experiments.common_steps import record_until
+from experiments.common_steps import record_until, step_parameters
 from experiments.measuring import (
     REFERENCE_GAP,
     Reference,
@@ -24,6 +32,57 @@ from experiments.measuring import (
     warm_up,
 )
 from experiments.setups import Trial
+
+TUNING_TOLERANCE, TUNING_CHECKS = 1e-3, 5
+"""Steps are chosen for the fewest iterations to this objective error, counted in fives."""
+
+
+def choose_steps(
+    problem: cl.VariationalProblem,
+    candidates: Sequence[cl.Method],
+    reference: Reference,
+    max_iterations: int,
+    seconds: float,
+    tell: Callable[[int], object] = lambda i: None,
+) -> tuple[cl.Method, Choice]:
+    """The candidate with the fewest iterations; with the smallest error if none is accurate enough.
+
+    The candidates are one method with different steps, the problem is of one image, and ``tell`` is
+    called with the number of each candidate before it is tried.
+    """
+    limit, scores = max_iterations, []
+    for i, candidate in enumerate(candidates):
+        tell(i)
+        stop = cl.StopWhen(
+            gap=None, max_iterations=limit, seconds=seconds, check_every=TUNING_CHECKS
+        )
+        optimum = reference.objective
+        curve = record_until(Start(problem), candidate, stop, optimum, TUNING_TOLERANCE)
+        error = curve.best_error(optimum)[:, 0]
+        checks = first_below(error, TUNING_TOLERANCE)
+        scores.append((checks is None, checks or 0, float(error[-1]), i))
+        if checks is not None:  # slower candidates need not run to the end
+            limit = min(limit, max(checks, 1) * TUNING_CHECKS)
+    missed, checks, _, best = min(scores)
+    return candidates[best], Choice(
+        task="",
+        method="",
+        steps=cl.describe_steps(candidates[best]),
+        candidates=len(candidates),
+        iterations=None if missed else min(checks * TUNING_CHECKS, max_iterations),
+        tolerance=TUNING_TOLERANCE,
+        at_edge=_at_edge(candidates, best),
+    )
+
+
+def _at_edge(candidates: Sequence[cl.Method], best: int) -> bool:
+    """Whether better steps may lie beyond the grid."""
+    # Grids of the paper's steps vary the first and the last c; the others follow from them.
+    values = [(numbers[0], numbers[-1]) for numbers in map(step_parameters, candidates)]
+    return any(
+        chosen in (min(column), max(column))
+        for chosen, column in zip(values[best], zip(*values, strict=True), strict=True)
+    )
 
 
 @dataclass(eq=False)
@@ -193,7 +252,7 @@ class Bench:
         curves: Sequence[Convergence],
     ) -> Row:
         moments = [moment for effort in efforts for moment in effort.moments]
-        now = [  # or at the end of curves that did not get there
+        now = [  # or the end of curves that did not reach the tolerance
             (curve, len(curve) - 1 if moment is None else min(moment, len(curve) - 1))
             for curve, moment in zip(curves, moments, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The cases of the benchmark: a task with a regularizer, and the pictures for both."""
+"""The cases of a benchmark: tasks with a regularizer, and pictures for both."""
 
 from __future__ import annotations
 
@@ -20,23 +20,15 @@ from experiments.setups import Trial
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A task with a regularizer.
+    """A task with a regularizer."""
 
-    Attributes:
-        name: of the case.
-        title: a line.
-        task: damages clean images.
-        network: makes the regularizer for square images of a size, from a seed if untrained.
-        weight: of the regularizer; None for that of its card.
-        only_size: the image size the regularizer is made for, or None for any.
-    """
-
-    name: str
-    title: str
-    task: Task
+    name: str  # of the case
+    title: str  # a line
+    task: Task  # damages clean images
+    # makes the regularizer for square images of a size, from a seed if untrained
     network: Callable[[int, int], cl.InputConvexNetwork]
-    weight: float | None = None
-    only_size: int | None = None
+    weight: float | None = None  # of the regularizer; None for its card's
+    only_size: int | None = None  # the image size the regularizer is made for, or None for any
 
     def with_mask(self, mask: Tensor) -> Case:
         """With one mask for all images, (H, W), if this is about inpainting."""
@@ -45,7 +37,7 @@ class Case:
         return replace(self, task=replace(self.task, mask=mask))
 
     def size(self, wanted: int) -> int:
-        """The size of its images where ``wanted`` is that of the others."""
+        """The size of its images where other cases have the size ``wanted``."""
         return self.only_size or wanted
 
     def trial(self, clean: Tensor, seed: int, device: torch.device) -> Trial:

@@ -1,4 +1,4 @@
-"""Results of a benchmark as rows, JSON and CSV."""
+"""Results of a benchmark as rows, JSON, CSV, and a figure for each task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from convexlift.images import atomic_path
+from experiments.figures import Line, Panel, curves, pyplot
 from experiments.measuring import Reference, Trace
 from experiments.runner.parts import finite
 
@@ -28,24 +31,15 @@ POINTS = 200
 class Row:
     """The effort of one method for one accuracy.
 
-    Medians are over batches of images, times also over repetitions; a run that does not get there
-    counts as infinite, and None stands for infinite.
-
-    Attributes:
-        measure: of the tolerance: ``objective error`` or ``certified gap``.
-        objective_error: the largest of the images, then; or at the end of runs that did not
-            get there.
-        gap: the largest certified gap, at the same moments.
-        psnr: the mean, at the same moments.
-        reached: images that got there.
-        images: all images.
+    Medians are over batches of images, times also over repetitions; a run that does not reach the
+    accuracy counts as infinite, and None means infinite.
     """
 
     task: str
     method: str
     device: str
     batch: int
-    measure: str
+    measure: str  # of the tolerance: ``objective error`` or ``certified gap``
     tolerance: float
     iterations: float | None
     iterations_min: float | None
@@ -53,11 +47,12 @@ class Row:
     seconds: float | None
     seconds_min: float | None
     seconds_max: float | None
+    # the largest of the images at that moment; or at the end of runs that did not reach it
     objective_error: float | None
-    gap: float | None
-    psnr: float | None
-    reached: int
-    images: int
+    gap: float | None  # the largest certified gap, at the same moments
+    psnr: float | None  # the mean, at the same moments
+    reached: int  # images that reached the accuracy
+    images: int  # all images
 
 
 COLUMNS = tuple(each.name for each in fields(Row))
@@ -77,20 +72,16 @@ class Convergence:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One method on one task: its curves, and the times behind them.
-
-    Attributes:
-        clock: (iterations, median seconds) of timed runs of one batch size, the smallest; the
-            first is one iteration and the set-up.
-        trace: the first of its runs to a certified gap.
-    """
+    """One method on one task: its curves, and the times behind them."""
 
     task: str
     method: str
     steps: str
     curves: tuple[Convergence, ...]
+    # (iterations, median seconds) of timed runs of one batch size, the smallest; the first is one
+    # iteration and the set-up
     clock: tuple[tuple[int, float], ...]
-    trace: Trace | None
+    trace: Trace | None  # the first of its runs to a certified gap
 
     def seconds(self, iteration: int) -> float:
         """Without evaluations: linear between timed runs, and beyond the last."""
@@ -132,25 +123,16 @@ class Choice:
 
 @dataclass(eq=False)
 class Results:
-    """Everything measured so far.
+    """Everything measured so far."""
 
-    Attributes:
-        about: version, command, date, machine and options.
-        rows: the table.
-        entries: curves behind it.
-        references: for each task and image, with the box and without.
-        choices: of step sizes.
-        notes: sentences that a reader must know.
-        complete: whether all that was asked for is there.
-    """
-
-    about: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    about: dict[str, Any]  # version, command, date, machine and options
+    rows: list[Row] = field(default_factory=list)  # the table
+    entries: list[Entry] = field(default_factory=list)  # curves behind it
+    # for each task and image, with the box and without
     references: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    complete: bool = False
+    choices: list[Choice] = field(default_factory=list)  # of step sizes
+    notes: list[str] = field(default_factory=list)  # sentences that a reader must know
+    complete: bool = False  # whether all that was asked for is there
 
     def note(self, sentence: str) -> None:
         """Add a note, once."""
@@ -208,3 +190,48 @@ def thinned(count: int) -> list[int]:
         return list(range(count))
     ratio = (count - 1) ** (1 / (POINTS - 2))
     return sorted({0, *(min(round(ratio**i), count - 1) for i in range(POINTS - 1))})
+
+
+def write_plots(results: Results, folder: Path) -> list[Path]:
+    """benchmark-TASK.png for every task with curves."""
+    files = []
+    for task in dict.fromkeys(entry.task for entry in results.entries):
+        entries = [entry for entry in results.entries if entry.task == task]
+        tolerances = sorted({row.tolerance for row in results.rows if row.task == task})
+        figure = plot_task(task, entries, tolerances, str(results.about["device"]))
+        files.append(folder / f"benchmark-{task}.png")
+        with atomic_path(files[-1]) as part:
+            figure.savefig(part, dpi=120, format="png")
+        pyplot().close(figure)
+    return files
+
+
+def plot_task(task: str, entries: Sequence[Entry], tolerances: Sequence[float], device: str) -> Any:
+    """Above the relative objective error, below the certified gap; the first image."""
+    lines: list[list[Line]] = [[], [], [], []]
+    for entry in entries:
+        curve = entry.curves[0]
+        chosen = [k for k in thinned(len(curve)) if k > 0] or [0]
+        error, gap = ([values[k] for k in chosen] for values in (curve.error, curve.gap))
+        seconds = [entry.seconds(k) for k in chosen]
+        checks = entry.trace.checks if entry.trace is not None else ()
+        pairs = [
+            (chosen, error), (seconds, error), (chosen, gap),
+            ([s for _, s, _ in checks], [g for *_, g in checks]),
+        ]  # fmt: skip
+        for panel, (x, y) in zip(lines, pairs, strict=True):
+            if np.isfinite(y).any():
+                panel.append(Line(np.array(x), np.array(y), entry.method, entry.method))
+    limits = (min([*tolerances, 1e-4]) / 5, 2.0)
+    axes = [
+        ("", "relative objective error", "iterations"),
+        ("", "relative objective error", "seconds, without checks"),
+        ("", "certified relative gap", "iterations"),
+        ("", "certified relative gap", "seconds, with checks"),
+    ]
+    panels = [
+        Panel(title, label, found, limits=limits, horizontal=horizontal, levels=tolerances)
+        for (title, label, horizontal), found in zip(axes, lines, strict=True)
+    ]
+    title = f"{task}, on the {'GPU' if device == 'cuda' else 'CPU'}"
+    return curves([panels[:2], panels[2:]], title)

@@ -14,29 +14,21 @@ from experiments.benchmark.bench import Bench
 from experiments.benchmark.cases import Case
 from experiments.benchmark.results import Results
 from experiments.catalogue import SIZE, BenchmarkSettings
-from experiments.environment import machine, now
 from experiments.measuring import REFERENCE_GAP
+from experiments.runner.run import machine, now
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The input of a benchmark.
+    """The input of a benchmark."""
 
-    Attributes:
-        cases: tasks with regularizers.
-        methods: with the step sizes among which to choose.
-        images: for a size, ``settings.count`` clean images and, last, one to choose steps on.
-        settings: accuracies and limits.
-        device: where to compute.
-        size: of the images, where a case does not need another.
-    """
-
-    cases: Sequence[Case]
-    methods: Sequence[cl.NamedMethod]
+    cases: Sequence[Case]  # tasks with regularizers
+    methods: Sequence[cl.NamedMethod]  # with the step sizes among which to choose
+    # for a size, ``settings.count`` clean images and, last, one to choose steps on
     images: Callable[[int], Tensor]
-    settings: BenchmarkSettings
-    device: torch.device
-    size: int = SIZE
+    settings: BenchmarkSettings  # accuracies and limits
+    device: torch.device  # where to compute
+    size: int = SIZE  # of the images, where a case does not need another
 
     def about(self, **more: Any) -> dict[str, Any]:
         """Date, machine and settings, and ``more``."""

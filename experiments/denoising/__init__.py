@@ -6,8 +6,7 @@ beside the subgradient methods, and pictures after 15 and 200 iterations.
 
 from experiments.catalogue import HEADINGS
 from experiments.denoising.report import report
-from experiments.denoising.settings import DenoisingSettings
-from experiments.denoising.steps import steps
+from experiments.denoising.steps import DenoisingSettings, steps
 from experiments.runner import Experiment
 
 EXPERIMENT = Experiment(

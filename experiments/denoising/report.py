@@ -8,12 +8,10 @@ import numpy as np
 
 from experiments.common_steps import average_objective
 from experiments.comparing import SideBySide, psnr_comparisons
-from experiments.denoising.settings import DenoisingSettings
-from experiments.denoising.steps import ablation_name
-from experiments.document import Document, document
+from experiments.denoising.steps import DenoisingSettings, ablation_name
+from experiments.document import Document, document, psnr
 from experiments.figures import Figure, Line, Panel, heat_map_with_curves
 from experiments.measuring import Curve
-from experiments.paper import psnr
 from experiments.runner import Array, Parts
 
 FULL = DenoisingSettings()

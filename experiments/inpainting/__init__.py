@@ -6,8 +6,7 @@ iterations; pictures after 60 and 300 iterations.
 
 from experiments.catalogue import HEADINGS
 from experiments.inpainting.report import report
-from experiments.inpainting.settings import InpaintingSettings
-from experiments.inpainting.steps import steps
+from experiments.inpainting.steps import InpaintingSettings, steps
 from experiments.runner import Experiment
 
 EXPERIMENT = Experiment(

@@ -8,7 +8,7 @@ OUTPUT/...        the report, see ``report.write``
 from experiments.runner.parts import Array as Array
 from experiments.runner.parts import Part as Part
 from experiments.runner.parts import Parts as Parts
+from experiments.runner.parts import Step as Step
+from experiments.runner.parts import Work as Work
 from experiments.runner.run import Experiment as Experiment
 from experiments.runner.run import Study as Study
-from experiments.runner.steps import Step as Step
-from experiments.runner.steps import Work as Work

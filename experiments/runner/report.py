@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from convexlift.images import atomic_path
-from experiments.document import Document, page
+from experiments.document import Document, Table, page
 from experiments.figures import Figure
 from experiments.runner.parts import Parts, finite
-from experiments.tables import Table
 
 
 def results(document: Document, run: Mapping[str, Any], parts: Parts) -> Any:
@@ -37,13 +36,7 @@ def results(document: Document, run: Mapping[str, Any], parts: Parts) -> Any:
 
 
 def write(document: Document, folder: Path, content: Mapping[str, Any]) -> list[Path]:
-    """All files of a document, each atomically; the page comes last.
-
-    Args:
-        document: the report.
-        folder: for the files.
-        content: the ``results``, for results.json and the head of the page.
-    """
+    """All files of a document with its ``results``, each atomically; the page comes last."""
     files: dict[Path, bytes] = {}
     blocks = [block for section in document.sections for block in section.blocks]
     tables = [each for each in blocks if isinstance(each, Table)]

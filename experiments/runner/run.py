@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy
 import torch
 
 import convexlift as cl
 from convexlift.images import atomic_path
 from experiments.document import Document
-from experiments.environment import environment
-from experiments.runner.parts import Part, Parts, PartStore
-from experiments.runner.steps import Listener, Plan, Step
+from experiments.runner.parts import Listener, Part, Parts, PartStore, Plan, Step
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Date, versions, machine, device, and the commit of a git checkout."""
+    return {
+        "date": now(),
+        "convexlift": cl.__version__,
+        "commit": commit(),
+        "numpy": numpy.__version__,
+        "device": device.type,
+        "machine": machine(device),
+    }
+
+
+def now() -> str:
+    """The date and time, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with a + after local changes; None without git."""
+    folder = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # A copy of this folder may be inside the checkout of another project.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    short = git("rev-parse", "--short", "HEAD")
+    return short and short + ("+" if git("status", "--porcelain", "--", "..") else "")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, threads and versions, on which times depend."""
+    cuda = device.type == "cuda"
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
 
 S = TypeVar("S")
 
@@ -31,40 +96,27 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Study:
-    """The options of a run.
+    """The options of a run."""
 
-    Attributes:
-        quick: fewer images and iterations, for minutes on two cores.
-        seed: of noise and masks.
-        device: where to compute; noise is drawn on the CPU, the same for all devices.
-        data: the data folder, or None for the images inside the package.
-    """
-
-    quick: bool = False
-    seed: int = 0
+    quick: bool = False  # fewer images and iterations, for minutes on two cores
+    seed: int = 0  # of noise and masks
+    # where to compute; noise is drawn on the CPU, the same for all devices
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    data: Path | None = None
+    data: Path | None = None  # the data folder, or None for the images inside the package
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment(Generic[S]):
-    """One experiment of the paper.
+    """One experiment of the paper."""
 
-    Attributes:
-        name: of the command.
-        title: a line.
-        section: of the paper.
-        full, quick: settings of both lengths.
-        steps: the computation, in order.
-        report: the report of finished parts, which needs neither data nor the device.
-    """
-
-    name: str
-    title: str
-    section: str
+    name: str  # of the command
+    title: str  # a line
+    section: str  # of the paper
+    # settings of both lengths
     full: S
     quick: S
-    steps: Callable[[Study, S], Sequence[Step]]
+    steps: Callable[[Study, S], Sequence[Step]]  # the computation, in order
+    # the report of finished parts, which needs neither data nor the device
     report: Callable[[Parts, S], Document]
 
     def settings(self, quick: bool) -> S:
@@ -88,18 +140,20 @@ def compute(
     *,
     force: bool = False,
 ) -> Parts:
-    """All parts of an experiment; those in the folder that fit the study are not computed again.
+    """All parts of an experiment; finished parts that fit the study are not computed again.
 
     Raises:
         OtherRun: if the folder has finished parts of another experiment, of other options, or of
             other images or settings, unless ``force`` says that they may be replaced.
     """
-    if not force:
-        _refuse_other_options(experiment, study, folder)
+    run = None if force else _read_run(folder)
+    kept = [] if run is None else _kept(run, folder)
+    if run is not None and kept:
+        _refuse_other_options(run, kept, experiment, study, folder)
     steps = experiment.steps(study, experiment.settings(study.quick))
     plan = Plan(steps, PartStore(folder / "parts"))
-    if not force:
-        _refuse_other_settings(folder, plan)
+    if run is not None and any(plan.digests.get(name) != run["parts"][name] for name in kept):
+        raise _refusal(kept, folder, "with other images or settings")
     try:
         _write_run(experiment, study, folder, plan)
         plan.run(environment(study.device), listener)
@@ -155,33 +209,23 @@ def _kept(run: Mapping[str, Any], folder: Path) -> list[str]:
     return [name for name in run["parts"] if (folder / "parts" / f"{name}.json").exists()]
 
 
-def _refuse_other_options(experiment: Experiment[S], study: Study, folder: Path) -> None:
-    run = _read_run(folder)
-    if run is None or not _kept(run, folder):
-        return
+def _refuse_other_options(
+    run: Mapping[str, Any], kept: list[str], experiment: Experiment[S], study: Study, folder: Path
+) -> None:
     named = run["experiment"]
     if named != experiment.name:
-        raise _refusal(run, folder, f"of the experiment {named}, not {experiment.name}")
+        raise _refusal(kept, folder, f"of the experiment {named}, not {experiment.name}")
     # Files of old versions do not name theirs; the digests of their parts differ anyway.
     other = [name for name, value in _options(study).items() if run.get(name, value) != value]
     if other:
-        complete = len(_kept(run, folder)) == len(run["parts"])
         # Perhaps it was computed elsewhere, and is only to be drawn here.
-        elsewhere = complete and not {"quick", "seed"} & set(other)
+        elsewhere = len(kept) == len(run["parts"]) and not {"quick", "seed"} & set(other)
         what = f"with another {' and '.join(OPTIONS[name] for name in other)}"
-        raise _refusal(run, folder, what, "--draw to write its report, " if elsewhere else "")
+        raise _refusal(kept, folder, what, "--draw to write its report, " if elsewhere else "")
 
 
-def _refuse_other_settings(folder: Path, plan: Plan) -> None:
-    run = _read_run(folder)
-    if run is None:
-        return
-    if any(plan.digests.get(name) != run["parts"][name] for name in _kept(run, folder)):
-        raise _refusal(run, folder, "with other images or settings")
-
-
-def _refusal(run: Mapping[str, Any], folder: Path, what: str, hint: str = "") -> OtherRun:
-    count = len(_kept(run, folder))
+def _refusal(kept: list[str], folder: Path, what: str, hint: str = "") -> OtherRun:
+    count = len(kept)
     return OtherRun(
         f"{folder} has {count} finished part{'s' if count > 1 else ''} of a run {what}. Use {hint}"
         "another --output, or --force to replace them."

@@ -9,13 +9,11 @@ from statistics import mean
 from typing import Any
 
 from experiments.comparing import Run, SideBySide, psnr_comparisons
-from experiments.document import Document, document
+from experiments.document import Document, Table, document, number, small
 from experiments.figures import Figure, Tile, magnified
 from experiments.measuring import Curve
 from experiments.runner import Parts
-from experiments.tables import Table, number, small
-from experiments.tomography.settings import TomographySettings
-from experiments.tomography.steps import AS_PRINTED, BOX, TRAINING
+from experiments.tomography.steps import AS_PRINTED, BOX, TRAINING, TomographySettings
 
 WHITE = 0.65
 """Of the pictures: 620 HU. Soft tissue is at 0.41."""

@@ -1,7 +1,7 @@
 """CT slices for training, validation and test, and the paper's scanner for their size.
 
-With a data folder they are those in ct/train and ct/test, which are not the paper's (those cannot
-be redistributed); without one they are random ellipses that look a little like them: a body with
+With a data folder they are the slices in ct/train and ct/test, which are not the paper's (these
+cannot be redistributed); without one they are random ellipses that resemble them: a body with
 lungs, bones and organs, in the same units, (HU + 1024) / 2524.
 """
 
@@ -43,19 +43,12 @@ class SliceCounts:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Of different patients.
+    """Of different patients."""
 
-    Attributes:
-        training: to learn from.
-        validation: to choose a weight on.
-        test: looked at in the end, the shown one first.
-        source: what they are, in a few words.
-    """
-
-    training: ImageSet
-    validation: ImageSet
-    test: ImageSet
-    source: str
+    training: ImageSet  # to learn from
+    validation: ImageSet  # to choose a weight on
+    test: ImageSet  # used at the end only, the shown one first
+    source: str  # what they are, in a few words
 
     @property
     def shown(self) -> Images:

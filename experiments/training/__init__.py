@@ -10,8 +10,7 @@ solvers for x(theta); each is then used with every solver. The paper's compariso
 from experiments.catalogue import HEADINGS
 from experiments.runner import Experiment
 from experiments.training.report import report
-from experiments.training.settings import TrainingSettings
-from experiments.training.steps import steps
+from experiments.training.steps import TrainingSettings, steps
 
 EXPERIMENT = Experiment(
     *HEADINGS["training"],

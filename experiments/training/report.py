@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.comparing import Run, SideBySide
-from experiments.document import Document, document
+from experiments.document import Comparison, Document, Printed, Table, document, number, psnr, small
 from experiments.figures import Figure, Tile, magnified
-from experiments.paper import Comparison, Printed, psnr
 from experiments.runner import Array, Part, Parts
-from experiments.tables import Table, number, small
-from experiments.training.settings import SCHEMES, SEARCHED, TrainingSettings
+from experiments.training.steps import SCHEMES, SEARCHED, TrainingSettings
 
 SHORT = dict(zip(SCHEMES, ("AR", "BL+NMAPG", "BL+Proposed", "BL+default"), strict=True))
 TABLE = "Table 2, 5.3.1"
@@ -35,19 +33,12 @@ ENLARGED = 4
 
 @dataclass(frozen=True, eq=False)
 class SchemeRow:
-    """All solvers with one regularizer.
+    """All solvers with one regularizer."""
 
-    Attributes:
-        scheme: a key of ``SCHEMES``.
-        training: the part of the training.
-        data: the part of the data.
-        found: the runs.
-    """
-
-    scheme: str
-    training: Part
-    data: Part
-    found: SideBySide
+    scheme: str  # a key of ``SCHEMES``
+    training: Part  # the part of the training
+    data: Part  # the part of the data
+    found: SideBySide  # the runs
 
     @classmethod
     def of(cls, parts: Parts, scheme: str, iterations: int) -> SchemeRow:

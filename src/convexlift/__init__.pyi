@@ -7,12 +7,12 @@ from convexlift.checks import CheckFailed as CheckFailed
 from convexlift.checks import check_activation as check_activation
 from convexlift.checks import check_functional as check_functional
 from convexlift.checks import check_operator as check_operator
-from convexlift.functionals.box import Box as Box
 from convexlift.functionals.data_terms import L1 as L1
 from convexlift.functionals.data_terms import KullbackLeibler as KullbackLeibler
 from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
 from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
+from convexlift.functionals.terms import Box as Box
 from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save

@@ -158,7 +158,8 @@ def _check_ramp(activation: Activation, a: Tensor, tolerance: float) -> None:
     u = (distance / ramp.width).clamp(0, 1) if ramp.width else (distance > 0).to(a)
     away = (distance.abs() > 1e-9) | (ramp.width > 0)
     slope = ramp.low + (ramp.high - ramp.low) * u
-    _at_most(((activation.derivative(a) - slope) * away).abs(), tolerance, "h' is no ramp: {:.1e}")
+    error = ((activation.derivative(a) - slope) * away).abs()
+    _at_most(error, tolerance, "h' differs from its ramp by {:.1e}")
     bent = (ramp.high - ramp.low) * (u * distance - u**2 * ramp.width / 2)
     error = (activation.value(a) - (ramp.low * a + bent + ramp.offset)).abs()
     _at_most(error, tolerance, "h is not the integral of its ramp: {:.1e}")

@@ -8,6 +8,7 @@ statements are its capabilities.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any, ClassVar
 
 PARTS: dict[str, type[ProblemPart]] = {}
@@ -91,3 +92,17 @@ def overridden(kind: type, base: type) -> list[str]:
 def known_parts(kind: type) -> dict[str, type[ProblemPart]]:
     """The classes of a kind that files may name, in alphabetical order."""
     return {name: part for name, part in sorted(PARTS.items()) if issubclass(part, kind)}
+
+
+def require_positive(owner: object, **values: float) -> None:
+    """Raise ValueError unless all values, arguments of ``owner``, are positive and finite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
+
+
+def require_at_least(least: int, **values: float) -> None:
+    """Raise ValueError for a value below ``least``."""
+    for name, value in values.items():
+        if not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -4,14 +4,14 @@
 
 It needs NumPy and safetensors, and nothing of the rest of convexlift: a copy of it runs alone.
 
-A file states  J(x) = D(A x, y) + weight R(x)  over a box, with R(x) = <w, z_L>,
-a_i = V_i x + sum_j W_ij z_j + b_i and z_i = h_i(a_i) (+ z_{i-1}). Its dual variables p_i give
-slopes s_i in dom h_i*. Backwards from t_L = weight w, with p_i = s_i t_i, t_j += W_ij^T p_i and
-c += V_i^T p_i,
+A file states  J(x) = D(A x, y) + weight R(x)  over a box, with R(x) = <W_L, z_L>,
+a_i = V_{i-1} x + sum_j W_{i-1,j} z_j + b_{i-1} and z_i = h_i(a_i) (+ z_{i-1}). Its dual variables
+p_i give slopes s_i in dom h_i*. Backwards from t_L = weight W_L, with p_i = s_i t_i,
+t_j += W_{i-1,j}^T p_i and c += V_{i-1}^T p_i,
 
-    weight R(x') >= <c, x'> + sum_i <p_i, b_i> - <t_i, h_i*(s_i)>        for every image x',
+    weight R(x') >= <c, x'> + sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>        for every image x',
 
-as W, w >= 0 and h_2, ..., h_L are nondecreasing, which is checked. The conjugate of the data term
+as W >= 0 and h_2, ..., h_L are nondecreasing, which is checked. The conjugate of the data term
 bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``: a float64 value
 and a bound on its rounding error. A ray transform is the float64 matrix that is built here.
 """

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity, ProxKernel
+from convexlift.parts import require_positive
 from convexlift.tensors import fits
 
 
@@ -64,7 +65,7 @@ class WeightedL2(Fidelity, name="WeightedL2"):
 
     Args:
         y: the data.
-        weights: omega >= 0, a number or one for each datum, of a shape that fits that of y.
+        weights: omega >= 0, a number or one for each datum, of a shape that fits y.
     """
 
     smooth = True
@@ -168,8 +169,7 @@ class L1(Fidelity, name="L1"):
 
     def __init__(self, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(y)
-        if not 0 < scale < math.inf:
-            raise ValueError(f"L1 needs scale > 0, got scale={scale}")
+        require_positive(self, scale=scale)
         self.scale = float(scale)
         self.conjugate_domain = (-self.scale, self.scale)
 

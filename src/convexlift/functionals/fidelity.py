@@ -20,7 +20,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from convexlift.parts import ProblemPart
+from convexlift.parts import ProblemPart, require_positive
 from convexlift.tensors import TensorRecord, first_non_finite, sum_per_image
 
 
@@ -219,8 +219,7 @@ class Anchored(Fidelity):
             )
         if (place := first_non_finite(target)) is not None:
             raise ValueError(f"the target is {float(target[place])} at index {place}")
-        if not 0 < pull < math.inf:
-            raise ValueError(f"Anchored needs pull > 0, got pull={pull}")
+        require_positive(self, pull=pull)
         self.fidelity = fidelity
         self.target = target
         self.pull = float(pull)

@@ -13,7 +13,7 @@ summed over the tile and a margin around it (``spill``). Up to four tiles overla
 do not depend on the order in which programs run. x_bar is stored with its margins, as V reads it.
 
 The derivative of the activation is a ramp (``networks.activations.Ramp``). Its multipliers t are
-given, or follow from the epigraph of its mean over the tile (``functionals.pooled``).
+given, or follow from the epigraph of its mean over the tile (``functionals.terms``).
 
 The numbers of an iteration and image (tau, sigma, sigma_mean, a, b, e, ...) are a row of a table.
 ``clock`` holds the row's index twice: ``primal_step`` reads the first entry and writes the second,

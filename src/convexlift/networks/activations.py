@@ -17,7 +17,7 @@ it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
 
 Most are functions of one variable. Those of ``group`` consecutive channels (``GroupNorm``) make one
 channel of z = h(a) from each group of a: the multipliers t have the shape of z, the slopes s and
-their products p = s t that of a.
+their products p = s t the shape of a.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from convexlift.tensors import Shape
 class Ramp:
     """h'(a) = low + (high - low) clip((a - left) / width, 0, 1): slopes that rise once.
 
-    Of width zero: a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
+    A width of zero is a kink. With u the rise at a, h(a) = low a + (high - low) (u (a - left) -
     u^2 width/2) + offset. Kernels need to know nothing else about such activations.
     """
 
@@ -86,7 +86,7 @@ class Activation(ProblemPart, ABC):
         """h'(a); at a kink, one of the subgradients."""
 
     def mean_slope(self, a: Tensor) -> Tensor:
-        """h'(a), and at a kink the mean of the slopes beside it, as autograd has it.
+        """h'(a), and at a kink the mean of the slopes beside it, as in autograd.
 
         Differentiable in a, with the derivative h''(a): training differentiates gradients.
         """
@@ -293,10 +293,7 @@ class PiecewiseLinear(Activation):
 class ReLU(PiecewiseLinear, name="ReLU"):
     """h(a) = max(0, a)."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[0, 1]."""
-        return (0.0, 1.0)
+    slopes = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -306,7 +303,7 @@ class LeakyReLU(PiecewiseLinear, name="LeakyReLU"):
     slope: float = 0.2
 
     def __post_init__(self) -> None:
-        require_between("LeakyReLU", "slope", self.slope, 0.0, 1.0)
+        require_slope(self, self.slope)
 
     @property
     def slopes(self) -> tuple[float, float]:
@@ -318,10 +315,7 @@ class LeakyReLU(PiecewiseLinear, name="LeakyReLU"):
 class Abs(PiecewiseLinear, name="Abs"):
     """h(a) = |a|; not monotone, for first layers."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[-1, 1]."""
-        return (-1.0, 1.0)
+    slopes = (-1.0, 1.0)
 
 
 def scaled(t: Tensor, factor: float) -> Tensor:
@@ -329,13 +323,7 @@ def scaled(t: Tensor, factor: float) -> Tensor:
     return t if factor == 1 else factor * t
 
 
-def require_between(owner: str, name: str, value: float, low: float, high: float) -> None:
-    """Raise ValueError unless low <= value < high."""
-    if not low <= value < high:
-        raise ValueError(f"{owner} needs {low:g} <= {name} < {high:g}, got {name}={value}")
-
-
-def require_positive(owner: str, name: str, value: float) -> None:
-    """Raise ValueError unless value is positive and finite."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{owner} needs {name} > 0, got {name}={value}")
+def require_slope(owner: Activation, slope: float) -> None:
+    """Raise ValueError unless 0 <= slope < 1."""
+    if not 0 <= slope < 1:
+        raise ValueError(f"{type(owner).__name__} needs 0 <= slope < 1, got slope={slope}")

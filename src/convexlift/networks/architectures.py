@@ -57,7 +57,7 @@ def deep(
 ) -> InputConvexNetwork:
     """The baseline with two more nonnegative convolutions (paper section 5.2.1).
 
-    The arguments are those of :func:`baseline`.
+    The arguments are the same as for :func:`baseline`.
     """
     convolution = partial(Convolution, kernel_size=kernel, padding=padding)
     return _pooled(
@@ -74,7 +74,7 @@ def convolutional(
     smoothing: float = 0.0,
     padding: Boundary = "zero",
 ) -> InputConvexNetwork:
-    """R(x) = sum_pixels <w, h_2(W_1 h_1(V_0 x + b_0) + b_1)>: no dense layer, any image size.
+    """R(x) = sum_pixels <W_2, h_2(W_1 h_1(V_0 x + b_0) + b_1)>, for any image size.
 
     Args:
         in_channels: channels of the image.
@@ -108,12 +108,12 @@ def ridge(
     inner_channels: int = 16,
     inner_kernel: int = 3,
 ) -> InputConvexNetwork:
-    """R(x) = sum_pixels <w, h(V_0 x)>, h the Huber function: one convex layer, any image size.
+    """R(x) = sum_pixels <W_1, h(V_0 x)>, h the Huber function; for any image size.
 
     A convex ridge regularizer (Goujon et al. 2023) with fixed profiles: learned filters whose
     responses are penalised as total variation penalises differences. With a larger ``depth``, the
     responses then pass nonnegative convolutions and (smoothed) ReLUs:
-    <w, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) + b_2)> for 3.
+    <W_3, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) + b_2)> for a depth of 3.
 
     Args:
         in_channels: channels of the image.
@@ -143,9 +143,9 @@ def ridge(
 class TotalVariation(InputConvexNetwork):
     """R(x) = sum_pixels |grad x|, for images of any size.
 
-    grad x holds the forward differences down and to the right; those across the last row and
-    column are zero (Neumann boundary). |.| is the Euclidean norm of the two (isotropic) or the sum
-    of their absolute values (anisotropic). Channels are added up. There is nothing to train.
+    grad x holds the forward differences down and to the right; differences across the last row
+    and column are zero (Neumann boundary). |.| is the Euclidean norm of the two (isotropic) or the
+    sum of their absolute values (anisotropic), summed over channels. There is nothing to train.
 
     Args:
         isotropic: which of the two.

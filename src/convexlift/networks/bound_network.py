@@ -1,4 +1,4 @@
-"""A network on images of one shape: its layers as linear operators, forwards and backwards."""
+"""A network on images of one shape: forward and backward passes, gradient and Hessian of R."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, TensorRecord, sum_per_image
 
+Apply = Callable[[Tensor], Tensor]
+"""v -> H v."""
 IMAGE = 0
 """The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
 
@@ -28,7 +30,7 @@ class ForwardPass:
 class BackwardPass:
     """Multipliers t_1..t_L, their slopes' products p_i = s_i t_i, and c = sum_i V_{i-1}* p_i.
 
-    t_i has the shape of z_i, p_i and s_i that of a_i.
+    t_i has the shape of z_i, p_i and s_i the shape of a_i.
 
     With a_i(x) from a forward pass, and for every choice of slopes s_i in dom h_i*,
 
@@ -47,7 +49,7 @@ class BackwardPass:
 class BoundLayer(TensorRecord):
     """One layer on inputs of known shape: operators by source (0 is the image).
 
-    ``shape`` is that of z; the preactivation has ``activation.group`` times its channels.
+    ``shape`` is the shape of z; the preactivation has ``activation.group`` times its channels.
     """
 
     activation: Activation
@@ -84,7 +86,7 @@ class BoundNetwork(TensorRecord):
         return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
 
     def minimum_bound(self) -> Tensor:
-        """<w, min h_L> = -<w, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
+        """<W_L, min h_L> = -<W_L, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
         last = self.layers[-1]
         flat = last.activation.spread(torch.zeros_like(self.output)[None])
         lowest = self.output * -last.activation.conjugate(flat)[0]
@@ -114,7 +116,7 @@ class BoundNetwork(TensorRecord):
         return ForwardPass(tuple(preactivations), tuple(values[1:]))
 
     def value(self, z: Tensor) -> Tensor:
-        """R = <w, z_L> for each image."""
+        """R = <W_L, z_L> for each image."""
         return sum_per_image(self.output * z)
 
     def backward(
@@ -125,7 +127,7 @@ class BoundNetwork(TensorRecord):
         *,
         to_image: bool = True,
     ) -> BackwardPass:
-        """Propagate t_L = weight w backwards, with p_i = choose(i, t_i) at each layer.
+        """Propagate t_L = weight W_L backwards, with p_i = choose(i, t_i) at each layer.
 
         Args:
             weight: gamma > 0.
@@ -155,15 +157,85 @@ class BoundNetwork(TensorRecord):
                 t[i - 1] = _add(t[i - 1], t_i)
         return BackwardPass(tuple(t_i for t_i in t[1:] if t_i is not None), tuple(p), c)
 
-    def tangent(self, weight: float, x: Tensor, preactivations: Sequence[Tensor]) -> BackwardPass:
-        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x."""
+    def tangent(
+        self,
+        weight: float,
+        x: Tensor,
+        preactivations: Sequence[Tensor],
+        *,
+        mean: bool = False,
+        to_image: bool = True,
+    ) -> BackwardPass:
+        """The backward pass with s_i = h_i'(a_i): c is a subgradient of weight R at x.
+
+        At a kink the slope is one of the two beside it or, with ``mean``, their mean.
+        """
 
         def slopes(i: int, t: Tensor) -> Tensor:
-            h = self.layers[i - 1].activation
-            return h.spread(t) * h.derivative(preactivations[i - 1])
+            h, a = self.layers[i - 1].activation, preactivations[i - 1]
+            return h.spread(t) * (h.mean_slope(a) if mean else h.derivative(a))
 
-        return self.backward(weight, x, slopes)
+        return self.backward(weight, x, slopes, to_image=to_image)
 
 
 def _add(left: Tensor | None, right: Tensor) -> Tensor:
     return right if left is None else left + right
+
+
+# Derivatives that training can differentiate. Autograd could differentiate its own gradient of R,
+# but the derivative of the derivative of a convolution is there a convolution with kernels as large
+# as the image; here there are only convolutions and their adjoints, also in the derivatives.
+
+
+def gradient(network: BoundNetwork, x: Tensor) -> Tensor:
+    """grad R(x) = sum_i V_{i-1}* (t_i h_i'(a_i)), differentiable in x and in the weights."""
+    return network.tangent(1.0, x, network.hidden(x).a, mean=True).c
+
+
+@torch.no_grad()
+def hessian(network: BoundNetwork, x: Tensor) -> Apply:
+    """v -> H v with the Hessian H of R at x; kinks do not bend.
+
+    With s_i = h_i'(a_i), and a dot for the derivative along v,
+
+        a.  = V v + sum_j W_j z_j.,   z.  = s a.,   p.  = t h''(a) a.  + s t.
+    """
+    a = network.hidden(x).a
+    t = network.tangent(1.0, x, a, mean=True, to_image=False).t
+    hs = [layer.activation for layer in network.layers]
+    slopes = [h.mean_slope(a_i) for h, a_i in zip(hs, a, strict=True)]
+    bends = [_bend(h, a_i, t_i) for h, a_i, t_i in zip(hs, a, t, strict=True)]
+
+    @torch.no_grad()
+    def apply(v: Tensor) -> Tensor:
+        values, moved = [v], []
+        *below, last = network.layers
+        for layer, s in zip(below, slopes, strict=False):
+            moved.append(layer.linear(values))
+            z = s * moved[-1]
+            if layer.activation.group > 1:
+                z = z.reshape(len(v), layer.shape[0], -1, *layer.shape[1:]).sum(2)
+            values.append(z + values[-1] if layer.residual else z)
+        moved.append(last.linear(values))
+
+        def change(i: int, t: Tensor) -> Tensor:
+            bent = bends[i - 1](moved[i - 1])
+            return bent if i == len(hs) else bent + slopes[i - 1] * hs[i - 1].spread(t)
+
+        return network.backward(0.0, v, change).c
+
+    return apply
+
+
+def _bend(h: Activation, a: Tensor, t: Tensor) -> Apply:
+    """v -> t h''(a) v, by autograd."""
+    a = a.detach().requires_grad_()
+    with torch.enable_grad():
+        s = h.mean_slope(a)
+    if not s.requires_grad:
+        return torch.zeros_like
+    each = h.spread(t).expand_as(s)
+    if h.group > 1:  # h'' mixes the channels of a group, and is symmetric
+        return lambda v: torch.autograd.grad(s, a, each * v, retain_graph=True)[0]
+    (second,) = torch.autograd.grad(s, a, each)
+    return second.mul

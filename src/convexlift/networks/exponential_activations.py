@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.networks.activations import require_positive
 from convexlift.networks.smooth_activations import SmoothActivation
+from convexlift.parts import require_positive
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,10 @@ class Softplus(SmoothActivation, name="Softplus"):
     """
 
     sharpness: float = 1.0
+    slopes = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        require_positive("Softplus", "sharpness", self.sharpness)
-
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[0, 1]."""
-        return (0.0, 1.0)
+        require_positive(self, sharpness=self.sharpness)
 
     def value(self, a: Tensor) -> Tensor:
         """log(1 + exp(b a)) / b."""
@@ -65,6 +61,7 @@ class ELU(SmoothActivation, name="ELU"):
     """
 
     alpha: float = 1.0
+    slopes = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
@@ -76,11 +73,6 @@ class ELU(SmoothActivation, name="ELU"):
     def smooth(self) -> bool:  # type: ignore[override]
         """Only with alpha = 1."""
         return self.alpha == 1.0
-
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """[0, 1]."""
-        return (0.0, 1.0)
 
     def value(self, a: Tensor) -> Tensor:
         """a, or alpha (exp(a) - 1)."""

@@ -3,8 +3,8 @@
 Everything reduces to the even profile phi along the direction a/|a|:
 
     derivative    a/|a| phi'(|a|)                 conjugate  phi*(|s|)
-    prox          y/|y| prox_phi(|y|)             multiplier that of phi at (|y|, z)
-    scaled slope  y/|y| times that of phi at |y|
+    prox          y/|y| prox_phi(|y|)             multiplier of phi at (|y|, z)
+    scaled slope  y/|y| times the scaled slope of phi at |y|
 
     fenchel_young = [phi(|a|) + phi*(|s|) - |s| |a|] + |s| |a| (1 - cos(a, s)).
 
@@ -28,7 +28,7 @@ class GroupNorm(Activation, name="GroupNorm"):
     """h(a)_g = phi(|a_g|) for each group a_g of consecutive channels; for first layers.
 
     (B, size n, ...) becomes (B, n, ...): dimension 1 holds the channels, or the features of a
-    dense layer. ``slopes`` are the slopes of phi; those of h are vectors of at most that length.
+    dense layer. ``slopes`` are the slopes of phi; slopes of h are vectors of at most that length.
 
     Args:
         size: channels of a group, at least 1.
@@ -60,7 +60,7 @@ class GroupNorm(Activation, name="GroupNorm"):
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """Whether the profile is."""
+        """Whether the profile is smooth."""
         return self.profile.smooth
 
     @property
@@ -109,16 +109,16 @@ class GroupNorm(Activation, name="GroupNorm"):
         return self._along(y, r, self.profile.prox(r, eta))
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
-        """y/|y| times the profile's."""
+        """y/|y| times the scaled slope of the profile at |y|."""
         r = self.lengths(y)
         return self._along(y, r, self.profile.scaled_slope(r, t, sigma))
 
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
-        """The profile's, at |y|."""
+        """The multiplier of the profile at |y|."""
         return self.profile.multiplier(self.lengths(y), z, sigma_a, sigma_z)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
-        """The profile's at the lengths, plus |s| |a| (1 - cos), 1 - cos = |a/|a| - s/|s||^2 / 2."""
+        """The loss of the profile, plus |s| |a| (1 - cos), 1 - cos = |a/|a| - s/|s||^2 / 2."""
         r, length = self.lengths(a), self.lengths(s)
         one = torch.ones_like(r)
         apart = self._parts(self._along(a, r, one) - self._along(s, length, one))
@@ -132,11 +132,11 @@ class GroupNorm(Activation, name="GroupNorm"):
         return torch.zeros_like(longest), longest
 
     def steepest(self, low: Tensor, high: Tensor) -> Tensor:
-        """The profile's, at the largest length."""
+        """The steepest slope of the profile, at the largest length."""
         return self.profile.steepest(low, high)
 
     def height(self, low: Tensor, high: Tensor) -> Tensor:
-        """The profile's."""
+        """The height of the profile."""
         return self.profile.height(low, high)
 
     def join(self, sizes: Tensor) -> Tensor:

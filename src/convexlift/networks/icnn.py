@@ -2,10 +2,10 @@
 
     a_i = V_{i-1} x + sum_{j<i} W_{i-1,j} z_j + b_{i-1}
     z_i = h_i(a_i)                        (plus z_{i-1} in a residual layer)
-    R(x) = <w, z_L>
+    R(x) = <W_L, z_L>
 
-R is convex in x if every W and w is nonnegative, every h_i is convex, and h_2, ..., h_L are
-nondecreasing (Assumption 1). Layers are counted from 1, as in the paper.
+R is convex in x if every W is nonnegative, every h_i is convex, and h_2, ..., h_L are nondecreasing
+(Assumption 1). As in the paper, layers are counted from 1 and their maps and biases from 0.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class ConvexLayer(nn.Module):
         residual: whether z_{i-1} is added after the activation.
     """
 
+    links: Mapping[str, LinearMap]
+
     def __init__(
         self,
         activation: Activation,
@@ -62,7 +64,8 @@ class ConvexLayer(nn.Module):
         self.activation = activation
         self.skip = skip
         self.previous = previous
-        self.links = nn.ModuleDict({str(j): linear_map for j, linear_map in (links or {}).items()})
+        # A ModuleDict, as its maps are trained too; its keys must be strings.
+        self.links = nn.ModuleDict({str(j): each for j, each in (links or {}).items()})  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.channels = channels
         self.outputs = channels // activation.group
@@ -82,10 +85,37 @@ class ConvexLayer(nn.Module):
             maps[IMAGE] = self.skip
         if self.previous is not None:
             maps[number - 1] = self.previous
-        for name, linear_map in self.links.items():
-            assert isinstance(linear_map, LinearMap)
-            maps[int(name)] = linear_map
-        return maps
+        return maps | {int(source): link for source, link in self.links.items()}
+
+    def bind(self, number: int, shapes: Sequence[Shape]) -> BoundLayer:
+        """The layer with this number, for x, z_1, ..., z_{number-1} of these shapes."""
+        operators: dict[int, LinearOperator] = {}
+        outputs: dict[int, Shape] = {}
+        for source, linear_map in self.sources(number).items():
+            try:
+                operators[source] = linear_map.operator(shapes[source])
+            except ValueError as error:
+                raise ValueError(f"layer {number}, map from {_name(source)}: {error}") from None
+            outputs[source] = operators[source].output_shape(shapes[source])
+        first, shape = next(iter(outputs.items()))
+        for source, other in outputs.items():
+            if other != shape:
+                raise ValueError(
+                    f"layer {number}: the map from {_name(source)} gives {other}, "
+                    f"the one from {_name(first)} gives {shape}"
+                )
+        if self.channels != shape[0]:
+            raise ValueError(
+                f"layer {number} has channels={self.channels}, but its maps give {shape}"
+            )
+        made = self.activation.output_shape(shape)
+        if self.residual and shapes[-1] != made:
+            raise ValueError(
+                f"layer {number} is residual, but its shape {made} differs from the shape of "
+                f"the previous layer, {shapes[-1]}"
+            )
+        bias = None if self.bias is None else _per_channel(self.bias, shape)
+        return BoundLayer(self.activation, operators, bias, self.residual, made)
 
 
 class InputConvexNetwork(nn.Module):
@@ -101,10 +131,11 @@ class InputConvexNetwork(nn.Module):
         image_size: (height, width) if the network fits one size only, None for any.
 
     Attributes:
-        output: w, the nonnegative weights of the last layer's channels or features.
+        output: W_L, the nonnegative weights of the last layer's channels or features.
         card: the ``ModelCard`` of a network that was loaded with one, else None.
     """
 
+    layers: Sequence[ConvexLayer]
     card: Any = None
 
     def __init__(
@@ -117,7 +148,7 @@ class InputConvexNetwork(nn.Module):
         super().__init__()
         if not layers:
             raise ValueError("a network needs at least one layer")
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.in_channels = in_channels
         self.image_size = image_size
         outputs = layers[-1].outputs
@@ -136,13 +167,18 @@ class InputConvexNetwork(nn.Module):
         """R(x), one number for each image."""
         if x.ndim != 4:
             raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
-        bound = self._bind(tuple(x.shape[1:]))
+        bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
 
+    @property
+    def smooth(self) -> bool:
+        """Whether no activation has a kink."""
+        return all(layer.activation.smooth for layer in self.layers)
+
     @torch.no_grad()
     def project_(self) -> None:
-        """Set negative entries of W and w to zero: call it after every optimiser step."""
+        """Set negative entries of every W to zero: call it after every optimiser step."""
         for _, linear_map in self._nonnegative_maps():
             linear_map.project_()
         self.output.clamp_(min=0)
@@ -178,33 +214,18 @@ class InputConvexNetwork(nn.Module):
             )
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
-        """The network on images of one shape, as operators cut from the autograd graph (or not)."""
-        bound = self._bind(image_shape)
-        return bound.detach() if detach else bound
-
-    def _bind(self, image_shape: Shape) -> BoundNetwork:
+        """The network as operators on images of one shape; ``detach`` cuts the autograd graph."""
         self._check_image_shape(image_shape)
         shapes: list[Shape] = [image_shape]
-        bound = []
+        layers: list[BoundLayer] = []
         for number, layer in self._numbered():
-            operators: dict[int, LinearOperator] = {}
-            outputs: dict[int, Shape] = {}
-            for source, linear_map in layer.sources(number).items():
-                try:
-                    operators[source] = linear_map.operator(shapes[source])
-                except ValueError as error:
-                    raise ValueError(f"layer {number}, map from {_name(source)}: {error}") from None
-                outputs[source] = operators[source].output_shape(shapes[source])
-            shape = next(iter(outputs.values()))
-            self._check_layer_shapes(number, layer, shape, outputs, shapes[-1])
-            shapes.append(layer.activation.output_shape(shape))
-            bias = None if layer.bias is None else _per_channel(layer.bias, shape)
-            bound.append(BoundLayer(layer.activation, operators, bias, layer.residual, shapes[-1]))
-        return BoundNetwork(tuple(bound), _per_channel(self.output, shapes[-1]))
+            layers.append(layer.bind(number, shapes))
+            shapes.append(layers[-1].shape)
+        bound = BoundNetwork(tuple(layers), _per_channel(self.output, shapes[-1]))
+        return bound.detach() if detach else bound
 
     def _check_structure(self) -> None:
         first = self.layers[0]
-        assert isinstance(first, ConvexLayer)
         if first.previous is not None or first.residual:
             raise ValueError("layer 1 has no previous layer: use skip=..., and residual=False")
         for number, layer in self._numbered():
@@ -233,35 +254,8 @@ class InputConvexNetwork(nn.Module):
                 f"the network takes images of shape {expected}, got {tuple(image_shape)}"
             )
 
-    @staticmethod
-    def _check_layer_shapes(
-        number: int,
-        layer: ConvexLayer,
-        shape: Shape,
-        outputs: dict[int, Shape],
-        previous: Shape,
-    ) -> None:
-        for source, other in outputs.items():
-            if other != shape:
-                raise ValueError(
-                    f"layer {number}: the map from {_name(source)} gives {other}, "
-                    f"the one from {_name(next(iter(outputs)))} gives {shape}"
-                )
-        if layer.channels != shape[0]:
-            raise ValueError(
-                f"layer {number} has channels={layer.channels}, but its maps give {shape}"
-            )
-        made = layer.activation.output_shape(shape)
-        if layer.residual and previous != made:
-            raise ValueError(
-                f"layer {number} is residual, but its shape {made} is not that of "
-                f"the previous layer, {previous}"
-            )
-
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:
-        for number, layer in enumerate(self.layers, start=1):
-            assert isinstance(layer, ConvexLayer)
-            yield number, layer
+        return enumerate(self.layers, start=1)
 
     def _nonnegative_maps(self) -> Iterator[tuple[str, LinearMap]]:
         for number, layer in self._numbered():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from convexlift.operators.convolution import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.operators.padding import BOUNDARIES, Boundary
-from convexlift.parts import ProblemPart
+from convexlift.parts import ProblemPart, require_at_least
 from convexlift.tensors import Shape
 
 
@@ -26,16 +27,21 @@ class LinearMap(ProblemPart, nn.Module, ABC):
 
     ``operator(input_shape)`` is the map on inputs of that shape, with its exact adjoint, and
     shares its weights. Inside a network, maps from earlier layers must have nonnegative
-    weights: construct them with ``nonnegative=True``, which concerns their initial values;
+    weights: construct them with ``nonnegative=True``, which affects their initial values only;
     ``InputConvexNetwork.project_`` keeps them so during training.
 
     Attributes:
         reach: the side of the smallest image that the map takes.
-        reduction: by how much it makes images smaller; their sides must be multiples of it.
+        reduction: the factor by which it divides the sides of images, which must be multiples.
     """
 
     reach: int = 1
     reduction: int = 1
+
+    @property
+    def filters(self) -> Tensor | None:
+        """Weights that slide over images, (outputs, inputs, k, k); None for other maps."""
+        return None
 
     @abstractmethod
     def operator(self, input_shape: Shape) -> LinearOperator:
@@ -54,6 +60,21 @@ class LinearMap(ProblemPart, nn.Module, ABC):
         """Replace negative weights by zero, in place."""
         for parameter in self.parameters():
             parameter.clamp_(min=0)
+
+    def sum_inputs_(
+        self, channels: int, variety: float = 0.0, factors: Tensor | None = None
+    ) -> float:
+        """Make each output the sum of a group of inputs, with every input in one group.
+
+        Args:
+            channels: channels of the input.
+            variety: share of the present, random weights that is kept, so that units differ.
+            factors: of the input channels; one by default.
+
+        Returns:
+            The sum of all outputs over the sum of all inputs, if the factors are one.
+        """
+        raise ValueError(f"start_from_filters_ cannot set a {type(self).__name__}")
 
 
 class Convolution(LinearMap, name="Convolution"):
@@ -80,7 +101,7 @@ class Convolution(LinearMap, name="Convolution"):
         nonnegative: bool = False,
     ) -> None:
         super().__init__()
-        _require_counts(in_channels=in_channels, out_channels=out_channels, stride=stride)
+        require_at_least(1, in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
         if padding not in BOUNDARIES:
@@ -92,7 +113,7 @@ class Convolution(LinearMap, name="Convolution"):
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
     def arguments(self) -> dict[str, Any]:
-        """Without ``nonnegative``, which only concerns the starting weights."""
+        """Without ``nonnegative``, which affects the initial weights only."""
         out_channels, in_channels, kernel_size, _ = self.weight.shape
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
         options = {"kernel_size": kernel_size, "stride": self.stride, "padding": self.padding}
@@ -102,23 +123,58 @@ class Convolution(LinearMap, name="Convolution"):
         """The convolution on images of one shape."""
         return ConvolutionOperator(self.weight, input_shape, self.stride, self.padding)
 
+    @property
+    def filters(self) -> Tensor:
+        """The weights."""
+        return self.weight
+
+    @torch.no_grad()
+    def sum_inputs_(
+        self, channels: int, variety: float = 0.0, factors: Tensor | None = None
+    ) -> float:
+        """Output j sums the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
+        weight = self.weight
+        outputs, inputs, height, width = weight.shape
+        factors = weight.new_ones(inputs) if factors is None else factors
+        group = torch.arange(inputs, device=weight.device) % outputs
+        # The random weights of an input, over all outputs and taps, sum to a share of its factor.
+        weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
+        weight[group, torch.arange(inputs), height // 2, width // 2] += factors
+        return 1 + variety
+
 
 class Dense(LinearMap, name="Dense"):
     """A fully connected map, (B, ...) -> (B, out_features), on the flattened input."""
 
     def __init__(self, in_features: int, out_features: int, *, nonnegative: bool = False) -> None:
         super().__init__()
-        _require_counts(in_features=in_features, out_features=out_features)
+        require_at_least(1, in_features=in_features, out_features=out_features)
         self.weight = nn.Parameter(_initial_weights((out_features, in_features), nonnegative))
 
     def arguments(self) -> dict[str, Any]:
-        """Without ``nonnegative``, which only concerns the starting weights."""
+        """Without ``nonnegative``, which affects the initial weights only."""
         out_features, in_features = self.weight.shape
         return {"in_features": in_features, "out_features": out_features}
 
     def operator(self, input_shape: Shape) -> DenseOperator:
         """The matrix on inputs of one shape."""
         return DenseOperator(self.weight, input_shape)
+
+    @torch.no_grad()
+    def sum_inputs_(
+        self, channels: int, variety: float = 0.0, factors: Tensor | None = None
+    ) -> float:
+        """Unit j sums all channels of pixel j (modulo their number), and a little of the rest."""
+        weight = self.weight
+        units, features = weight.shape
+        pixels = features // channels
+        pixel = torch.arange(features, device=weight.device) % pixels
+        unit = torch.arange(units, device=weight.device)[:, None]
+        own = (pixel[None] % units == unit % pixels).to(weight)
+        readers = own.sum(0)  # these differ by one if units is not a multiple of pixels
+        own = own * (readers.mean() / readers)
+        weight.mul_(variety / weight.mean().clamp_min(1e-12) / features).add_(own)
+        return float(readers.mean()) + variety * units / features
 
 
 class ForwardDifferences(LinearMap, name="ForwardDifferences"):
@@ -133,7 +189,7 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
         return DifferenceOperator(input_shape)
 
     def smallest_weight(self) -> float:
-        """-1: no map from an earlier layer."""
+        """-1, so that networks refuse it as a map from an earlier layer."""
         return -1.0
 
 
@@ -142,7 +198,7 @@ class AveragePool(LinearMap, name="AveragePool"):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        _require_counts(size=size)
+        require_at_least(1, size=size)
         self.size = self.reduction = size
 
     def operator(self, input_shape: Shape) -> PoolingOperator:
@@ -153,11 +209,13 @@ class AveragePool(LinearMap, name="AveragePool"):
 class Chain(LinearMap, name="Chain"):
     """Maps applied one after the other: ``Chain(AveragePool(16), Dense(...))`` is W P."""
 
+    maps: Sequence[LinearMap]
+
     def __init__(self, *maps: LinearMap) -> None:
         super().__init__()
         if not maps:
             raise ValueError("a chain needs at least one map")
-        self.maps = nn.ModuleList(maps)
+        self.maps = nn.ModuleList(maps)  # type: ignore[assignment]
 
     def arguments(self) -> dict[str, Any]:
         """The maps."""
@@ -168,14 +226,23 @@ class Chain(LinearMap, name="Chain"):
         factors: list[LinearOperator] = []
         shape = input_shape
         for linear_map in self.maps:
-            assert isinstance(linear_map, LinearMap)
             factors.insert(0, linear_map.operator(shape))
             shape = factors[0].output_shape(shape)
         return Composition(tuple(factors))
 
     def smallest_weight(self) -> float:
         """The most negative entry of all maps."""
-        return min(m.smallest_weight() for m in self.maps if isinstance(m, LinearMap))
+        return min(each.smallest_weight() for each in self.maps)
+
+    def sum_inputs_(
+        self, channels: int, variety: float = 0.0, factors: Tensor | None = None
+    ) -> float:
+        """The last map sums means over blocks, if the others are poolings."""
+        *before, last = self.maps
+        if not before or any(list(each.parameters()) for each in before):
+            return super().sum_inputs_(channels, variety, factors)
+        block = math.prod(each.reduction for each in before) ** 2
+        return last.sum_inputs_(channels, variety, factors) / block
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
@@ -184,9 +251,3 @@ def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
     if nonnegative:
         return torch.rand(shape) * (2 / fan_in)
     return (2 * torch.rand(shape) - 1) / math.sqrt(fan_in)
-
-
-def _require_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")

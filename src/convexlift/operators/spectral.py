@@ -48,7 +48,7 @@ def energies(x: Tensor) -> Tensor:
 
 
 def frequencies(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """|w| in cycles per pixel, (H, W//2 + 1)."""
+    """|xi| in cycles per pixel, (H, W//2 + 1)."""
     rows = torch.fft.fftfreq(height, dtype=dtype, device=device)
     columns = torch.fft.rfftfreq(width, dtype=dtype, device=device)
     return torch.hypot(rows[:, None], columns)

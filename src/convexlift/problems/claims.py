@@ -190,7 +190,7 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
     a = _preactivation(network, last, values, problem.image_shape)
     pixels = math.prod(last.shape[1:])
     parts = [activated(last.activation, a, network.output)]
-    if last.residual:  # R = <w, h(a)> + <w, z_{L-1}>
+    if last.residual:  # R = <W_L, h(a)> + <W_L, z_{L-1}>
         below = values[-1]
         parts.append(Rounded(channel_sums(network.output * below.value), below.error, below.size))
     regularizer, error = x.new_zeros(len(x)), x.new_zeros(len(x))

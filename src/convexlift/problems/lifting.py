@@ -17,7 +17,6 @@ import math
 import torch
 from torch import Tensor
 
-from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import (
     BoxTerm,
     CircularFidelityTerm,
@@ -28,6 +27,7 @@ from convexlift.functionals.terms import (
     EpigraphTerm,
     LastLayerTerm,
     LinearTerm,
+    PooledEpigraphTerm,
     PrimalTerm,
 )
 from convexlift.operators.linear import Identity, LinearOperator

@@ -6,8 +6,8 @@ does not depend on a. So one pass over strips and channels that stay in a proces
 
     z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
 
-reads v once and stores neither a nor z nor p. Above it, only <w, z> is needed if there is no other
-layer, or else the block means P z: the image of a smaller network.
+reads v once and stores neither a nor z nor p. Above it, only <W_L, z> is needed if there is no
+other layer, or else the block means P z: the image of a smaller network.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _Above(Protocol):
 
 
 class _Output:
-    """No layer: t = weight w and R = <w, z>."""
+    """No layer: t = weight W_L and R = <W_L, z>."""
 
     def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
         self.w = network.output[None]

@@ -17,8 +17,8 @@ from convexlift.checks import (
     examine_fidelity,
     examine_operator,
 )
-from convexlift.functionals.box import Box
 from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.terms import Box
 from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass

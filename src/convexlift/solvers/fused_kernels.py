@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.functionals.pooled import PooledEpigraphTerm
-from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
+from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm, PooledEpigraphTerm
 from convexlift.kernels.availability import kernel_module
 from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.operators.padding import Boundary, Padding

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from convexlift.functionals.box import Box
+from convexlift.functionals.terms import Box
 from convexlift.problems.lifting import lifted_start
 from convexlift.problems.saddle import BOX_DUAL, DATA_DUAL, SaddlePointProblem, fitting_duals
 from convexlift.problems.variational import VariationalProblem

@@ -3,7 +3,7 @@
 Trained heads are often saturated: every unit of the last layer has its steepest slope s, where
 h(a) = s a - h*(s). With this slope for all units,
 
-    R(x) >= <t, z_{L-1}> + const,    t = W* (s w),
+    R(x) >= <t, z_{L-1}> + const,    t = W_{L-1}* (s W_L),
 
 for every x (Fenchel-Young), with equality where all units are on. The right-hand side is a
 network with one layer less. Its lower bounds are lower bounds for R, and if all units are on at its

@@ -1,7 +1,7 @@
 """Step sizes for x that depend on the frequency: a metric for tomography.
 
-The ray transform amplifies low frequencies |w| far more than high ones, A* A ~ 1/|w|, while filters
-of mean zero amplify high ones. A single step is too short for nearly all frequencies. With
+The ray transform amplifies low frequencies |xi| far more than high ones, A* A ~ 1/|xi|, while
+filters of mean zero amplify high ones. A single step is too short for nearly all frequencies. With
 H_i >= K_i* K_i diagonal in Fourier space, for every row i of K that acts on x,
 
     T = SAFETY (sum_i sigma_i n_i H_i)^-1
@@ -59,7 +59,7 @@ class FourierCoupling(Coupling):
     choice = Choice(
         "steps",
         "one for each frequency of x",
-        "ray transforms favour low ones: A* A ~ 1/|w|",
+        "ray transforms favour low ones: A* A ~ 1/|xi|",
     )
 
     def __init__(self, saddle: SaddlePointProblem, like: Tensor) -> None:

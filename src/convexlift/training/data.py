@@ -3,8 +3,8 @@
 The images are visited along an endless concatenation of permutations, one for each epoch; the batch
 at ``step`` is its slice [step B, (step + 1) B). Sample k is cropped and turned by random numbers
 that depend on (seed, step, k) alone. No state is kept between batches: a resumed run sees the same
-samples as an uninterrupted one, and rank r of w, which takes the positions r, r + w, ..., sees its
-share of the batch of a single process.
+samples as an uninterrupted one, and rank r of n processes, which takes the positions r, r + n, ...,
+sees its share of the batch of a single process.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from convexlift.files.pictures import (
     to_float,
     white,
 )
+from convexlift.parts import require_at_least
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ class ImageSet:
         """The images whose names satisfy ``wanted``, in their order."""
         places = [i for i, name in enumerate(self.names) if wanted(name)]
         if not places:
-            raise ValueError(f"none of {len(self)} images is wanted, from {self.names[0]} on")
+            raise ValueError(f"select keeps none of {len(self)} images, such as {self.names[0]}")
         return self._subset(places)
 
     def split(self, held_out: int | float, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -155,7 +156,7 @@ class ImageSet:
     def first(self, count: int) -> ImageSet:
         """The first ``count`` images."""
         if not 1 <= count <= len(self):
-            raise ValueError(f"there are {len(self)} images; {count} cannot be taken of them")
+            raise ValueError(f"there are {len(self)} images, and {count} were asked for")
         return self._subset(range(count))
 
     def require_size(self, size: tuple[int, int]) -> None:
@@ -240,8 +241,7 @@ class BatchSampler:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        require_at_least(1, batch_size=self.batch_size)
         if self.crop is None:
             size = self.images.size(0)
             self.images.require_size(size)
@@ -262,8 +262,7 @@ class BatchSampler:
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The samples at positions rank, rank + world, ... of the batch at ``step``."""
-        if step < 0:
-            raise ValueError(f"step must be at least 0, got {step}")
+        require_at_least(0, step=step)
         if world < 1 or not 0 <= rank < world:
             raise ValueError(f"rank must lie between 0 and world - 1, got rank {rank} of {world}")
         if self.batch_size % world:
@@ -273,11 +272,12 @@ class BatchSampler:
             )
         positions = range(rank, self.batch_size, world)
         indices = [self._index(step * self.batch_size + k) for k in positions]
-        height, width = self._size()
-        pixels = np.empty((len(positions), 1, height, width), dtype=np.float32)
+        pixels = np.empty((len(positions), 1, *self._size()), dtype=np.float32)
         for sample, k, i in zip(pixels, positions, indices, strict=True):
-            chance = self._chance(step, k, i)
-            sample[0] = self._view(self.images.planes[i], chance)
+            purpose = (
+                ("fixed sample", self.seed, i) if self.fixed else ("sample", self.seed, step, k)
+            )
+            sample[0] = self._view(self.images.planes[i], mix(*purpose))
         whites = [white(self.images.planes[i]) for i in indices]
         pixels /= np.asarray(whites, dtype=np.float32)[:, None, None, None]
         return Batch(
@@ -295,11 +295,6 @@ class BatchSampler:
 
     def _size(self) -> tuple[int, int]:
         return self.images.size(0) if self.crop is None else (self.crop, self.crop)
-
-    def _chance(self, step: int, position: int, image: int) -> int:
-        if self.fixed:
-            return mix("fixed sample", self.seed, image)
-        return mix("sample", self.seed, step, position)
 
     def _view(self, plane: Plane, chance: int) -> Plane:
         """The turned crop of one sample, as a view.

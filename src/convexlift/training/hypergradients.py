@@ -26,10 +26,11 @@ from torch import Tensor
 
 from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.fidelity import Anchored, Fidelity
-from convexlift.networks import derivatives
-from convexlift.networks.derivatives import Apply
-from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks import bound_network
+from convexlift.networks.bound_network import Apply
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
+from convexlift.parts import require_positive
 from convexlift.problems.saddle import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
@@ -50,7 +51,7 @@ def lagrangian(
 
     It is the gradient of
 
-        weight <w, z_L> + sum_i <p_i, sum_j K_ij z_j + b_i>,
+        weight <W_L, z_L> + sum_i <p_i, sum_j K_ij z_j + b_{i-1}>,
 
     where x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
     p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution determines
@@ -79,12 +80,13 @@ def gradient(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> T
     network = problem.regularizer.bind(problem.image_shape, detach=False)
     a = problem.operator
     slope = _slope(problem.fidelity, _linear(x, a, a.adjoint))
-    return _linear(slope, a.adjoint, a) + _times(problem, weight, derivatives.gradient(network, x))
+    penalty = _times(problem, weight, bound_network.gradient(network, x))
+    return _linear(slope, a.adjoint, a) + penalty
 
 
 def hessian(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Apply:
     """v -> H v, with the Hessian H of J in x."""
-    a, regularizer = problem.operator, derivatives.hessian(problem.network, x.detach())
+    a, regularizer = problem.operator, bound_network.hessian(problem.network, x.detach())
     w = a(x.detach()).detach().requires_grad_()
     (second,) = torch.autograd.grad(_slope(problem.fidelity, w).sum(), w, materialize_grads=True)
 
@@ -129,7 +131,7 @@ class JacobianFree(Hypergradient):
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, step=self.step)
+        require_positive(self, step=self.step)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -156,7 +158,7 @@ class Unrolled(Hypergradient):
         if self.steps < 1:
             raise ValueError(f"Unrolled needs steps >= 1, got {self.steps}")
         if self.step is not None:
-            _require_positive(self, step=self.step)
+            require_positive(self, step=self.step)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -174,7 +176,7 @@ class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
     H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of
-    the box, and those that an L1 data term holds at its kink x = y, cannot.
+    the box, and pixels that an L1 data term holds at its kink x = y, cannot.
 
     Args:
         damping: added to H, which is singular where neither data nor curvature determine a pixel.
@@ -195,7 +197,7 @@ class Implicit(Hypergradient):
             raise ValueError(f"linear_solver must be 'cg' or 'minres', got {self.linear_solver!r}")
         if self.iterations < 1:
             raise ValueError(f"Implicit needs iterations >= 1, got {self.iterations}")
-        _require_positive(self, tolerance=self.tolerance)
+        require_positive(self, tolerance=self.tolerance)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
@@ -248,7 +250,7 @@ class ValueFunction(Hypergradient):
     method: Method | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        _require_positive(self, b=self.b, gap=self.gap)
+        require_positive(self, b=self.b, gap=self.gap)
         if self.max_iterations < 1:
             raise ValueError(f"ValueFunction needs max_iterations >= 1, got {self.max_iterations}")
 
@@ -269,9 +271,8 @@ class ValueFunction(Hypergradient):
 
 
 def suitable_hypergradient(network: InputConvexNetwork) -> Hypergradient:
-    """``Implicit()`` for smooth networks, ``ValueFunction()`` for those with kinks."""
-    layers = [layer for layer in network.layers if isinstance(layer, ConvexLayer)]
-    return Implicit() if all(layer.activation.smooth for layer in layers) else ValueFunction()
+    """``Implicit()`` for smooth networks, ``ValueFunction()`` for networks with kinks."""
+    return Implicit() if network.smooth else ValueFunction()
 
 
 def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> VariationalProblem:
@@ -301,7 +302,7 @@ def pull_towards(problem: VariationalProblem, truth: Tensor, b: float) -> Variat
 def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
     """1 where a pixel can move with theta, 0 where the box or the kink of an L1 term holds it."""
     box = problem.bounds
-    margin = 10 * torch.finfo(x.dtype).eps
+    margin = 10 * torch.finfo(x.dtype).eps  # a solver leaves pixels on a bound up to rounding
     free = (x > box.lower + margin) & (x < box.upper - margin)
     if not problem.fidelity.smooth and problem.operator.diagonal is not None:
         at_kink = problem.fidelity.at_kink(problem.operator(x), margin)
@@ -340,12 +341,6 @@ def _require_same_shape(x: Tensor, truth: Tensor) -> None:
             f"the ground truth has shape {tuple(truth.shape)}, "
             f"the reconstructions have {tuple(x.shape)}"
         )
-
-
-def _require_positive(owner: Hypergradient, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
 
 
 class _Linear(torch.autograd.Function):

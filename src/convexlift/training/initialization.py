@@ -1,6 +1,6 @@
 """Initial weights: a network that is a total variation of many filters.
 
-    z_1 = h(+-k_c * x),   z_2 = h(w_j + sum over one block of the channels of z_1)
+    z_1 = h(+-k_c * x),   z_2 = h(sum of one block of z_1 over all channels)
 
 With a leaky ReLU h of slope s, h(a) + h(-a) = (1 - s)|a|: pairs of opposite filters measure the
 size of the response, and filters of mean zero ignore brightness. Random weights have neither
@@ -17,7 +17,6 @@ from torch import Tensor
 from convexlift.networks.activations import Activation, Ramp
 from convexlift.networks.architectures import ridge
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, LinearMap
 
 _VARIETY = 0.02  # share of the random weights that is kept, so that units differ
 
@@ -52,10 +51,10 @@ def cosine_filters(count: int, size: int) -> Tensor:
 def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> None:
     """Make R(x) = strength sum_pixels sum_c |k_c * x| (about), with cosine filters k_c.
 
-    Exactly so with Abs; within 3% for ``deep`` and ``convolutional``; 1 - s times this, with the
-    slope s of the leaky ReLU, for ``baseline``, whose pooling adds up both signs. Smoothed
+    Exactly so with Abs; within 3% for ``deep`` and ``convolutional``; (1 - s) times as much, with
+    the slope s of the leaky ReLU, for ``baseline``, whose pooling adds both signs. Smoothed
     activations give a little less. Works for networks whose first layer is a convolution and
-    whose further layers are nonnegative convolutions or dense layers, as those of
+    whose further layers are nonnegative convolutions or dense layers, as in
     ``convexlift.networks``.
 
     Args:
@@ -63,13 +62,12 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
         strength: of the initial regularization.
     """
     first, *others = network.layers
-    assert isinstance(first, ConvexLayer)
-    if not isinstance(first.skip, Convolution):
+    weight = _filters(first)
+    if weight is None:
         raise ValueError(
             "start_from_filters_ needs a first layer with a convolution, "
             f"got {type(first.skip).__name__}"
         )
-    weight = first.skip.weight
     count, in_channels, size, _ = weight.shape
     paired = first.activation.nondecreasing
     filters = cosine_filters(-(-count // 2) if paired else count, size)
@@ -80,40 +78,13 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
         first.bias.zero_()
     scale, channels = strength, first.outputs
     for layer in others:
-        assert isinstance(layer, ConvexLayer)
         if layer.previous is None:
             raise ValueError("start_from_filters_ needs layers that read the previous one")
-        scale /= _pass_on_(layer.previous, channels)
+        scale /= layer.previous.sum_inputs_(channels, _VARIETY)
         channels = layer.outputs
         if layer.bias is not None:
             layer.bias.zero_()
     network.output.fill_(scale)
-
-
-def _pass_on_(linear_map: LinearMap, channels: int) -> float:
-    """Make a map sum its inputs, unit by unit; returns the factor on a sum over pixels."""
-    if isinstance(linear_map, Convolution):
-        _sum_groups_(linear_map, None, _VARIETY)
-        return 1 + _VARIETY
-    if isinstance(linear_map, Chain) and len(linear_map.maps) == 2:
-        pool, dense = linear_map.maps
-        if isinstance(pool, AveragePool) and isinstance(dense, Dense):
-            return _read_blocks_(dense, channels) / pool.size**2
-    raise ValueError(f"start_from_filters_ cannot set a {type(linear_map).__name__}")
-
-
-def _read_blocks_(dense: Dense, channels: int) -> float:
-    """Make unit j read all channels of block j (modulo their number), and a little of the rest."""
-    weight = dense.weight
-    units, features = weight.shape
-    blocks = features // channels
-    block = torch.arange(features, device=weight.device) % blocks
-    unit = torch.arange(units, device=weight.device)[:, None]
-    own = (block[None] % units == unit % blocks).to(weight)
-    readers = own.sum(0)  # numbers of readers differ by one if units is not a multiple of blocks
-    own = own * (readers.mean() / readers)
-    weight.mul_(_VARIETY / weight.mean().clamp_min(1e-12) / features).add_(own)
-    return float(readers.mean()) + _VARIETY * units / features
 
 
 @torch.no_grad()
@@ -130,8 +101,8 @@ def deepened(
 ) -> InputConvexNetwork:
     """A deeper ``ridge`` network with the same R, which sums groups of the responses z.
 
-    R = <w, z> = sum_j sum_{c in group j} w_c z_c, and a ReLU leaves sums of z >= 0 unchanged; a
-    smoothed one (of a smooth network) subtracts up to smoothing/2, little if the sums are large.
+    R = <W_1, z> = sum_j sum_{c in group j} W_{1,c} z_c, and a ReLU leaves sums of z >= 0 unchanged;
+    a smoothed one (of a smooth network) subtracts up to smoothing/2, little if the sums are large.
 
     Args:
         network: a ``ridge`` of one layer.
@@ -141,8 +112,8 @@ def deepened(
         variety: random weights added as a fraction of the sum of the others, and compensated in
             the output: without them new layers have no effect at first, and would learn little.
         scale: of the sums, compensated in the output.
-        threshold: subtracted from the sums by the units. ReLUs that are always on are not a layer:
-            their biases have no effect and no gradient.
+        threshold: subtracted from the sums by the units. ReLUs that are always on are linear:
+            their biases only add a constant to R.
         seed: of the random weights.
     """
     if depth < 2:
@@ -150,44 +121,46 @@ def deepened(
     if not 0 < scale < math.inf:
         raise ValueError(f"deepened needs scale > 0, got scale={scale}")
     first = network.layers[0]
-    assert isinstance(first, ConvexLayer)
     if (
         len(network.layers) > 1
-        or not isinstance(first.skip, Convolution)
-        or first.skip.stride != 1
+        or first.skip is None
+        or first.skip.filters is None
+        or first.skip.reduction > 1
         or first.bias is not None
         or (smoothing := _huber_width(first.activation)) is None
     ):
         raise ValueError("deepened needs a one-layer network made by networks.ridge")
     if not bool(network.output.any()):
         raise ValueError("deepened needs a network with a positive output weight; here R = 0")
-    weight = first.skip.weight
+    filters = first.skip.arguments()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         deeper = ridge(
-            in_channels=weight.shape[1],
-            channels=weight.shape[0],
-            kernel=weight.shape[-1],
+            in_channels=filters["in_channels"],
+            channels=filters["out_channels"],
+            kernel=filters["kernel_size"],
             smoothing=smoothing,
-            padding=first.skip.padding,
+            padding=filters["padding"],
             depth=depth,
             inner_channels=inner_channels,
             inner_kernel=inner_kernel,
-        ).to(weight)
+        ).to(network.output)
     start, *others = deeper.layers
-    assert isinstance(start, ConvexLayer)
-    assert isinstance(start.skip, Convolution)
-    start.skip.weight.copy_(weight)
+    start.load_state_dict(first.state_dict())
     mean = network.output.mean()
     for i, layer in enumerate(others):
-        assert isinstance(layer, ConvexLayer)
-        assert isinstance(layer.previous, Convolution)
+        assert layer.previous is not None
         assert layer.bias is not None
         factors = scale / mean * network.output if i == 0 else None
-        _sum_groups_(layer.previous, factors, variety)
+        layer.previous.sum_inputs_(first.outputs, variety, factors)
         layer.bias.fill_(-threshold)
     deeper.output.fill_(float(mean) / scale / (1 + variety) ** (depth - 1))
     return deeper
+
+
+def _filters(layer: ConvexLayer) -> Tensor | None:
+    """The filters of a layer on the image, if it has some."""
+    return None if layer.skip is None else layer.skip.filters
 
 
 def _huber_width(h: Activation) -> float | None:
@@ -198,24 +171,11 @@ def _huber_width(h: Activation) -> float | None:
     return delta if h.ramp == Ramp(-1.0, 1.0, -delta, 2 * delta, -delta / 2) else None
 
 
-def _sum_groups_(mix: Convolution, factors: Tensor | None, variety: float) -> None:
-    """Make output j sum the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
-    weight = mix.weight
-    outputs, inputs, height, width = weight.shape
-    factors = weight.new_ones(inputs) if factors is None else factors
-    group = torch.arange(inputs, device=weight.device) % outputs
-    # The random weights of an input, over all outputs and taps, sum to a fraction of its factor.
-    weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
-    weight[group, torch.arange(inputs), height // 2, width // 2] += factors
-
-
 @torch.no_grad()
 def subtract_means_(network: InputConvexNetwork) -> None:
     """Subtract the means of the filters on the image, so that brightness is not penalised."""
     for layer in network.layers:
-        assert isinstance(layer, ConvexLayer)
-        if isinstance(layer.skip, Convolution):
-            weight = layer.skip.weight
+        if (weight := _filters(layer)) is not None:
             weight.sub_(weight.mean((-2, -1), keepdim=True))
 
 

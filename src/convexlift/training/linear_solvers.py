@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from convexlift.networks.derivatives import Apply
+from convexlift.networks.bound_network import Apply
 from convexlift.tensors import expand_per_image
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.parts import require_at_least
 from convexlift.training import processes
 from convexlift.training.data import Batch, BatchSampler
 from convexlift.training.initialization import subtract_means_
@@ -78,10 +79,9 @@ class TrainingOptions:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "validate_every": 1, "checkpoint_every": 1, "warm_up": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        require_at_least(1, steps=self.steps, validate_every=self.validate_every)
+        require_at_least(1, checkpoint_every=self.checkpoint_every)
+        require_at_least(0, warm_up=self.warm_up)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -247,6 +247,7 @@ class _TrainingRun:
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         numbers = {"loss": self.module.last.value, **self.module.last.metrics}
+        # DistributedDataParallel has averaged the gradients: their norm is the same everywhere.
         length, *values = processes.means([norm, *numbers.values()])
         if not math.isfinite(length):
             raise FloatingPointError(

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexlift.networks.derivatives import gradient
+from convexlift.networks.bound_network import gradient
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
@@ -196,6 +196,7 @@ class Bilevel(Objective):
         self.tasks = tuple(task for task, _ in tasks)
         self.hypergradient, self.method, self.stop = hypergradient, method, stop
         self.decibels, self.warm_starts = decibels, warm_starts
+        # Logarithms keep the weights positive, whatever step the optimiser takes.
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
         # The first task's weight is fixed: scaling R has the same effect.
         self.register_buffer("first_log_weight", logarithms[:1])
@@ -276,6 +277,7 @@ class Bilevel(Objective):
         indices, latest = gather(batch.indices.to(x.device)), gather(x)
         if turn not in self._images:
             shape = (self.warm_starts, *x.shape[1:])
+            # Half precision: a start need not be accurate, and all images stay in memory.
             self._images[turn] = torch.full(shape, math.nan, dtype=torch.float16, device=x.device)
         self._images[turn][indices] = latest.to(torch.float16)
 

@@ -25,14 +25,11 @@ PAPER_SALT_AND_PEPPER = AdversarialRecipe(  # section 5.1
     options=TrainingOptions(steps=2500, learning_rate=5e-4, betas=(0.5, 0.99), validate_every=500),
 )
 
-PAPER_INPAINTING = AdversarialRecipe(  # section 5.3, nu = 0.01; the mask there is a fixed one
+PAPER_INPAINTING = replace(  # section 5.3, nu = 0.01; the mask there is a fixed one
+    PAPER_SALT_AND_PEPPER,
     network=NetworkSettings("baseline", smoothing=0.01),
     task=Inpainting(missing=0.3, noise=0.03, fill="zero", box=None),
-    penalty=5.0,
-    batch_size=8,
-    flips=False,
-    weight=1.0,
-    options=TrainingOptions(steps=2500, learning_rate=5e-4, betas=(0.5, 0.99), validate_every=500),
+    search=True,
 )
 
 PAPER_CT = AdversarialRecipe(  # section 5.2; the critic sees filtered back projections
@@ -46,15 +43,8 @@ PAPER_CT = AdversarialRecipe(  # section 5.2; the critic sees filtered back proj
     options=TrainingOptions(steps=2240, learning_rate=2e-5, betas=(0.5, 0.99)),
 )
 
-PAPER_CT_DEEP = AdversarialRecipe(  # section 5.2.1
-    network=NetworkSettings("deep", image_size=512),
-    task=SparseViewCT(),
-    penalty=20.0,
-    batch_size=20,
-    flips=False,
-    weight=650.0,
-    search=False,
-    options=TrainingOptions(steps=2240, learning_rate=2e-5, betas=(0.5, 0.99)),
+PAPER_CT_DEEP = replace(  # section 5.2.1
+    PAPER_CT, network=NetworkSettings("deep", image_size=512), penalty=20.0, weight=650.0
 )
 
 PAPER_BILEVEL = BilevelRecipe(  # section 5.3.1: 160 images, 30 epochs, Jacobian-free
@@ -88,13 +78,11 @@ FACES_DENOISING = AdversarialRecipe(
     ),
 )
 
-FACES_INPAINTING_ADVERSARIAL = AdversarialRecipe(
+FACES_INPAINTING_ADVERSARIAL = replace(
+    FACES_DENOISING,
     network=NetworkSettings("baseline", smoothing=0.01, padding="reflect"),
     task=Inpainting(missing=0.3, noise=0.03, fill="neighbours"),
-    penalty=5.0,
-    batch_size=8,
     weight=6.0,
-    validation_stop=FACES_DENOISING.validation_stop,
     options=replace(FACES_DENOISING.options, steps=1500),
 )
 

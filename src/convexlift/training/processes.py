@@ -1,6 +1,6 @@
 """Processes that train one network together (torchrun), and the signals that stop them.
 
-All functions also work in a single process, where they do nothing.
+All functions also work in a single process, where nothing is exchanged.
 """
 
 from __future__ import annotations

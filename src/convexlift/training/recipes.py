@@ -10,9 +10,8 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -62,27 +61,16 @@ class NetworkSettings:
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
+        names = ["channels", "kernel", "smoothing", "padding"]
+        names += ["depth"] if self.architecture == "ridge" else []
+        arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.architecture in ("baseline", "deep"):
+            arguments["image_size"] = self.image_size or image_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = self._build(image_size)
+            network: InputConvexNetwork = getattr(architectures, self.architecture)(**arguments)
         if self.filters is not None:
             start_from_filters_(network, self.filters)
-        return network
-
-    def _build(self, image_size: tuple[int, int]) -> InputConvexNetwork:
-        common = partial(
-            getattr(architectures, self.architecture),
-            channels=self.channels,
-            kernel=self.kernel,
-            smoothing=self.smoothing,
-            padding=self.padding,
-        )
-        if self.architecture == "ridge":
-            network: InputConvexNetwork = common(depth=self.depth)
-        elif self.architecture == "convolutional":
-            network = common()
-        else:
-            network = common(self.image_size or image_size)
         return network
 
 
@@ -211,7 +199,7 @@ def follow(
         size = training.size(0) if recipe.crop is None else (recipe.crop, recipe.crop)
         network = recipe.network.build(size, recipe.seed)
     network = network.to(device)
-    if recipe.options.zero_mean:
+    if recipe.options.zero_mean:  # the loop does so after each step; this is for the start
         subtract_means_(network)
     fixed = isinstance(recipe, BilevelRecipe) and recipe.fixed
     batches = BatchSampler(

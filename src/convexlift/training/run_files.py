@@ -17,8 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(path, error) from error
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager["RunLog"]):
     """Rows of numbers by step, written immediately to a CSV file and, if installed, TensorBoard.
 
     The columns are fixed by the caller; missing values stay empty. A resumed run first rewrites the
@@ -83,21 +82,12 @@ class RunLog:
                 writer.writeheader()
                 writer.writerows(self._text(row) for row in self.rows)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._board is None:
-            return
+    def __exit__(self, *raised: object) -> None:
         try:
-            self._board.close()
+            if self._board is not None:
+                self._board.close()
         except OSError:
-            if error is None:  # otherwise the first disk error is already being raised
+            if raised[1] is None:  # otherwise the first disk error is already being raised
                 raise
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -132,31 +122,18 @@ def _tensorboard(folder: Path, rows: Sequence[Mapping[str, float]]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The state of a run after ``step`` steps.
+    """The state of a run after ``step`` steps."""
 
-    Attributes:
-        step: number of completed steps.
-        network: its state dict.
-        objective: its state dict.
-        optimiser: its state dict.
-        best: the state dict with the best validation, or None before the first.
-        rows: the log so far.
-        identity: settings that must be the same when the run is resumed, by name.
-        weight: the regularization weight of the last validation.
-        generator: the state of PyTorch's global generator.
-        seconds: training time so far.
-    """
-
-    step: int
-    network: dict[str, Tensor]
-    objective: dict[str, Any]
-    optimiser: dict[str, Any]
-    best: dict[str, Any] | None
-    rows: list[Row]
-    identity: dict[str, str]
-    weight: float | None
-    generator: Tensor
-    seconds: float
+    step: int  # number of completed steps
+    network: dict[str, Tensor]  # its state dict
+    objective: dict[str, Any]  # its state dict
+    optimiser: dict[str, Any]  # its state dict
+    best: dict[str, Any] | None  # the state dict with the best validation, or None before the first
+    rows: list[Row]  # the log so far
+    identity: dict[str, str]  # settings that must be the same when the run is resumed, by name
+    weight: float | None  # the regularization weight of the last validation
+    generator: Tensor  # the state of PyTorch's global generator
+    seconds: float  # training time so far
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

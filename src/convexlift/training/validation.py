@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexlift.images import psnr, ssim
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.parts import require_positive
 from convexlift.solvers.method import Method
 from convexlift.solvers.solve import solve
 from convexlift.solvers.stopping import StopWhen
@@ -56,8 +57,7 @@ class Validation:
     ratio: float = 1.3
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"Validation needs weight > 0, got weight={self.weight}")
+        require_positive(self, weight=self.weight)
         if not 1 < self.ratio < math.inf:
             raise ValueError(f"Validation needs ratio > 1, got ratio={self.ratio}")
         if self.crop is not None:

@@ -1,6 +1,6 @@
 """Filtered back projection: the inversion formula of the Radon transform, discretised.
 
-x = 1/2 integral over a full turn of (|w| filtered p)(t, s(x)), for sinograms p without noise and
+x = 1/2 integral over a full turn of (|xi| filtered p)(t, s(x)), for sinograms p without noise and
 with enough rays. With noise, a window damps the high frequencies.
 """
 
@@ -19,7 +19,7 @@ from convexlift.operators.tomography.rays import Floats
 
 Filter = Literal["ram-lak", "shepp-logan", "cosine", "hann"]
 FILTERS: tuple[Filter, ...] = get_args(Filter)
-"""|w| times 1, sinc, cosine, or Hann's window."""
+"""|xi| times 1, sinc, cosine, or Hann's window."""
 
 
 def fbp(operator: LinearOperator, sinogram: Tensor, filter: Filter = "ram-lak") -> Tensor:
@@ -39,9 +39,9 @@ def fbp(operator: LinearOperator, sinogram: Tensor, filter: Filter = "ram-lak") 
 
 
 def ramp(bins: int, spacing: float) -> Floats:
-    """The filter |w| of a band-limited function at lags 0, 1, ..., -1 (periodic, long enough).
+    """The filter |xi| of a band-limited function at lags 0, 1, ..., -1 (periodic, long enough).
 
-    1/(4 h^2) at 0, 0 at even lags, -1/(pi k h)^2 at odd lags k: sampled in space, since |w| itself
+    1/(4 h^2) at 0, 0 at even lags, -1/(pi k h)^2 at odd lags k: sampled in space, since |xi| itself
     would lose the mean.
     """
     length = 2 ** math.ceil(math.log2(max(2 * bins, 64)))

@@ -87,7 +87,7 @@ class RayTransform(LinearOperator):
 
     @abstractmethod
     def _weighted_ramp(self) -> tuple[Floats, Floats, float]:
-        """Weights of the bins, the filter |w| with the spacing of its lags."""
+        """Weights of the bins, the filter |xi| with the spacing of its lags."""
 
     @abstractmethod
     def _seen_from(self, t: float, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -113,7 +113,7 @@ class RayTransform(LinearOperator):
         return image[:, None]
 
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
-        """1/|w|, up to the lowest frequency of the image."""
+        """1/|xi|, up to the lowest frequency of the image."""
         if not self.invertible:
             return None
         lowest = 0.5 / max(height, width)

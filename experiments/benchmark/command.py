@@ -198,7 +198,7 @@ def _run(request: "Request", output: Path, json_file: Path | None, screen: Conso
 
 
 def _finish(results: "Results", output: Path, json_file: Path | None, screen: Console) -> None:
-    from experiments.benchmark.plot import write_plots
+    from experiments.benchmark.results import write_plots
 
     results.write(output)
     files = write_plots(results, output)
