@@ -57,14 +57,14 @@ class Denoiser(Reconstructor):
     grey images: colours and pages are solved one by one.
 
     Args:
-        noise: model of the noise; decided for each image unless given.
+        noise: model of the noise; by default chosen for each image.
         sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
-            are salt and pepper; estimated for each image unless given.
+            are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
             largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
             there; as ``data`` for other floats, and for integers of which some are negative.
         simulate: the image is clean: damage it first. It is the truth then.
-        seed: of the simulated noise; plane i has ``seed + i``.
+        seed: seed of the simulated noise; plane i has ``seed + i``.
     """
 
     noise: Kind | None = None
@@ -241,7 +241,7 @@ class Inpainter(Denoiser):
         mask: an image, or a folder of them with the inputs' names; white is seen.
         invert_mask: white is missing.
         mask_colour: pixels of this colour are missing: '#ff00ff'.
-        colour_tolerance: levels (of 255) it may differ by.
+        colour_tolerance: levels (of 255) by which a pixel may differ from the mask colour.
         missing: with ``simulate`` and no mask, the fraction of pixels to hide.
     """
 

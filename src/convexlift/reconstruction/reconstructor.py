@@ -51,21 +51,22 @@ class Reconstructor(ABC):
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
         weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
-            ``auto``: chosen by prediction of held-out data. ``discrepancy``: whose residual is as
-            large as the noise.
-        strength: a factor of that weight.
+            ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so that the
+            residual is as large as the noise.
+        strength: factor that multiplies the weight.
         tolerance: certified relative gap to stop at.
-        time_limit: seconds for each file, or batch of files: half of them at most for its weight.
-        max_iterations: iterations for each file.
+        time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
+        max_iterations: most iterations for each file.
         check_every: iterations between two checks, at which ``progress`` is called.
-        method: how to solve; those with step sizes try some for a few iterations.
-        device: where to compute; ``auto`` takes a GPU if there is one.
+        method: solver; methods that need a step size try several for a few iterations.
+        device: processor to compute on; ``auto`` takes a GPU if there is one.
         batch: images of one size solved at once: ``auto``, as many as fit, or a number.
         gap_map: whether to compute where the gap is.
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
-        truth: the clean image, or a folder of them with the inputs' names; gives PSNR.
+        truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
+            SSIM.
         max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            unless given, 500, and less for short files, which cannot hold so many.
+            by default 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: str | os.PathLike[str] | InputConvexNetwork = "photo-any-size"

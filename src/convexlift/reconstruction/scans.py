@@ -59,28 +59,27 @@ class ScanReconstructor(Reconstructor):
     them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
 
     Args:
-        truth: slices in HU of the result's size; gives PSNR.
-        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
-            --simulate.
-        quantity: what the numbers are, if not as the file says.
-        geometry: of an array of projections (rows, angles, bins).
+        truth: slices in HU, as large as the result, to compute PSNR and SSIM.
+        weight: as for denoise; by default auto, and card, made for such scans, with --simulate.
+        quantity: meaning of the numbers, in place of the one that the file states.
+        geometry: rays of an array of projections (rows, angles, bins).
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
-        photons: in a free ray, for transmissions and line integrals; estimated unless given.
+        photons: number in a free ray, for transmissions and line integrals; estimated by default.
         background: r of emission counts y ~ Poisson(A x + r).
-        sigma: noise of line integrals, if the same in all rays.
-        size: pixels of a side; as many as bins unless given.
-        extent: side in mm; the field of view unless given.
+        sigma: noise of line integrals, if it is the same in all rays.
+        size: pixels of a side; by default as many as bins.
+        extent: side in mm; by default the field of view.
         water: attenuation of water in 1/mm, for HU.
-        angle_unit: of HDF5 files that do not say it.
-        rows: of the detector, FIRST:END (two numbers); all unless given.
-        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
-            HU.
+        angle_unit: unit of the angles in HDF5 files that do not state it.
+        rows: detector rows, FIRST:END (two numbers); all by default.
+        window: display window of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or
+            LEVEL,WIDTH in HU.
         simulate: inputs are slices; simulate a scan with counts.
-        views: of a simulated scan.
-        bins: of a simulated scan.
-        seed: of simulated noise.
-        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
+        views: number of directions of a simulated scan.
+        bins: number of detector bins of a simulated scan.
+        seed: seed of the simulated noise.
+        read_seconds: time limit for reading an HDF5 file; by default 20, and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"
