@@ -97,7 +97,7 @@ class Contents:
         values = low + (high - low) * (1 - images if self.picture.inverted else images)
         if self.like is not None:
             return values.reshape(self.shape).to(self.like)
-        return values[0, 0] if len(values) == 1 else values[:, 0]
+        return squeezed(values)
 
     def require_target(self, target: Path) -> None:
         """Raise if a file of this name cannot hold results: floats in PNG, for example."""
@@ -146,6 +146,11 @@ class Contents:
                 f"{called} is {shown[0]} x {shown[1]}, but {self.name} is {wanted[0]} x "
                 f"{wanted[1]}{how}; give one of its size"
             )
+
+
+def squeezed(images: Tensor) -> Tensor:
+    """(H, W) for one plane, else (planes, H, W)."""
+    return images[0, 0] if len(images) == 1 else images[:, 0]
 
 
 def open_contents(

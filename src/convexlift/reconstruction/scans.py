@@ -19,13 +19,12 @@ from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
+from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path, squeezed
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
     require_ending,
-    squeezed,
     write_numbers,
     write_slices,
 )

@@ -51,11 +51,6 @@ def read_slices(
     return name, volume, scans.hounsfield_to_unit(volume.images).float(), None
 
 
-def squeezed(images: Tensor) -> Tensor:
-    """(H, W) for one slice, else (slices, H, W)."""
-    return images[0, 0] if len(images) == 1 else images[:, 0]
-
-
 def require_ending(target: Path) -> None:
     """Raise unless the file name has the ending of a format for slices."""
     if target.suffix.lower() not in RESULTS:
