@@ -84,6 +84,7 @@ class Picture:
     def values(self, numbers: Range) -> NDArray[np.float32]:
         """(stored - low) / (high - low); NaN stays NaN."""
         low, high = numbers
+        # In double precision, so that each value is rounded to float32 once.
         values = ((self.stored.astype(np.float64) - low) / (high - low)).astype(np.float32)
         return 1 - values if self.inverted else values
 
@@ -171,6 +172,7 @@ class Npy(PictureFormat):
         if array.ndim < 2 or array.size == 0:
             raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
         array = array.astype(array.dtype.newbyteorder("="))
+        # (3, H, 3) could be either; planes first is the convention of this library.
         if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
             return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
         return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
@@ -188,6 +190,7 @@ class Npy(PictureFormat):
 def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
     """The array of an NPY file."""
     with path.open("rb") as file:
+        # The header is read first: NumPy would allocate any size that it declares.
         shape, dtype = _npy_header(file)
         if dtype.hasobject:
             raise ValueError(

@@ -89,6 +89,7 @@ class Tiff(PictureFormat):
                 require_one_page(picture.n_frames)
                 tags, mode = picture.tag_v2, picture.mode
                 inverted = tags.get(_PHOTOMETRIC) == _MINISWHITE
+                # Pillow also opens 12-bit files as I;16, and does not undo inverted grey levels.
                 deep = mode.startswith("I;16") and tags.get(_BITS) == (16,)
                 if ((deep or mode == "F") and not inverted) or mode[0] not in "IF":
                     return grey_pixels(picture)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift import scans
 from convexlift.files.pictures import (
     Picture,
     PictureFormat,
@@ -25,9 +26,7 @@ from convexlift.files.pictures import (
     writable,
     write_picture,
 )
-from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dicom
-from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.volumes import Volume, hounsfield_to_unit, unit_to_hounsfield
+from convexlift.scans.dicom_reading import DICOM_SUFFIXES
 from convexlift.tasks import Bounds
 
 DICOM = DICOM_SUFFIXES
@@ -69,7 +68,7 @@ class Contents:
     missing: Tensor | None
     numbers: Range
     notes: tuple[str, ...] = ()
-    volume: Volume | None = None
+    volume: scans.Volume | None = None
     like: Tensor | None = None
 
     @property
@@ -98,7 +97,7 @@ class Contents:
         values = low + (high - low) * (1 - images if self.picture.inverted else images)
         if self.like is not None:
             return values.reshape(self.shape).to(self.like)
-        return values[0, 0] if len(values) == 1 else values[:, 0]
+        return squeezed(values)
 
     def require_target(self, target: Path) -> None:
         """Raise if a file of this name cannot hold results: floats in PNG, for example."""
@@ -114,8 +113,8 @@ class Contents:
     def write(self, images: Tensor, target: Path, description: str) -> None:
         """The file again with other planes, atomically: its bits, alpha channel and metadata."""
         if self.volume is not None:
-            volume = self.volume.with_values(unit_to_hounsfield(images.cpu()))
-            write_dicom(volume, target, description=description)
+            volume = self.volume.with_values(scans.unit_to_hounsfield(images.cpu()))
+            scans.write_dicom(volume, target, description=description)
             return
         picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
         write_picture(picture, target)
@@ -149,6 +148,11 @@ class Contents:
             )
 
 
+def squeezed(images: Tensor) -> Tensor:
+    """(H, W) for one plane, else (planes, H, W)."""
+    return images[0, 0] if len(images) == 1 else images[:, 0]
+
+
 def open_contents(
     image: ImageLike,
     choice: RangeChoice = "auto",
@@ -162,8 +166,8 @@ def open_contents(
     array ``what``.
     """
     if is_path(image) and Path(image).suffix.lower() in DICOM:
-        volume = read_dicom(Path(image), max_megapixels=max_megapixels)
-        images = hounsfield_to_unit(volume.images).float()
+        volume = scans.read_dicom(Path(image), max_megapixels=max_megapixels)
+        images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         return Contents(str(image), picture, images, None, (-1024.0, 1500.0), volume=volume)
     picture, name = open_picture(image, what, max_megapixels, choice)
@@ -232,9 +236,11 @@ def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...
     if choice == "data":
         return data, ()
     full = picture.full_range
+    # Noise and ringing carry floats a little beyond [0, 1]: that is no other scale.
     beyond = low < -0.5 or high > 1.5 if stored.dtype.kind == "f" else low < 0
     if beyond:
         return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
+    # 12-bit cameras, for example, store a sixteenth of the range of 16 bits.
     if stored.dtype.kind in "iu" and high < full[1] / 8 and stored.dtype.itemsize > 1:
         share = 100 * high / full[1]
         return full, (f"it uses {share:.2g} % of its range only; --range data may do better",)

@@ -224,6 +224,7 @@ class _Impulses(NamedTuple):
 def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     extreme = (images <= 0) | (images >= 1)
     usable = (seen > 0) & ~extreme
+    # Pixels without a usable neighbour get -1 and 2, which lie beyond all values.
     highest = F.max_pool2d(torch.where(usable, images, -1.0), 3, 1, 1)
     lowest = -F.max_pool2d(torch.where(usable, -images, -2.0), 3, 1, 1)
     known = (seen > 0) & (highest >= 0)  # with a neighbour to compare with

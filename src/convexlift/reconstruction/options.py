@@ -28,21 +28,22 @@ class Options:
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
         weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
-            ``auto``: chosen by prediction of held-out data. ``discrepancy``: whose residual is as
-            large as the noise.
-        strength: a factor of that weight.
+            ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so that the
+            residual is as large as the noise.
+        strength: factor that multiplies the weight.
         tolerance: certified relative gap to stop at.
-        time_limit: seconds for each file, or batch of files: half of them at most for its weight.
-        max_iterations: iterations for each file.
+        time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
+        max_iterations: most iterations for each file.
         check_every: iterations between two checks, at which ``progress`` is called.
-        method: how to solve; those with step sizes try some for a few iterations.
-        device: where to compute; ``auto`` takes a GPU if there is one.
+        method: solver; methods that need a step size try several for a few iterations.
+        device: processor to compute on; ``auto`` takes a GPU if there is one.
         batch: images of one size solved at once: ``auto``, as many as fit, or a number.
         gap_map: whether to compute where the gap is.
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
-        truth: the clean image, or a folder of them with the inputs' names; gives PSNR.
+        truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
+            SSIM.
         max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            unless given, 500, and less for short files, which cannot hold so many.
+            by default 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-any-size"
@@ -74,14 +75,14 @@ class DenoiseOptions(Options):
     grey images: colours and pages are solved one by one.
 
     Args:
-        noise: model of the noise; decided for each image unless given.
+        noise: model of the noise; by default chosen for each image.
         sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
-            are salt and pepper; estimated for each image unless given.
+            are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
             largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
             there; as ``data`` for other floats, and for integers of which some are negative.
         simulate: the image is clean: damage it first. It is the truth then.
-        seed: of the simulated noise; plane i has ``seed + i``.
+        seed: seed of the simulated noise; plane i has ``seed + i``.
     """
 
     noise: NoiseKind | None = None
@@ -105,7 +106,7 @@ class InpaintOptions(DenoiseOptions):
         mask: an image, or a folder of them with the inputs' names; white is seen.
         invert_mask: white is missing.
         mask_colour: pixels of this colour are missing: '#ff00ff'.
-        colour_tolerance: levels (of 255) it may differ by.
+        colour_tolerance: levels (of 255) by which a pixel may differ from the mask colour.
         missing: with ``simulate`` and no mask, the fraction of pixels to hide.
     """
 
@@ -127,28 +128,27 @@ class ScanOptions(Options):
     them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
 
     Args:
-        truth: slices in HU of the result's size; gives PSNR.
-        weight: as for denoise; auto unless given, card (which is for the simulated scan) with
-            --simulate.
-        quantity: what the numbers are, if not as the file says.
-        geometry: of an array of projections (rows, angles, bins).
+        truth: slices in HU, as large as the result, to compute PSNR and SSIM.
+        weight: as for denoise; by default auto, and card, made for such scans, with --simulate.
+        quantity: meaning of the numbers, in place of the one that the file states.
+        geometry: rays of an array of projections (rows, angles, bins).
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
-        photons: in a free ray, for transmissions and line integrals; estimated unless given.
+        photons: number in a free ray, for transmissions and line integrals; estimated by default.
         background: r of emission counts y ~ Poisson(A x + r).
-        sigma: noise of line integrals, if the same in all rays.
-        size: pixels of a side; as many as bins unless given.
-        extent: side in mm; the field of view unless given.
+        sigma: noise of line integrals, if it is the same in all rays.
+        size: pixels of a side; by default as many as bins.
+        extent: side in mm; by default the field of view.
         water: attenuation of water in 1/mm, for HU.
-        angle_unit: of HDF5 files that do not say it.
-        rows: of the detector, FIRST:END (two numbers); all unless given.
-        window: of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or LEVEL,WIDTH in
-            HU.
+        angle_unit: unit of the angles in HDF5 files that do not state it.
+        rows: detector rows, FIRST:END (two numbers); all by default.
+        window: display window of PNG results: abdomen, bone, brain, liver, lung, mediastinum, or
+            LEVEL,WIDTH in HU.
         simulate: inputs are slices; simulate a scan with counts.
-        views: of a simulated scan.
-        bins: of a simulated scan.
-        seed: of simulated noise.
-        read_seconds: for reading an HDF5 file; unless given, 20 and 1 for every 10 MB.
+        views: number of directions of a simulated scan.
+        bins: number of detector bins of a simulated scan.
+        seed: seed of the simulated noise.
+        read_seconds: time limit for reading an HDF5 file; by default 20, and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"

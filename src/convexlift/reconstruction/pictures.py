@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.images import random_mask
 from convexlift.operators.imaging import Mask
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.option_values import NoiseKind
 from convexlift.reconstruction.contents import (
     PICTURES,
     Colour,
@@ -53,14 +54,14 @@ class Denoiser(DenoiseOptions, Reconstructor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise not in (None, "gaussian", "salt-and-pepper"):
-            raise InputError(f"--noise is gaussian or salt-and-pepper, got {self.noise}")
-        if self.range not in ("auto", "data"):
-            if not isinstance(self.range, tuple) or len(self.range) != 2:
-                wanted = "auto, data or LOW,HIGH, such as 0,4095"
-                raise InputError(f"--range is {wanted}, got {self.range}")
-            if not -math.inf < self.range[0] < self.range[1] < math.inf:
-                raise InputError("--range needs LOW < HIGH, got {:g},{:g}".format(*self.range))
+        kinds = (None, *get_args(NoiseKind))
+        self.require("noise", self.noise in kinds, "gaussian or salt-and-pepper")
+        is_pair = isinstance(self.range, tuple) and len(self.range) == 2
+        known = self.range in ("auto", "data") or is_pair
+        self.require("range", known, "auto, data or LOW,HIGH, such as 0,4095")
+        low, high = self.range if isinstance(self.range, tuple) else (0.0, 1.0)
+        if not -math.inf < low < high < math.inf:
+            raise InputError(f"--range needs LOW < HIGH, got {low:g},{high:g}")
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
@@ -218,8 +219,7 @@ class Inpainter(InpaintOptions, Denoiser):
                 open_picture(self.mask, "the mask", self.max_megapixels)
         if self.invert_mask and self.mask is None:
             raise InputError("--invert-mask needs --mask")
-        if not 0 <= self.colour_tolerance <= 255:
-            raise InputError(f"the tolerance of a colour is 0 to 255, got {self.colour_tolerance}")
+        self.require("colour_tolerance", 0 <= self.colour_tolerance <= 255, "0 to 255")
         self._colour()
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:

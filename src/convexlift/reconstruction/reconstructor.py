@@ -53,33 +53,29 @@ class Reconstructor(Options, ABC):
     """Options that records leave out: results do not depend on them."""
 
     def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise InputError(
-                f"--tolerance is a relative gap from 0 on, such as 1e-3, got {self.tolerance:g}"
-            )
-        if self.max_iterations < 0:
-            raise InputError(
-                f"--max-iterations is a whole number from 0 on, got {self.max_iterations}"
-            )
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise InputError(
-                f"--time-limit is a number of seconds > 0, got {self.time_limit:g}; leave it out "
-                "for none"
-            )
-        if self.method not in METHODS:
-            raise InputError(
-                f"there is no method {self.method!r}; choose one of {', '.join(METHODS)}"
-            )
-        if self.batch != "auto" and not (isinstance(self.batch, int) and self.batch >= 1):
-            raise InputError(f"--batch is auto or a whole number from 1 on, got {self.batch}")
-        if self.weight is not None:
-            object.__setattr__(self, "weight", weights.checked_weight(self.weight))
+        self.require("tolerance", self.tolerance >= 0, "a relative gap from 0 on, such as 1e-3")
+        self.require("max_iterations", self.max_iterations >= 0, "a whole number from 0 on")
+        limited = self.time_limit is None or self.time_limit > 0
+        self.require("time_limit", limited, "a number of seconds > 0", "; leave it out for none")
+        counted = isinstance(self.batch, int) and self.batch >= 1
+        self.require("batch", self.batch == "auto" or counted, "auto or a whole number from 1 on")
         for name in self.positive:
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"--{name.replace('_', '-')} is a number > 0, got {value:g}")
+            self.require(name, value is None or 0 < value < math.inf, "a number > 0")
+        if self.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise InputError(f"there is no method {self.method!r}; choose one of {known}")
+        if self.weight is not None:
+            object.__setattr__(self, "weight", weights.checked_weight(self.weight))
         if is_path(self.truth) and not Path(self.truth).exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
+
+    def require(self, option: str, holds: bool, wanted: str, advice: str = "") -> None:
+        """Raise ``InputError`` with the value of an option, unless it is as wanted."""
+        if not holds:
+            value = getattr(self, option)
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise InputError(f"--{option.replace('_', '-')} is {wanted}, got {shown}{advice}")
 
     @abstractmethod
     def prepare(
@@ -137,6 +133,7 @@ class Reconstructor(Options, ABC):
             rows = slice(begin, begin + len(image.data))
             begin = rows.stop
             own = solution
+            # The proof of several pieces has the problem of the first, of a batch that of all.
             if solution.proof.problem.batch_size < len(data) or len(images) > 1:
                 problem = self.problem(image) if keep_duals else solution.proof.problem
                 own = select_solution(solution, rows, problem)

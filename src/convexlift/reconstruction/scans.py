@@ -13,37 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift import scans
 from convexlift.files.pictures import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path
+from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path, squeezed
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.options import ScanOptions
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
     require_ending,
-    squeezed,
     write_numbers,
     write_slices,
 )
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import WeightChoice
-from convexlift.scans.files import files_in, read_sinogram, read_volume, reading
+from convexlift.scans.files import files_in, reading
 from convexlift.scans.sinogram_formats import DataExchange
-from convexlift.scans.sinograms import Quantity, Sinogram
-from convexlift.scans.volumes import (
-    WINDOWS,
-    Volume,
-    Window,
-    attenuation_to_hounsfield,
-    hounsfield_to_attenuation,
-    unit_attenuation,
-    unit_to_hounsfield,
-)
+from convexlift.scans.sinograms import Quantity
 from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
@@ -56,7 +47,7 @@ BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
 
 FieldLike = float | str | os.PathLike[str] | Array
-ScanLike = ImageLike | Sinogram | Volume
+ScanLike = ImageLike | scans.Sinogram | scans.Volume
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,13 +61,11 @@ class ScanReconstructor(ScanOptions, Reconstructor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.window, str) and self.window not in WINDOWS:
-            raise InputError(
-                f"--window is one of {', '.join(WINDOWS)}, or LEVEL,WIDTH in HU, got {self.window}"
-            )
+        known = isinstance(self.window, scans.Window) or self.window in scans.WINDOWS
+        self.require("window", known, f"one of {', '.join(scans.WINDOWS)}, or LEVEL,WIDTH in HU")
         if self.rows is not None:
-            if not isinstance(self.rows, tuple) or len(self.rows) != 2 or min(self.rows) < 0:
-                raise InputError(f"--rows is FIRST:END, such as 500:510, got {self.rows}")
+            is_pair = isinstance(self.rows, tuple) and len(self.rows) == 2 and min(self.rows) >= 0
+            self.require("rows", is_pair, "FIRST:END, such as 500:510")
             if not self.rows[0] < self.rows[1]:
                 raise InputError("--rows needs FIRST < END, got {}:{}".format(*self.rows))
         for name in ("flat", "dark"):
@@ -100,7 +89,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
 
     def settings(self) -> dict[str, Any]:
         """The window as two numbers."""
-        window = Window.named(self.window)
+        window = scans.Window.named(self.window)
         return super().settings() | {"window": [window.level, window.width]}
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
@@ -141,9 +130,9 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         weight = self.choose_weight(data, task.name, None, solver)
         return PreparedImage(
             name=name, data=data, weight=weight, noise=None,
-            restored=lambda x: x.reshape(shape) if shape else squeezed(unit_to_hounsfield(x)),
+            restored=lambda x: x.reshape(shape) if shape else squeezed(scans.unit_to_hounsfield(x)),
             write=lambda x, place: write_slices(
-                volume.with_values(unit_to_hounsfield(x)), place, "convexlift ct", self.window
+                volume.with_values(scans.unit_to_hounsfield(x)), place, "convexlift ct", self.window
             ),
             given=data.picture, truth=truth,
             about={
@@ -179,11 +168,11 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         truth = None if self.truth is None else self._truth(len(data), size, unit)
 
         def values(x: Tensor) -> Tensor:
-            return attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
+            return scans.attenuation_to_hounsfield(unit * x, self.water) if in_mm else unit * x
 
         def write(x: Tensor, place: Path) -> None:
             if in_mm:
-                volume = Volume.stacked(values(x)[:, 0], (pixel, pixel))
+                volume = scans.Volume.stacked(values(x)[:, 0], (pixel, pixel))
                 write_slices(volume, place, "convexlift ct", self.window)
             else:
                 write_numbers(values(x), place)
@@ -202,17 +191,17 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             notes=tuple(each for each in (note, weight.note) if each),
         )  # fmt: skip
 
-    def _scan(self, image: ScanLike) -> tuple[str, Sinogram]:
-        if isinstance(image, Sinogram):
+    def _scan(self, image: ScanLike) -> tuple[str, scans.Sinogram]:
+        if isinstance(image, scans.Sinogram):
             return "the scan", image
         if is_path(image):
             unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
-            scan = read_sinogram(
+            scan = scans.read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
                 max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
             )  # fmt: skip
             return str(image), scan
-        if self.geometry is None or self.quantity is None or isinstance(image, Volume):
+        if self.geometry is None or self.quantity is None or isinstance(image, scans.Volume):
             raise InputError(
                 "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
                 "FanGeometry) and --quantity; or give a cl.scans.Sinogram"
@@ -223,12 +212,12 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 f"projections are (angles, bins) or (rows, angles, bins), got {tuple(array.shape)}"
             )
         frames = array.detach().cpu().float().reshape(-1, *array.shape[-2:])
-        return "the scan", Sinogram(frames, self.geometry, self.quantity)
+        return "the scan", scans.Sinogram(frames, self.geometry, self.quantity)
 
     def _truth(self, slices: int, size: int, unit: float) -> Tensor:
         """Attenuation in units of the images, from HU."""
         if is_path(self.truth):
-            hu = read_volume(self.truth, max_megapixels=self.max_megapixels).images
+            hu = scans.read_volume(self.truth, max_megapixels=self.max_megapixels).images
         else:
             hu = torch.as_tensor(self.truth)
             hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
@@ -238,10 +227,10 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 f"the truth {called} has {tuple(hu.shape)}, but {slices} slice(s) of "
                 f"{size} x {size} are reconstructed; see --size"
             )
-        return (hounsfield_to_attenuation(hu, self.water) / unit).float()
+        return (scans.hounsfield_to_attenuation(hu, self.water) / unit).float()
 
     def _stated(
-        self, scan: Sinogram, rays: LinearOperator, in_mm: bool
+        self, scan: scans.Sinogram, rays: LinearOperator, in_mm: bool
     ) -> tuple[Measurement, float, Noise | None, str]:
         """The data, the attenuation of an image of 1, the noise, and a note about its model."""
         quantity, y = self.quantity or scan.quantity, scan.data.float()
@@ -250,7 +239,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             for name, stored in (("flat", scan.flat), ("dark", scan.dark))
         )
         self._require_use(quantity, flat)
-        unit, box = unit_attenuation(self.water), self.box or (0.0, None)
+        unit, box = scans.unit_attenuation(self.water), self.box or (0.0, None)
         if quantity == "counts" and flat is None:
             if self.background is None:
                 raise InputError(

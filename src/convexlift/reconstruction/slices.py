@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift import scans
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.reconstruction.contents import (
     DICOM,
@@ -16,48 +17,38 @@ from convexlift.reconstruction.contents import (
     is_path,
     open_contents,
 )
-from convexlift.scans.dicom_writing import write_dicom
-from convexlift.scans.files import ScanFileError, read_volume
-from convexlift.scans.sinograms import Sinogram
-from convexlift.scans.stacks import write_png, write_tiff
-from convexlift.scans.volumes import Volume, Window, hounsfield_to_unit, unit_to_hounsfield
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 
 
 def read_slices(
     image: Any, max_megapixels: float | None
-) -> tuple[str, Volume, Tensor, tuple[int, ...] | None]:
+) -> tuple[str, scans.Volume, Tensor, tuple[int, ...] | None]:
     """A name, slices in HU and as images on the scale of regularizers, and the shape of an array.
 
     Arrays and pictures without HU are on that scale, too.
     """
     name, volume = str(image), image
-    if isinstance(image, Sinogram):
+    if isinstance(image, scans.Sinogram):
         raise InputError("--simulate needs slices, and this is a sinogram; leave it out")
-    if isinstance(image, Volume):
+    if isinstance(image, scans.Volume):
         name = "the volume"
     elif not is_path(image):
         contents = open_contents(image, (0.0, 1.0))
-        volume = Volume.stacked(unit_to_hounsfield(contents.images[:, 0]), (1.0, 1.0))
+        volume = scans.Volume.stacked(scans.unit_to_hounsfield(contents.images[:, 0]), (1.0, 1.0))
         return contents.name, volume, contents.images, contents.shape
     else:
         try:
-            volume = read_volume(image, max_megapixels=max_megapixels)
-        except (ScanFileError, ImportError):
+            volume = scans.read_volume(image, max_megapixels=max_megapixels)
+        except (scans.ScanFileError, ImportError):
             if Path(image).suffix.lower() in DICOM:
                 raise
             picture = read_picture(Path(image), max_megapixels=max_megapixels)
             if picture.channels > 1:
                 raise InputError(f"{image} has colours; save the slice as grey") from None
             unit = torch.from_numpy(picture.values(picture.full_range))
-            volume = Volume.stacked(unit_to_hounsfield(unit), (1.0, 1.0))
-    return name, volume, hounsfield_to_unit(volume.images).float(), None
-
-
-def squeezed(images: Tensor) -> Tensor:
-    """(H, W) for one slice, else (slices, H, W)."""
-    return images[0, 0] if len(images) == 1 else images[:, 0]
+            volume = scans.Volume.stacked(scans.unit_to_hounsfield(unit), (1.0, 1.0))
+    return name, volume, scans.hounsfield_to_unit(volume.images).float(), None
 
 
 def require_ending(target: Path) -> None:
@@ -68,18 +59,20 @@ def require_ending(target: Path) -> None:
         )
 
 
-def write_slices(volume: Volume, place: Path, description: str, window: Window | str) -> None:
+def write_slices(
+    volume: scans.Volume, place: Path, description: str, window: scans.Window | str
+) -> None:
     """DICOM, TIFF or NPY in HU, or PNG through a window."""
     volume, kind = volume.to(device="cpu"), place.suffix.lower()
     if kind == ".dcm":
-        write_dicom(volume, place, description=description)
+        scans.write_dicom(volume, place, description=description)
     elif kind == ".png":
         _require_one(place, len(volume.values))
-        write_png(volume, place, window=Window.named(window))
+        scans.write_png(volume, place, window=scans.Window.named(window))
     elif kind == ".npy":
         write_numbers(volume.images, place)
     else:
-        write_tiff(volume, place)
+        scans.write_tiff(volume, place)
 
 
 def write_numbers(images: Tensor, place: Path) -> None:

@@ -112,7 +112,7 @@ class PiecewiseSolver:
         return max(1, min(most, int(free / 2) // each))
 
     def here(self, data: Measurement) -> Measurement:
-        """The data on the device; itself, with all that its operator has computed, if it is."""
+        """The data on the device; the same object, with its operator's caches, if it is there."""
         there = data.fidelity.y.device.type == self.device.type
         return data if there else data.to(device=self.device)
 
@@ -150,7 +150,8 @@ class PiecewiseSolver:
                     raise
                 torch.cuda.empty_cache()
                 size = max(1, size // 2)
-                continue
+                continue  # with the same images, in smaller pieces
+            # Pieces that are done must not fill the memory that the next ones need.
             if not keep_duals or size < len(data):
                 solution = _slim(solution, keep_duals, solutions[0] if solutions else solution)
             solutions.append(solution)
@@ -207,7 +208,7 @@ class PiecewiseSolver:
 
         def reached(method: Method) -> float:
             value = float(solve(problem, method=method, stop=few).objective.sum())
-            return value if value == value else float("inf")
+            return math.inf if math.isnan(value) else value  # ``min`` cannot compare NaN
 
         return min(grid, key=reached)
 

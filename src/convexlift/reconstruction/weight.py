@@ -212,6 +212,7 @@ def predictive_weight(
         here += direction
     note = "" if abs(here) < farthest else "the best weight lies beyond those tried"
     exponent = min((here - 0.5, here + 0.5, float(here)), key=measured)
+    # A parabola needs a measured neighbour on both sides.
     if exponent - 0.5 in trials and exponent + 0.5 in trials:
         sides = trials[exponent - 0.5], trials[exponent], trials[exponent + 0.5]
         exponent += vertex(*sides) / 2

@@ -141,6 +141,7 @@ def _limit(seconds: float, extra_bytes: int) -> None:
     except (ImportError, OSError):
         return
     most = pages * resource.getpagesize() + extra_bytes
+    # The CPU limit also ends a child whose parent was killed.
     for kind, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CPU, int(seconds) + 1)):
         with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
             resource.setrlimit(kind, (value, value))
