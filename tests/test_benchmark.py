@@ -19,7 +19,7 @@ from convexlift.images import load_image, save_image
 from convexlift.networks import ridge
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
-from experiments.benchmark.bench import choose_steps
+from experiments.benchmark.bench import Request, choose_steps, run_benchmark
 from experiments.benchmark.cases import (
     CASES,
     BenchmarkSettings,
@@ -39,7 +39,6 @@ from experiments.benchmark.results import (
     thinned,
     write_plots,
 )
-from experiments.benchmark.run import Request, run_benchmark
 from experiments.images import resized
 from experiments.measuring import Trace, find_reference, finished, first_below
 

@@ -17,6 +17,7 @@ from rich.table import Table
 import convexlift as cl
 from convexlift.images import load_image
 from convexlift.tasks import Inpainting
+from experiments.benchmark.bench import Request, run_benchmark
 from experiments.benchmark.cases import (
     QUICK_CASES,
     QUICK_SIZE,
@@ -28,7 +29,6 @@ from experiments.benchmark.cases import (
     folder_images,
 )
 from experiments.benchmark.results import ERROR, Results, Row, write_plots
-from experiments.benchmark.run import Request, run_benchmark
 from experiments.command_line import (
     BadInput,
     Debug,
