@@ -26,6 +26,9 @@ from convexlift.training import (
 from experiments.images import Images
 from experiments.runner import Part, Parts, Step, Study, Work
 
+WEIGHTS = "weights."
+"""The prefix of arrays that are weights."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trial:
@@ -159,10 +162,6 @@ class Setup:
                 "picture": pictures[0][0, 0].cpu().numpy(),
             },
         )
-
-
-WEIGHTS = "weights."
-"""The prefix of arrays that are weights."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,19 +111,17 @@ def random_case(seed: int) -> Case:
 def _activation(draw: Draw, *, first: bool, unit: float) -> cl.Activation:
     """One of the library's; arguments without a random value here have their defaults."""
     width = unit * 10 ** draw.random.uniform(-3, 0)
+    slope, alpha = draw.random.choice((0.1, 0.2, 0.9)), draw.random.choice((0.3, 1.0))
+    size, profile = (2, cl.Abs()) if alpha == 1.0 else (3, cl.Huber(width))
     arguments = {
-        "slope": draw.random.choice((0.0, 0.1, 0.2, 0.9)),
-        "smoothing": width,
-        "delta": width,
-        "sharpness": 1 / width,
-        "alpha": draw.random.choice((0.3, 1.0)),
-        "size": draw.random.choice((2, 3)),
-        "profile": draw.random.choice((cl.Abs(), cl.Huber(width))),
-    }
+        "slope": slope, "smoothing": width, "delta": width, "sharpness": 1 / width,
+        "alpha": alpha, "size": size, "profile": profile,
+    }  # fmt: skip
     usable: dict[str, cl.Activation] = {}
     for name, kind in known_parts(cl.Activation).items():
         if kind.__module__.startswith("convexlift."):  # not one that a test registered
-            names = (each.name for each in fields(kind))
+            # A default of 0 is part of the formula: the slope of the smoothed ReLU.
+            names = [each.name for each in fields(kind) if each.default != 0]
             h = kind(**{each: arguments[each] for each in names if each in arguments})
             if first or h.nondecreasing:
                 usable[name] = h

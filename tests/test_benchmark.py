@@ -20,7 +20,7 @@ from convexlift.networks import ridge
 from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.training import start_from_filters_
 from experiments import catalogue
-from experiments.benchmark.bench import choose_steps
+from experiments.benchmark.bench import Request, choose_steps, run_benchmark
 from experiments.benchmark.cases import CASES, Case, choose_images, example_images
 from experiments.benchmark.command import benchmark_command, table
 from experiments.benchmark.results import (
@@ -34,7 +34,6 @@ from experiments.benchmark.results import (
     thinned,
     write_plots,
 )
-from experiments.benchmark.run import Request, run_benchmark
 from experiments.catalogue import BenchmarkSettings
 from experiments.images import resized
 from experiments.measuring import Trace, find_reference, finished, first_below

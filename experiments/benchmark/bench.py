@@ -1,13 +1,18 @@
-"""One case: its references, and for each method step sizes, curves, times and rows."""
+"""``run_benchmark``: every method on every case; step sizes, curves, times and rows of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor
 
 import convexlift as cl
 from convexlift import NamedMethod
+from experiments.benchmark.cases import Case
 from experiments.benchmark.results import (
     ERROR,
     GAP,
@@ -18,7 +23,7 @@ from experiments.benchmark.results import (
     Row,
     spread,
 )
-from experiments.catalogue import BenchmarkSettings
+from experiments.catalogue import SIZE, BenchmarkSettings
 from experiments.common_steps import record_until, step_parameters
 from experiments.measuring import (
     REFERENCE_GAP,
@@ -31,58 +36,72 @@ from experiments.measuring import (
     time_iterations,
     warm_up,
 )
+from experiments.runner.run import machine, now
 from experiments.setups import Trial
 
 TUNING_TOLERANCE, TUNING_CHECKS = 1e-3, 5
 """Steps are chosen for the fewest iterations to this objective error, counted in fives."""
 
 
-def choose_steps(
-    problem: cl.VariationalProblem,
-    candidates: Sequence[cl.Method],
-    reference: Reference,
-    max_iterations: int,
-    seconds: float,
-    tell: Callable[[int], object] = lambda i: None,
-) -> tuple[cl.Method, Choice]:
-    """The candidate with the fewest iterations; with the smallest error if none is accurate enough.
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The input of a benchmark."""
 
-    The candidates are one method with different steps, the problem is of one image, and ``tell`` is
-    called with the number of each candidate before it is tried.
+    cases: Sequence[Case]  # tasks with regularizers
+    methods: Sequence[cl.NamedMethod]  # with the step sizes among which to choose
+    # for a size, ``settings.count`` clean images and, last, one to choose steps on
+    images: Callable[[int], Tensor]
+    settings: BenchmarkSettings  # accuracies and limits
+    device: torch.device  # where to compute
+    size: int = SIZE  # of the images, where a case does not need another
+
+    def about(self, **more: Any) -> dict[str, Any]:
+        """Date, machine and settings, and ``more``."""
+        return {
+            **more,
+            "size": self.size,
+            "date": now(),
+            "device": self.device.type,
+            "machine": machine(self.device),
+            "reference_gap": REFERENCE_GAP,
+            "options": asdict(self.settings),
+        }
+
+
+def run_benchmark(
+    request: Request,
+    results: Results | None = None,
+    tell: Callable[[str, float], None] = lambda text, done: None,
+    keep: Callable[[Results], object] = lambda results: None,
+) -> Results:
+    """Measure every method on every case.
+
+    Args:
+        request: the input.
+        results: to add to; on Ctrl-C it holds all that was measured so far.
+        tell: called with the present work and the fraction that is done.
+        keep: called whenever there is more to keep.
     """
-    limit, scores = max_iterations, []
-    for i, candidate in enumerate(candidates):
-        tell(i)
-        stop = cl.StopWhen(
-            gap=None, max_iterations=limit, seconds=seconds, check_every=TUNING_CHECKS
-        )
-        optimum = reference.objective
-        curve = record_until(Start(problem), candidate, stop, optimum, TUNING_TOLERANCE)
-        error = curve.best_error(optimum)[:, 0]
-        checks = first_below(error, TUNING_TOLERANCE)
-        scores.append((checks is None, checks or 0, float(error[-1]), i))
-        if checks is not None:  # slower candidates need not run to the end
-            limit = min(limit, max(checks, 1) * TUNING_CHECKS)
-    missed, checks, _, best = min(scores)
-    return candidates[best], Choice(
-        task="",
-        method="",
-        steps=cl.describe_steps(candidates[best]),
-        candidates=len(candidates),
-        iterations=None if missed else min(checks * TUNING_CHECKS, max_iterations),
-        tolerance=TUNING_TOLERANCE,
-        at_edge=_at_edge(candidates, best),
-    )
+    results = Results(request.about()) if results is None else results
+    total, done = len(request.cases) * (len(request.methods) + 1), 0
 
+    def show(text: str) -> None:
+        tell(text, done / total)
 
-def _at_edge(candidates: Sequence[cl.Method], best: int) -> bool:
-    """Whether better steps may lie beyond the grid."""
-    # Grids of the paper's steps vary the first and the last c; the others follow from them.
-    values = [(numbers[0], numbers[-1]) for numbers in map(step_parameters, candidates)]
-    return any(
-        chosen in (min(column), max(column))
-        for chosen, column in zip(values[best], zip(*values, strict=True), strict=True)
-    )
+    for case in request.cases:
+        images = request.images(case.size(request.size))
+        trial = case.trial(images, request.settings.seed, request.device)
+        bench = Bench(case.name, trial, request.settings, results, show)
+        bench.reference(0, bounded=True)
+        done += 1
+        for method in request.methods:
+            bench.measure(method)
+            done += 1
+            keep(results)
+    results.complete = True
+    keep(results)
+    tell("done", 1.0)
+    return results
 
 
 @dataclass(eq=False)
@@ -295,3 +314,51 @@ class TimedBatch:
 def _slowest(counts: Sequence[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None
+
+
+def choose_steps(
+    problem: cl.VariationalProblem,
+    candidates: Sequence[cl.Method],
+    reference: Reference,
+    max_iterations: int,
+    seconds: float,
+    tell: Callable[[int], object] = lambda i: None,
+) -> tuple[cl.Method, Choice]:
+    """The candidate with the fewest iterations; with the smallest error if none is accurate enough.
+
+    The candidates are one method with different steps, the problem is of one image, and ``tell`` is
+    called with the number of each candidate before it is tried.
+    """
+    limit, scores = max_iterations, []
+    for i, candidate in enumerate(candidates):
+        tell(i)
+        stop = cl.StopWhen(
+            gap=None, max_iterations=limit, seconds=seconds, check_every=TUNING_CHECKS
+        )
+        optimum = reference.objective
+        curve = record_until(Start(problem), candidate, stop, optimum, TUNING_TOLERANCE)
+        error = curve.best_error(optimum)[:, 0]
+        checks = first_below(error, TUNING_TOLERANCE)
+        scores.append((checks is None, checks or 0, float(error[-1]), i))
+        if checks is not None:  # slower candidates need not run to the end
+            limit = min(limit, max(checks, 1) * TUNING_CHECKS)
+    missed, checks, _, best = min(scores)
+    return candidates[best], Choice(
+        task="",
+        method="",
+        steps=cl.describe_steps(candidates[best]),
+        candidates=len(candidates),
+        iterations=None if missed else min(checks * TUNING_CHECKS, max_iterations),
+        tolerance=TUNING_TOLERANCE,
+        at_edge=_at_edge(candidates, best),
+    )
+
+
+def _at_edge(candidates: Sequence[cl.Method], best: int) -> bool:
+    """Whether better steps may lie beyond the grid."""
+    # Grids of the paper's steps vary the first and the last c; the others follow from them.
+    values = [(numbers[0], numbers[-1]) for numbers in map(step_parameters, candidates)]
+    return any(
+        chosen in (min(column), max(column))
+        for chosen, column in zip(values[best], zip(*values, strict=True), strict=True)
+    )

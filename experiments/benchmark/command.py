@@ -29,9 +29,9 @@ from experiments.command_line import (
 )
 
 if TYPE_CHECKING:
+    from experiments.benchmark.bench import Request
     from experiments.benchmark.cases import Case
     from experiments.benchmark.results import Results, Row
-    from experiments.benchmark.run import Request
 
     Compared = tuple[Mapping[str, Case], Mapping[str, cl.NamedMethod]]
 
@@ -116,8 +116,8 @@ def benchmark_command(
         """
         import torch
 
+        from experiments.benchmark.bench import Request
         from experiments.benchmark.cases import choose_images, example_images, folder_images
-        from experiments.benchmark.run import Request
 
         screen = console()
         check_json_file(json_file)
@@ -177,8 +177,8 @@ def _checked_cases(
 
 
 def _run(request: "Request", output: Path, json_file: Path | None, screen: Console) -> "Results":
+    from experiments.benchmark.bench import run_benchmark
     from experiments.benchmark.results import Results
-    from experiments.benchmark.run import run_benchmark
 
     command = f"convexlift {shlex.join(sys.argv[1:])}"
     results = Results(request.about(version=cl.__version__, command=command))

@@ -41,6 +41,12 @@ BILEVEL = cast(BilevelRecipe, PRESETS["faces-inpainting-bilevel"])
 LOWER_LEVEL = cl.StopWhen(gap=1e-3, max_iterations=60)
 """Ours; the paper stops where the gradient of the lower level has the norm 0.1."""
 
+FIRST = "adversarial"
+TILED = (*EXAMPLES[2:], TUNING_EXAMPLE)
+"""Not the first two, which are tested on where there are no faces."""
+ACROSS = 4
+"""Tiles in a row of a photograph."""
+
 
 @dataclass(frozen=True)
 class TrainingSettings(PaperInpainting):
@@ -77,12 +83,6 @@ class TrainingSettings(PaperInpainting):
         )  # fmt: skip
 
 
-TILED = (*EXAMPLES[2:], TUNING_EXAMPLE)
-"""Not the first two, which are tested on where there are no faces."""
-ACROSS = 4
-"""Tiles in a row of a photograph."""
-
-
 def training_images(data: Path | None, count: int | None, size: int) -> ImageSet:
     """The first training faces, brought to a size; tiles of photographs without data."""
     folder = None if data is None else data / "faces" / "train"
@@ -105,9 +105,6 @@ def tiles(size: int) -> ImageSet:
                 planes.append(photograph[rows, columns])
                 names.append(f"{name} {i} {j}")
     return ImageSet.from_tensors(planes, names)
-
-
-FIRST = "adversarial"
 
 
 def steps(study: Study, values: TrainingSettings) -> Sequence[Step]:

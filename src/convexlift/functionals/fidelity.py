@@ -97,6 +97,7 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
         batch, dimensions = self.y.shape[0], self.y.ndim
 
         def rows(values: Tensor) -> Tensor:
+            # Weights and backgrounds may also be one number, or one image for the whole batch.
             own = values.ndim == dimensions and values.shape[0] == batch
             return values[images] if own else values
 

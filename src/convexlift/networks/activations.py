@@ -230,7 +230,7 @@ class PiecewiseLinear(Activation):
         """lo, (lo + hi)/2 at zero, hi; a constant for autograd."""
         low, high = self.slopes
         side = a.detach().sign()
-        if low == -1 == -high:
+        if low == -1 == -high:  # |a|
             return side
         rise = side.add_(1).mul_((high - low) / 2)  # exactly zero on the left
         return rise if low == 0 else rise.add_(low)
@@ -255,6 +255,7 @@ class PiecewiseLinear(Activation):
         """
         low, high = self.slopes
         right = y.clamp_min(0) if eta is None else (y - high * eta).clamp_min_(0)
+        # ``sign_`` overwrites the parts, so their means must be taken first.
         value, rate = high * right.mean(-1), high**2 * right.sign_().mean(-1)
         if low != 0:
             left = y.clamp_max(0) if eta is None else (y - low * eta).clamp_max_(0)

@@ -243,6 +243,7 @@ class InputConvexNetwork(nn.Module):
     def _probe_size(self) -> tuple[int, int]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
         maps = [module for module in self.modules() if isinstance(module, LinearMap)]
+        # Divisible by all reductions in turn, and still as large as any kernel after them.
         size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
         return (size, size)
 

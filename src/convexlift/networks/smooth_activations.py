@@ -149,7 +149,7 @@ class SmoothedLeakyReLU(SmoothActivation, name="SmoothedLeakyReLU"):
         m1, m2 = m.mean(-1), torch.linalg.vector_norm(m, dim=-1) ** 2 / m.shape[-1]
         psi = m2 / (2 * nu) + beyond.mean(-1)
         value = kappa * (y.mean(-1) - kappa * eta - (c - 1) * m1) + (1 - kappa) * psi
-        # s^2 on the rays, s^2/c between them
+        # s^2 on the rays, s^2/c between them; ``sign_`` overwrites, as both are no longer needed
         right, left = beyond.sign_().mean(-1), 1 - m.sign_().mean(-1)
         rays = kappa**2 * left + right
         steepness = kappa**2 + (1 - kappa) / nu * (2 * kappa * m1 + (1 - kappa) / nu * m2)

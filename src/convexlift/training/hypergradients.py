@@ -72,7 +72,7 @@ def lagrangian(
     for i, layer in enumerate(network.layers, start=1):
         p = duals[dual_names(i, len(network.layers))[0]]
         total = total + sum_per_image(p * layer.affine(values))
-    return objective + (total - total.detach())
+    return objective + (total - total.detach())  # this difference is 0, its gradient is not
 
 
 def gradient(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Tensor:

@@ -36,7 +36,7 @@ def cosine_filters(count: int, size: int) -> Tensor:
     waves = waves / waves.norm(dim=1, keepdim=True)
     bank = torch.einsum("ai,bj->abij", waves, waves).reshape(size**2, size, size)
     frequency = (torch.arange(size)[:, None] ** 2 + torch.arange(size) ** 2).flatten()
-    order = torch.argsort(frequency, stable=True)[1:]
+    order = torch.argsort(frequency, stable=True)[1:]  # stable: the same on every platform
     filters = bank[order][:count]
     missing = count - len(filters)
     if missing > 0:

@@ -27,7 +27,7 @@ def conjugate_gradients(
     squared = _dot(residual, residual)
     goal = tolerance**2 * _dot(r, r)
     for _ in range(iterations):
-        active = squared > goal
+        active = squared > goal  # other images take steps of length zero from here on
         if not active.any():
             break
         image = apply(direction)

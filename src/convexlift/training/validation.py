@@ -69,6 +69,7 @@ class Validation:
         """Validate a network; a search for the weight starts from ``weight``."""
         parameter = next(network.parameters())
         clean = self._clean().to(parameter)
+        # One generator for each image, so that its noise does not depend on the others.
         generators = [
             torch.Generator(clean.device).manual_seed(mix("validation", self.seed, i))
             for i in range(len(clean))
