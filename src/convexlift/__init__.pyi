@@ -44,8 +44,8 @@ from convexlift.operators.tomography.filtered_backprojection import fbp as fbp
 from convexlift.problems.certificate import Certificate as Certificate
 from convexlift.problems.certificate import certify as certify
 from convexlift.problems.claims import Guarantee as Guarantee
+from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
-from convexlift.problems.saddle import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
@@ -59,14 +59,14 @@ from convexlift.solvers.named_methods import NamedMethod as NamedMethod
 from convexlift.solvers.named_methods import describe_steps as describe_steps
 from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG
+from convexlift.solvers.primal_dual import AdaptiveSteps as AdaptiveSteps
+from convexlift.solvers.primal_dual import PaperSteps as PaperSteps
 from convexlift.solvers.solution import Progress as Progress
 from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
+from convexlift.solvers.solution import StopWhen as StopWhen
 from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
-from convexlift.solvers.step_sizes import AdaptiveSteps as AdaptiveSteps
-from convexlift.solvers.step_sizes import PaperSteps as PaperSteps
-from convexlift.solvers.stopping import StopWhen as StopWhen
 from convexlift.solvers.subgradient import Subgradient as Subgradient
 from convexlift.transmission import Counts as Counts
 from convexlift.transmission import LineIntegrals as LineIntegrals

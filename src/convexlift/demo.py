@@ -21,9 +21,8 @@ from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Blur
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.solution import Progress, Solution, Status
+from convexlift.solvers.solution import Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"

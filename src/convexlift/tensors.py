@@ -199,6 +199,10 @@ class Blocks(Mapping[str, Tensor]):
 
     __rmul__ = __mul__
 
+    def __truediv__(self, other: Blocks) -> Blocks:
+        """Quotients, block by block; every block is (B,)."""
+        return Blocks({name: part / other[name] for name, part in self.items()})
+
     def dot(self, other: Blocks) -> Blocks:
         """Inner products block by block and image by image; each block becomes (B,)."""
         return Blocks({name: sum_per_image(part * other[name]) for name, part in self.items()})

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
 from convexlift.problems.data_bound import DataBound, Slack, bound_data
-from convexlift.problems.minorant import Minorant
-from convexlift.problems.saddle import DATA_DUAL, fitting_duals, made_feasible
-from convexlift.problems.tiled_objective import OnePass
+from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
+from convexlift.problems.minorant import Minorant, OnePass
 from convexlift.problems.variational import (
     Evaluation,
     VariationalProblem,

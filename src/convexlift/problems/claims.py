@@ -14,6 +14,7 @@ from torch import Tensor
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
+from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rounding import (
     Rounded,
@@ -25,7 +26,6 @@ from convexlift.problems.rounding import (
     sum_rate,
     total,
 )
-from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import (
     Blocks,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
+from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
@@ -39,7 +40,6 @@ from convexlift.problems.rounding import (
     sum_rate,
     total,
 )
-from convexlift.problems.saddle import DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 

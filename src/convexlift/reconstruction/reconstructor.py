@@ -41,7 +41,7 @@ from convexlift.reconstruction.weight import (
     choose_weight,
 )
 from convexlift.solvers.named_methods import METHODS
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Bounds, Measurement
 
 MethodName = Literal["default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"]

@@ -46,7 +46,7 @@ from convexlift.scans.hounsfield import (
 )
 from convexlift.scans.sinograms import FanGeometry, Quantity, ScanGeometry, Sinogram
 from convexlift.scans.volumes import Volume
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
 

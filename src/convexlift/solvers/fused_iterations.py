@@ -4,7 +4,7 @@ The kernels (``kernels.iteration``) work on fixed buffers, so that an iteration 
 CUDA graph and replayed: a launch then costs a few microseconds, and the host waits only when it
 reads a result. Further layers are small after a pooling; they run as plain tensor operations inside
 the same graph. Other problems, precisions and devices, and machines without Triton, use
-``PlainIterations`` or ``TiledIterations``.
+``Iterations`` or ``TiledIterations``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.fused_kernels import (
     ROWS,
     Buffers,
@@ -32,11 +32,10 @@ from convexlift.solvers.iterations import (
     Displacement,
     Iterations,
     RestartState,
-    total_length,
 )
 from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.restart_rules import Array
-from convexlift.solvers.step_sizes import Coupling, quotients
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
@@ -184,7 +183,8 @@ class FusedIterations(Iterations):
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
         if rest is not None and not rest.stays_on_the_device:
             raise DoesNotApply("projections that need the host to decide when to stop")
-        self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
+        super().__init__(saddle, coupling)
+        self._layer, self._pixels, self._rest = layer, pixels, rest
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
 
@@ -239,7 +239,7 @@ class FusedIterations(Iterations):
         parts = self._held.moved
         sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
         squares = Blocks(dict(zip(parts, sums, strict=True)))
-        return total_length(quotients(squares, Blocks({**tau, **sigma})), Blocks({}))
+        return (squares / Blocks({**tau, **sigma})).total().sqrt()
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
         """Norms computed on the device, fetched in one transfer."""

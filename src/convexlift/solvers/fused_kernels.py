@@ -17,7 +17,7 @@ from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.kernels.availability import kernel_module
 from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.operators.padding import Boundary, Padding
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import DoesNotApply
 from convexlift.tensors import Blocks
 

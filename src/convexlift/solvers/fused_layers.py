@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
-from convexlift.problems.saddle import BlockOperator, SaddlePointProblem
+from convexlift.problems.lifting import BlockOperator, SaddlePointProblem
 from convexlift.tensors import Blocks, expand_per_image
 
 A, B, E = 3, 4, 5

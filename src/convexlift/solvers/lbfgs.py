@@ -40,7 +40,7 @@ class LBFGS(Method):
         if self.memory < 1:
             raise ValueError(f"LBFGS needs memory >= 1, got {self.memory}")
 
-    def solver(self, problem: VariationalProblem) -> Solver[State]:
+    def solver(self, problem: VariationalProblem) -> LBFGSSolver:
         """Applies to every problem; converges for smooth ones."""
         return LBFGSSolver(problem, self)
 
@@ -57,7 +57,7 @@ class LBFGSState:
     duals: None = None
 
 
-class LBFGSSolver(Solver[State]):
+class LBFGSSolver(Solver[LBFGSState]):
     """L-BFGS on all images of a batch at once."""
 
     def __init__(self, problem: VariationalProblem, method: LBFGS) -> None:
@@ -82,9 +82,8 @@ class LBFGSSolver(Solver[State]):
         )
         return state if same else None
 
-    def step(self, state: State) -> LBFGSState:
+    def step(self, state: LBFGSState) -> LBFGSState:
         """Direction, line search, new pair."""
-        assert isinstance(state, LBFGSState)
         direction = self._direction(state)
         x, objective = self._search(state, direction)
         _, gradient = self._evaluate(x)

@@ -23,12 +23,11 @@ from convexlift.problems.claims import (
     prefer_near,
     relative_gap,
 )
-from convexlift.problems.saddle import feasible_duals
+from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
-from convexlift.solvers.solution import History, Progress, Record, Solution, Status
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 Callback = Callable[[Progress], object]

@@ -62,7 +62,7 @@ class NMAPG(Method):
         if not 0 <= self.memory < 1:
             raise ValueError(f"NMAPG needs 0 <= memory < 1, got {self.memory}")
 
-    def solver(self, problem: VariationalProblem) -> Solver[State]:
+    def solver(self, problem: VariationalProblem) -> NMAPGSolver:
         """Applies where the data term is smooth or has a prox."""
         return NMAPGSolver(problem, self)
 
@@ -84,7 +84,7 @@ class NMAPGState:
     duals: None = None
 
 
-class NMAPGSolver(Solver[State]):
+class NMAPGSolver(Solver[NMAPGState]):
     """NMAPG on all images at once, each with its own line search."""
 
     def __init__(self, problem: VariationalProblem, method: NMAPG) -> None:
@@ -123,9 +123,8 @@ class NMAPGSolver(Solver[State]):
         reached = bool((objective <= state.level + 1e-6 * objective.abs()).all())
         return state if reached and are_close(gradient, state.gradient_previous, 1e-3) else None
 
-    def step(self, state: State) -> NMAPGState:
+    def step(self, state: NMAPGState) -> NMAPGState:
         """One iteration of Algorithm 4."""
-        assert isinstance(state, NMAPGState)
         a = expand_per_image(state.t_previous / state.t, state.x)
         b = expand_per_image((state.t_previous - 1) / state.t, state.x)
         y = state.x + a * (state.z - state.x) + b * (state.x - state.x_previous)

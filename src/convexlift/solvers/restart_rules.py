@@ -22,7 +22,7 @@ from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
-from convexlift.solvers.step_sizes import Coupling
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems.saddle import dual_names, fitting_duals
+from convexlift.problems.lifting import dual_names, fitting_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.primal_dual import PDHGSolver
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -119,15 +119,15 @@ class SaturatedState:
         return only
 
 
-class SaturatedPDHG(Solver[State]):
+class SaturatedPDHG(Solver[SaturatedState]):
     """PDHG without the last layer while all its units are on, image by image; else with it."""
 
     def __init__(
         self,
         problem: VariationalProblem,
         head: SaturatedHead,
-        without: RestartedPDHG,
-        make_full: Callable[[], RestartedPDHG],
+        without: PDHGSolver[RestartState],
+        make_full: Callable[[], PDHGSolver[RestartState]],
     ) -> None:
         self.problem, self.head, self.without = problem, head, without
         self._make_full = make_full
@@ -148,7 +148,7 @@ class SaturatedPDHG(Solver[State]):
         return head, *self.without.choices
 
     @cached_property
-    def full(self) -> RestartedPDHG:
+    def full(self) -> PDHGSolver[RestartState]:
         """The solver with the last layer; built on first use, as it may never be needed."""
         return self._make_full()
 
@@ -179,13 +179,8 @@ class SaturatedPDHG(Solver[State]):
     def _holds(self, x: Tensor) -> Tensor:
         return self.head.holds(self.problem.network.hidden(x).a[-1])
 
-    def step(self, state: State) -> SaturatedState:
-        """One iteration with each solver."""
-        return self.advance(state, 1)
-
-    def advance(self, state: State, iterations: int) -> SaturatedState:
+    def advance(self, state: SaturatedState, iterations: int) -> SaturatedState:
         """Several iterations with each solver that has images."""
-        assert isinstance(state, SaturatedState)
         without, full = state.without, state.full
         if without is not None and bool(state.holds.any()):
             without = self.without.advance(without, iterations)
@@ -193,9 +188,8 @@ class SaturatedPDHG(Solver[State]):
             full = self.full.advance(full, iterations)
         return replace(state, without=without, full=full)
 
-    def reconsider(self, state: State, evaluation: Evaluation) -> SaturatedState:
+    def reconsider(self, state: SaturatedState, evaluation: Evaluation) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
-        assert isinstance(state, SaturatedState)
         left = state.holds & ~self.head.holds(evaluation.last)
         if not bool(left.any()):
             return state
@@ -206,7 +200,10 @@ class SaturatedPDHG(Solver[State]):
 
 
 def _go_on(
-    solver: RestartedPDHG, last: RestartState | None, images: Tensor, fresh: RestartState | None
+    solver: PDHGSolver[RestartState],
+    last: RestartState | None,
+    images: Tensor,
+    fresh: RestartState | None,
 ) -> RestartState | None:
     """The fresh state, except that ``images`` keep their old one."""
     if fresh is None or last is None:

@@ -12,8 +12,7 @@ from convexlift.solvers.lbfgs import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.solution import Solution, Status
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.tensors import choose_images, full_precision
 
 
@@ -53,7 +52,7 @@ def solve_roughly(
 
     For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
     """
-    return _solve(problem, method, stop, start, None, rigorous=False)
+    return _solve(problem, method, stop, start, rigorous=False)
 
 
 def _solve(
@@ -61,7 +60,7 @@ def _solve(
     method: Method | None,
     stop: StopWhen | None,
     start: Tensor | State | None,
-    callback: Callback | None,
+    callback: Callback | None = None,
     *,
     rigorous: bool,
 ) -> Solution:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator, power_iteration
 from convexlift.operators.spectral import SpectralFilter, energies, filtered
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
-from convexlift.solvers.step_sizes import SAFETY, Coupling
+from convexlift.solvers.primal_dual import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
 POWER_STEPS = 80

@@ -34,7 +34,12 @@ class Subgradient(Method):
         if not 0 < self.step < math.inf:
             raise ValueError(f"Subgradient needs step > 0, got {self.step}")
 
-    def solver(self, problem: VariationalProblem) -> Solver[State]:
+    @property
+    def tuned(self) -> str:
+        """The step, briefly."""
+        return f"step {self.step:.3g}{' / (k + 1)' if self.diminishing else ''}"
+
+    def solver(self, problem: VariationalProblem) -> SubgradientSolver:
         """Applies to every problem."""
         return SubgradientSolver(problem, self)
 
@@ -48,7 +53,7 @@ class SubgradientState:
     duals: None = None
 
 
-class SubgradientSolver(Solver[State]):
+class SubgradientSolver(Solver[SubgradientState]):
     """One evaluation and one backward pass per step."""
 
     def __init__(self, problem: VariationalProblem, method: Subgradient) -> None:
@@ -62,9 +67,8 @@ class SubgradientSolver(Solver[State]):
         """Continue with the number of steps taken; None for the state of another method."""
         return state if isinstance(state, SubgradientState) else None
 
-    def step(self, state: State) -> SubgradientState:
+    def step(self, state: SubgradientState) -> SubgradientState:
         """The paper's update."""
-        assert isinstance(state, SubgradientState)
         g = self.problem.subgradient(self.problem.evaluate(state.x))
         eta = self.method.step / (state.k + 1) if self.method.diminishing else self.method.step
         eta = torch.as_tensor(eta, dtype=g.dtype, device=g.device).reshape(-1, 1, 1, 1)
