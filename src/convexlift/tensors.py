@@ -43,6 +43,12 @@ def sum_per_image(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1, dtype=torch.float64)
 
 
+def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice, slice]]:
+    """A few of ``channels`` outputs at a time, with the ``group`` times as many inputs of them."""
+    for first in range(0, channels, some):
+        yield slice(first, first + some), slice(group * first, group * (first + some))
+
+
 def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
     """||left - right|| <= tolerance ||right||."""
     difference, size = torch.linalg.vector_norm(left - right), torch.linalg.vector_norm(right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -79,20 +80,23 @@ class ConvolutionOperator(LinearOperator):
         x = x if self.boundary == "zero" else self.padding(x)
         return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
 
-    def padded(self, x: Tensor) -> Tensor:
-        """x continued past its edges: the convolution of this needs no padding."""
-        return self.padding(x)
+    def on_padded(self, padded: Tensor, bias: Tensor | None) -> Tensor:
+        """V x + bias from x already continued past its edges by ``padding``; for stride 1."""
+        return F.conv2d(padded, self.weight, None if bias is None else bias.flatten())
 
-    def folded(self, c: Tensor) -> Tensor:
-        """The adjoint of ``padded``."""
-        return self.padding.adjoint(c)
+    def strips(self, rows: int) -> Iterator[tuple[slice, slice]]:
+        """Rows of V x, so many at a time, and the rows of the padded image they depend on."""
+        height = self._resolve(None)[-2]
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            yield slice(top, bottom), slice(top, bottom + 2 * self.margin[0])
 
     def adjoint(self, y: Tensor) -> Tensor:
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         slow = y.device.type == "cpu" or y.dtype == torch.float64
         if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
-            return self.folded(self.adjoint_on_padded(y))
+            return self.padding.adjoint(self.adjoint_on_padded(y))
         sizes = self.input_shape[-2:]
         # Rows and columns at the far edge that the stride skips and the transpose must restore.
         rest = [

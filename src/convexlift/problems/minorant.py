@@ -6,11 +6,10 @@ For slopes s_i in dom h_i*, a backward pass (``BoundNetwork.backward``) gives
 
 whose last sum, of nonnegative local terms, is the slack of the minorant <c, x> + const at x.
 
-Objective and minorant in one pass over the first layer, strip of rows by strip of rows.
-
-Where the first layer is a convolution of the image, only a = V x + b and its dual variable v are
-large. The multipliers t of that layer come from the layers above, by a backward pass that
-does not depend on a. So one pass over strips and channels that stay in a processor's cache,
+``OnePass`` computes R and the minorant together, strip of rows by strip of rows. Where the first
+layer is a convolution of the image, only a = V x + b and its dual variable v are large. The
+multipliers t of that layer come from the layers above, by a backward pass that does not depend on
+a. So one pass over strips and channels that stay in a processor's cache,
 
     z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
 
@@ -22,10 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
@@ -38,10 +35,16 @@ from convexlift.networks.bound_network import (
 )
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import dual_names, pooled_layers
-from convexlift.tensors import Blocks, sum_per_image
+from convexlift.tensors import Blocks, channel_slices, sum_per_image
 
 CACHED = 2**18
-"""Numbers per step."""
+"""Numbers per step of the plain computation."""
+STRIP = 2**19
+"""Numbers of a in a strip (2 MB), for which convolutions are fast."""
+CHUNK = 2**17
+"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
+WORTHWHILE = 2**17
+"""Layers with fewer numbers are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,21 +88,11 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
     count = t.shape[1]
     some = max(1, CACHED * count // t.numel())
     place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
-    for first in range(0, count, some):
-        outputs = slice(first, first + some)
-        inputs = slice(h.group * first, h.group * (first + some))
+    for outputs, inputs in channel_slices(h.group, count, some):
         _, loss = h.value_and_loss(a[:, inputs], p[:, inputs], t[:, outputs])
         place += loss.sum(1, keepdim=True)
         total += sum_per_image(loss)
     return place, total
-
-
-STRIP = 2**19
-"""Numbers of a in a strip (2 MB), for which convolutions are fast."""
-CHUNK = 2**17
-"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
-WORTHWHILE = 2**17
-"""Layers with fewer numbers are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,15 +137,15 @@ class OnePass:
         count = len(self.network.layers)
         used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
         v, *others = used.values()
-        above: _Above = _Output(self.network, weight, x)
+        above = _Above(self.network, weight, x)
         if self.pooling is not None:
             above = _Head(self.network, weight, others)
-        padded = self.operator.padded(x)
+        padded = self.operator.padding(x)
         c = torch.zeros_like(padded)
         slack = x.new_zeros(x.shape[0], dtype=torch.float64)
         h = self.layer.activation
         for image, rows, halo in self._strips(x.shape[0]):
-            a = self._affine(padded[image, :, halo])
+            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
             for outputs, inputs in self._channels(a):
                 t = above.multipliers((image, outputs, rows))
                 p = h.clip_to_slopes(v[image, inputs, rows], t)
@@ -162,71 +155,48 @@ class OnePass:
                 a[:, inputs] = p  # in the place of a
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
-        minorant = Minorant(self.operator.folded(c), used, (), slack + rest)
+        minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
         return PassResult(regularizer, minorant, last)
 
     def tangent(self, weight: float, x: Tensor) -> Tensor:
         """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
         assert self.pooling is None
-        h, above = self.layer.activation, _Output(self.network, weight, x)
-        padded = self.operator.padded(x)
+        h, above = self.layer.activation, _Above(self.network, weight, x)
+        padded = self.operator.padding(x)
         _, height, width = self.layer.shape
         p = x.new_empty((x.shape[0], self.operator.weight.shape[0], height, width))
         for image, rows, halo in self._strips(x.shape[0]):
-            a = self._affine(padded[image, :, halo])
+            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
             for outputs, inputs in self._channels(a):
                 t = h.spread(above.multipliers((image, outputs, rows)))
                 p[image, inputs, rows] = t * h.derivative(a[:, inputs])
         return p
 
-    def _affine(self, padded: Tensor) -> Tensor:
-        bias = None if self.layer.bias is None else self.layer.bias.flatten()
-        return F.conv2d(padded, self.operator.weight, bias)
-
     def _strips(self, batch: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Images, rows of a, and those of the padded image that they depend on."""
+        """Images, rows of a, and the rows of the padded image that they depend on."""
         _, height, width = self.layer.shape
-        channels, margin = self.operator.weight.shape[0], self.operator.margin[0]
-        if not self._cached:
-            yield slice(0, batch), slice(0, height), slice(0, height + 2 * margin)
-            return
-        block = 1 if self.pooling is None else self.pooling.pool_size
-        step = block * max(1, max(16, STRIP // (channels * width)) // block)
-        for i in range(batch):
-            for top in range(0, height, step):
-                bottom = min(top + step, height)
-                yield slice(i, i + 1), slice(top, bottom), slice(top, bottom + 2 * margin)
+        images, step = batch, height
+        if self._cached:
+            block = 1 if self.pooling is None else self.pooling.pool_size
+            rows = max(16, STRIP // (self.operator.weight.shape[0] * width))
+            images, step = 1, block * max(1, rows // block)
+        for i in range(0, batch, images):
+            for rows_of_a, halo in self.operator.strips(step):
+                yield slice(i, i + images), rows_of_a, halo
 
     def _channels(self, a: Tensor) -> Iterator[tuple[slice, slice]]:
-        """A few channels of z, and those of a."""
+        """A few channels of z, and the channels of a they come from."""
         group = self.layer.activation.group
         some = max(1, CHUNK // (group * a[0, 0].numel())) if self._cached else a.shape[1]
-        for first in range(0, a.shape[1] // group, some):
-            yield slice(first, first + some), slice(group * first, group * (first + some))
+        return channel_slices(group, a.shape[1] // group, some)
 
 
 Place = tuple[slice, slice, slice]
 """Images, channels of z, and rows."""
 
 
-class _Above(Protocol):
-    """The layers above the first one: they give multipliers, strip by strip, and take z."""
-
-    def multipliers(self, place: Place) -> Tensor:
-        """t there, or what is expanded to it."""
-        ...
-
-    def take(self, place: Place, z: Tensor) -> None:
-        """z there."""
-        ...
-
-    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """R(x), the slack of the layers above, and the preactivations of the last of them."""
-        ...
-
-
-class _Output:
-    """No layer: t = weight w and R = <w, z>."""
+class _Above:
+    """The layers above the first: none here, so that t = weight w and R = <w, z>."""
 
     def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
         self.w = network.output[None]
@@ -234,16 +204,19 @@ class _Output:
         self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
 
     def multipliers(self, place: Place) -> Tensor:
+        """t there, or numbers that broadcast to it."""
         return _at(self.t, place)
 
     def take(self, place: Place, z: Tensor) -> None:
+        """Receive z there."""
         self.total[place[0]] += sum_per_image(_at(self.w, place) * z)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """R(x), the slack of the layers above, and the preactivations of the last of them."""
         return self.total, torch.zeros_like(self.total), None
 
 
-class _Head:
+class _Head(_Above):
     """The layers above a pooling, as a network of the block means."""
 
     def __init__(self, network: BoundNetwork, weight: float, duals: list[Tensor]) -> None:
@@ -280,11 +253,8 @@ class _Head:
 
     def _blocks(self, place: Place) -> Place:
         image, channels, rows = place
-        return (
-            image,
-            channels,
-            slice(rows.start // self.pooling.pool_size, rows.stop // self.pooling.pool_size),
-        )
+        size = self.pooling.pool_size
+        return image, channels, slice(rows.start // size, rows.stop // size)
 
 
 def _at(weights: Tensor, place: Place) -> Tensor:

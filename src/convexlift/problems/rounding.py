@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape
+from convexlift.tensors import Shape, channel_slices
 
 UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
@@ -111,11 +111,10 @@ def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -
 
 
 def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
-    """A few channels of h(a) at a time, with those of a: what fits into the cache of a CPU."""
+    """A few channels of h(a) at a time, as fit the cache of a CPU, with the channels of a."""
     channels = a.shape[1] // h.group
     some = channels if a.is_cuda else max(1, CACHED * channels // max(1, a.numel()))
-    for first in range(0, channels, some):
-        yield slice(first, first + some), slice(h.group * first, h.group * (first + some))
+    return channel_slices(h.group, channels, some)
 
 
 def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Rounded:

@@ -8,12 +8,10 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
@@ -175,13 +173,14 @@ class TiledIterations(Iterations):
     ) -> None:
         """Update w and c, v if wanted, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, anchor = self.w, self.anchor_v[self.row]
-        padded = self.operator.padded(x_bar)
+        padded = self.operator.padding(x_bar)
         c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
+        rows = max(16, STRIP // (w.shape[1] * w.shape[3]))
         for i in range(w.shape[0]):
             one = slice(i, i + 1)
             a, b, e = (float(part[i]) for part in mix)
-            for strip, halo in self._strips():
+            for strip, halo in self.operator.strips(rows):
                 here = w[one, :, strip]
                 new = self._prox(padded[one, :, halo], here, sigma[one], strip)
                 if v is not None:
@@ -193,20 +192,11 @@ class TiledIterations(Iterations):
                 if e:
                     here.add_(anchor[one, :, strip], alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
-        self.c = self.operator.folded(c)
-
-    def _strips(self) -> Iterator[tuple[slice, slice]]:
-        """Rows of v, and the rows of the padded image they depend on."""
-        _, channels, height, width = self.w.shape
-        rows, margin = max(16, STRIP // (channels * width)), self.operator.margin[0]
-        for top in range(0, height, rows):
-            bottom = min(top + rows, height)
-            yield slice(top, bottom), slice(top, bottom + 2 * margin)
+        self.c = self.operator.padding.adjoint(c)
 
     def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, strip: slice) -> Tensor:
         """prox_{f*}(w + sigma K x_bar) on one strip."""
-        bias = None if self.term.bias is None else self.term.bias.flatten()
-        y = F.conv2d(x_bar, self.operator.weight, bias).add_(w, alpha=1 / float(sigma))
+        y = self.operator.on_padded(x_bar, self.term.bias).add_(w, alpha=1 / float(sigma))
         weights = self.term.weights
         if weights.shape[-2] != 1:
             weights = weights[..., strip, :]

@@ -94,7 +94,9 @@ class Ledger:
         )  # fmt: skip
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        self._keep_best_image(state.x, objective, finite)
+        better = finite & (objective < self.objective)
+        self.x = choose_images(better, state.x, self.x)
+        self.objective = torch.where(better, objective, self.objective)
         self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
         self.end(Status.NOT_FINITE, ~finite)
         if self.tolerance is not None:
@@ -118,8 +120,11 @@ class Ledger:
         """Give the active images (among ``images``) their final status."""
         ending = self.active if images is None else self.active & images
         for i in ending.nonzero().flatten().tolist():
-            self.status[i] = status
-        self.active = self.active & ~ending
+            self._end(i, status)
+
+    def _end(self, i: int, status: Status) -> None:
+        self.status[i] = status
+        self.active[i] = False
 
     def solution(self, clock: Stopwatch) -> Solution:
         """The result, once all images have ended."""
@@ -155,13 +160,13 @@ class Ledger:
             before = math.inf if last is None else float(last.gap)
             self.claims[i] = claimed if gap <= before else last
             if gap <= self.tolerance:
-                self._end_one(i, Status.CONVERGED)
+                self._end(i, Status.CONVERGED)
                 continue
             self._refusals[i] += 1
             self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
             rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
-                self._end_one(i, Status.PRECISION_LIMIT)
+                self._end(i, Status.PRECISION_LIMIT)
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -181,9 +186,6 @@ class Ledger:
             spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
                 self.status[i] = Status.PRECISION_LIMIT
-
-    def _end_one(self, i: int, status: Status) -> None:
-        self.end(status, torch.arange(len(self.status)) == i)
 
     def _claim(self, images: list[int]) -> list[Claim]:
         """Rigorous claims about the best of these images so far.
@@ -214,8 +216,8 @@ class Ledger:
             moved = some.bounds.project(best + share * (place - best))
             inside = choose_images(fine, claimed.x, moved)
             claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
-        found = [claimed.part(slice(i, i + 1)) for i in range(len(rows))]
-        return found if len(rows) == len(images) else [found[i] for i in images]
+        wanted = images if len(rows) > len(images) else range(len(rows))
+        return [claimed.part(slice(i, i + 1)) for i in wanted]
 
     def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
         """Claims from the checks in working precision; they guarantee nothing."""
@@ -231,11 +233,6 @@ class Ledger:
     @cached_property
     def _double(self) -> VariationalProblem:
         return in_double(self.problem)
-
-    def _keep_best_image(self, x: Tensor, objective: Tensor, finite: Tensor) -> None:
-        better = finite & (objective < self.objective)
-        self.x = choose_images(better, x, self.x)
-        self.objective = torch.where(better, objective, self.objective)
 
     def _keep_best_bounds(
         self,
@@ -289,13 +286,13 @@ def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
 
 
 class Stopwatch:
-    """Seconds since creation, without the pauses."""
+    """A clock that starts when it is made and can be paused."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     def seconds(self) -> float:
-        """Seconds so far."""
+        """Seconds until now, without the pauses."""
         return time.perf_counter() - self._start
 
     @contextlib.contextmanager
