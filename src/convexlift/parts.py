@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 PARTS: dict[str, type[ProblemPart]] = {}
 """The classes that files may name; ``class ReLU(Activation, name="ReLU")`` enters itself."""
 ADAPTING = {"__call__", "__getattribute__", "__new__"}
-"""Special methods that change what an object computes; others, such as ``__init__``, do not."""
+"""Special methods that change the result of a formula; others, such as ``__init__``, do not."""
 HARMLESS = {"extra_repr"}
 
 
@@ -24,7 +24,7 @@ class ProblemPart:
     only, from arguments that are checked. All others are unknown to files.
 
     A subclass that changes a formula, or anything else that is not a capability, loses the
-    capabilities that it would inherit, unless it states them itself: what was known about
+    capabilities that it would inherit, unless it states them itself: facts about
     1/2 (w - y)^2 need not hold for another ``density``.
 
     Attributes:
@@ -59,7 +59,7 @@ class ProblemPart:
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor that make this part again, as files hold them.
 
-        Those of the class that is named, from attributes of the same names, unless overridden.
+        By default, attributes with the names of the arguments of the registered class.
         """
         assert self.part_name is not None
         found = inspect.signature(PARTS[self.part_name]).parameters.values()

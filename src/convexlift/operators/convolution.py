@@ -22,8 +22,8 @@ _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
 """Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
 FEW_CHANNELS = 3
-"""Adjoints onto so many channels do without conv_transpose2d where it is slow: on CPUs, and in
-double precision."""
+"""Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
+in double precision."""
 
 
 class ConvolutionOperator(LinearOperator):
@@ -85,7 +85,7 @@ class ConvolutionOperator(LinearOperator):
         return F.conv2d(padded, self.weight, None if bias is None else bias.flatten())
 
     def strips(self, rows: int) -> Iterator[tuple[slice, slice]]:
-        """Rows of V x, so many at a time, and the rows of the padded image they depend on."""
+        """A few rows of V x at a time, and the rows of the padded image they depend on."""
         height = self._resolve(None)[-2]
         for top in range(0, height, rows):
             bottom = min(top + rows, height)

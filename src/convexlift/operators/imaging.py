@@ -176,7 +176,7 @@ class Blur(LinearOperator, name="Blur"):
 
     @staticmethod
     def gaussian(sigma: float, boundary: Boundary = "reflect", radius: int | None = None) -> Blur:
-        """A Gaussian of standard deviation ``sigma`` pixels, cut at three of them."""
+        """A Gaussian of standard deviation ``sigma`` pixels, cut at 3 sigma by default."""
         if not 0 < sigma < math.inf:
             raise ValueError(f"a Gaussian blur needs sigma > 0, got {sigma}")
         reach = max(1, round(3 * sigma)) if radius is None else radius

@@ -29,7 +29,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
     ``adjoint``; ``check_operator`` examines them.
 
     Attributes:
-        input_shape: the shape of one input, without the batch; None where any shape will do.
+        input_shape: the shape of one input, without the batch; None if any shape is accepted.
         nonnegative: whether A x >= 0 for every x >= 0, as for integrals along rays.
         single_operation: whether every entry of A x takes one operation, as a difference does.
         pool_size: the side of the blocks that A averages, if it is a pooling; else 1.

@@ -39,7 +39,7 @@ def power_iteration(
     Args:
         operator: A.
         shape: the shape of one input.
-        steps: at most so many products with A* A.
+        steps: the most products with A* A.
         tolerance: stop once the estimate moves by less than this, relatively.
     """
     example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))

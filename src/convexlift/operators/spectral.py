@@ -42,7 +42,7 @@ def energies(x: Tensor) -> Tensor:
     """e = |F x|^2, (B, C, H, W//2 + 1), with <x, A x> = <s, e> for a ``SpectralFilter`` A."""
     height, width = x.shape[-2:]
     squares: Tensor = torch.fft.rfft2(x).abs().square() / (height * width)
-    # Frequencies that the half spectrum leaves out are those of its other columns, mirrored.
+    # The half spectrum leaves out the mirror images of these columns.
     squares[..., 1 : (width + 1) // 2] *= 2
     return squares
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class BestBounds:
-    """The best bound that holds everywhere, and the best of all; the gap is +inf for none."""
+    """The best bound that holds everywhere (gap +inf if there is none), and the best of all."""
 
     everywhere: Bound
     near: Bound
@@ -91,14 +91,14 @@ def certify(
     precision, and holds in spite of rounding.
 
     Args:
-        problem: what x is claimed to solve.
+        problem: the problem that x is claimed to solve.
         x: (B, C, H, W).
         duals: the witness of an earlier solve, ``solution.duals``, which makes the bound tight
             also where the network has kinks. Without it the network's tangent at x is used:
             still a proof, and tight for smooth networks.
         tolerance: local guarantees, in problems that need them, are given only where the
             global gap is above this.
-        radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
+        radius: the radius of local guarantees (see ``Guarantee.WITHIN_RADIUS``).
     """
     require_problem(problem)
     if not radius > 0:
@@ -129,11 +129,8 @@ def certify(
             torch.sqrt(2 * absolute / _strong_convexity(double)),
             math.inf,
         )
-        return Certificate(
-            **{field.name: getattr(claimed, field.name) for field in fields(claimed)},
-            map=_gap_map(evaluation, bound),
-            distance_bound=distance,
-        )
+        map = _gap_map(evaluation, bound)
+        return Certificate(**vars(claimed), map=map, distance_bound=distance)
 
 
 def best_bounds(
@@ -146,12 +143,7 @@ def best_bounds(
 ) -> BestBounds:
     """The best of all candidates: a solver's duals made feasible, and the tangent at x.
 
-    Args:
-        problem: with the objective.
-        evaluation: of the images.
-        duals: of a solver that has them.
-        radius: for local bounds.
-        tangent: whether to try the tangent too if there are duals, which are nearly always better.
+    If there are duals, which are nearly always better, the tangent is tried with ``tangent`` only.
     """
     network, layers = problem.network, evaluation.layers
     minorants: list[tuple[Minorant, Tensor | None]] = []
@@ -203,8 +195,7 @@ def _best_of(
 
 
 def _smaller(first: Bound, second: Bound) -> Bound:
-    chosen = choose_images(~(second.gap < first.gap), first, second)
-    assert isinstance(chosen, Bound)
+    chosen: Bound = choose_images(~(second.gap < first.gap), first, second)
     return chosen
 
 
@@ -263,13 +254,8 @@ def _bounds(
 def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
     """objective - gap, and a little less: far from the optimum the two nearly cancel.
 
-    A diverging image has an objective of 1e20, say, and a gap as large; what rounding leaves of
-    their difference may be anything, and is no bound.
-
-    Args:
-        objective: of the images, (B,).
-        gap: the absolute gap there, (B,).
-        precision: of the images both were computed from.
+    A diverging image has an objective of 1e20, say, and a gap as large; their difference may be
+    nothing but rounding error, and no bound. ``precision`` is the precision of the images.
     """
     return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
 

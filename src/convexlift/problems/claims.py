@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -27,15 +27,7 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import (
-    Blocks,
-    Shape,
-    TensorRecord,
-    choose_images,
-    foreign_parts,
-    join_images,
-    select_images,
-)
+from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -87,15 +79,6 @@ class Claim(TensorRecord):
     theta: Tensor
     data_dual: Tensor | None
 
-    def part(self, rows: slice) -> Self:
-        """The claim about some of the images."""
-        return select_images(self, rows)
-
-    @classmethod
-    def join(cls, claims: Sequence[Self]) -> Self:
-        """One claim about all images of several."""
-        return join_images(claims)
-
 
 class InSinglePrecision(LinearOperator):
     """A x for x in double precision, by an operator that takes single precision only."""
@@ -146,8 +129,8 @@ def claim(
     """The claim about x that dual variables prove.
 
     Args:
-        problem: as it was stated.
-        double: the same, from ``in_double``.
+        problem: the problem in its own precision.
+        double: the same from ``in_double``.
         x: (B, C, H, W).
         witness: dual variables, which are made feasible.
         tolerance: a local guarantee is given only where the global gap is above this.
@@ -199,28 +182,20 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
         error = error + (pixels * network.output * each * (1 + 1e-9)).flatten(1).sum(1)
         regularizer = regularizer + part.value.sum(1)
     regularizer = weight * (regularizer + error)
-    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
+    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
+    data_term, error = total(Rounded.exact(problem.fidelity.density_above(w.value, w.error)))
     data_term = data_term + error
     objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
     return torch.where(problem.bounds.contains(x), objective, math.inf)
 
 
-def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """f at every datum, rounded up."""
-    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
-    return problem.fidelity.density_above(w.value, w.error)
-
-
 def _preactivation(
     network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
 ) -> Rounded:
-    terms = [
+    a = reduce(operator.add, [
         product(K, values[source], network.source_shape(source, image_shape))
         for source, K in layer.operators.items()
-    ]
-    a = terms[0]
-    for term in terms[1:]:
-        a = a + term
+    ])  # fmt: skip
     if layer.bias is None:
         return a
     size = a.size + layer.bias.abs()
@@ -244,8 +219,8 @@ def prefer_near(
 ) -> Tensor:
     """Which images are to have a local guarantee, from the two relative gaps.
 
-    Only in problems that admit no better in general, and there only where the local bound is
-    better than a global one that is not enough.
+    Only in problems that admit nothing better in general, and there only where the global bound
+    is not enough and the local one is better.
     """
     return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
 

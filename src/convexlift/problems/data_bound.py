@@ -25,6 +25,8 @@ from convexlift.tensors import expand_per_image, sum_per_image
 
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
+LEVELS = (0.001, 0.01, 0.1, 0.5)
+"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +91,11 @@ def bound_data(
 
     Args:
         problem: the problem.
-        evaluation: of the images x.
+        evaluation: the evaluation of the images x.
         c: the slope of the minorant of weight R.
         v: a dual variable for the data; unused (and may be None) behind a diagonal operator.
-        slack: of the minorants at x.
-        radius: pixels that nothing else bounds are compared with those within this distance.
+        slack: the slack of the minorants at x.
+        radius: pixels that nothing else bounds are compared with values within this distance.
     """
     if problem.operator.diagonal is not None:
         yield from _diagonal_bounds(problem, evaluation, c, slack, radius)
@@ -200,7 +202,7 @@ def _general_bounds(
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
     if bool(torch.isfinite(delta).any()):
-        # A few roundings above what is needed, else the largest entry misses its zero.
+        # Larger by a few roundings, or the largest entry would miss its zero.
         delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
         shifted = v + expand_per_image(delta, v) * ones
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
@@ -213,12 +215,12 @@ def _general_bounds(
         return
     end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
     scale = abs(end) if math.isfinite(end) else 1.0
-    for fraction in (0.001, 0.01, 0.1, 0.5):
+    for fraction in LEVELS:
         level = fraction * scale
         m = level * push  # the gradient of the mixture's other end, (v, p) = (level, 0)
         keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
         theta = keep.flatten(1).amin(1)
-        # Again a few roundings beyond, measured by what is given up.
+        # Again with a few roundings to spare, relative to the share that is given up.
         theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * ones

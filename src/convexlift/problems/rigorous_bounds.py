@@ -24,6 +24,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
+from convexlift.problems.data_bound import LEVELS, MIXTURES
 from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     UNIT,
@@ -43,12 +44,9 @@ from convexlift.problems.rounding import (
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
-MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
-"""Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
-LEVELS = (0.001, 0.01, 0.1, 0.5)
-"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
 SPARE = 8
-"""Numbers that must not be negative are at least so many error bounds, for checkers with others."""
+"""Numbers that must not be negative exceed their error bounds by this factor: other checkers may
+have larger error bounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ class ProvenBound:
     """A lower bound for each image, and the numbers beside p_i that prove it.
 
     Attributes:
-        value: (B,); -inf for none.
+        value: (B,); -inf if there is no bound.
         theta: (B,), the mixture of minorants.
         v: the dual variable of the data, behind an operator that is not diagonal.
     """
@@ -68,7 +66,7 @@ class ProvenBound:
 
 @dataclass(frozen=True, eq=False)
 class ProvenBounds:
-    """The best bound for all images of the box, and the best for those near x."""
+    """The best bound for all images of the box, and the best for images near x."""
 
     everywhere: ProvenBound
     near: ProvenBound
@@ -167,10 +165,10 @@ def bounds_below(
     """The best lower bounds that dual variables prove, everywhere and near x.
 
     Args:
-        problem: in double precision.
-        x: the images that local bounds are about, in double precision.
+        problem: the problem in double precision.
+        x: the centres of local bounds, in double precision.
         duals: p_i for each layer, and v for data behind an operator that is not diagonal.
-        radius: of the local bounds, on pixels that nothing else bounds.
+        radius: the radius of local bounds, on pixels that nothing else bounds.
     """
     minorant = minorant_below(problem, duals)
     if problem.operator.diagonal is not None:
@@ -187,8 +185,7 @@ def bounds_below(
 
 
 def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
-    chosen = choose_images(~(second.value > first.value), first, second)
-    assert isinstance(chosen, ProvenBound)
+    chosen: ProvenBound = choose_images(~(second.value > first.value), first, second)
     return chosen
 
 
@@ -261,16 +258,15 @@ def _pixel_infima(
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
-    least: Tensor | None = None
-    for side in (-1.0, 1.0):
+
+    def at_end(side: float) -> Tensor:
         end = c.value + side * c.error * (1 + gamma(1))
         slope = end / safe
         slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
         of_seen = problem.fidelity.infimum_below(slope, low, high)
-        value = torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
-        least = value if least is None else torch.minimum(least, value)
-    assert least is not None
-    return least
+        return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
+
+    return torch.minimum(at_end(-1.0), at_end(1.0))
 
 
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -20,19 +20,9 @@ from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.solvers.fused_kernels import (
-    ROWS,
-    Buffers,
-    FirstLayer,
-    Pixels,
-    kernels,
-)
+from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
-from convexlift.solvers.iterations import (
-    Displacement,
-    Iterations,
-    RestartState,
-)
+from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.restart_rules import Array

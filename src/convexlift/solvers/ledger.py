@@ -28,7 +28,7 @@ from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, choose_images, expand_per_image, join_images, select_images
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -129,7 +129,7 @@ class Ledger:
     def solution(self, clock: Stopwatch) -> Solution:
         """The result, once all images have ended."""
         self._settle()
-        whole = Claim.join([claim for claim in self.claims if claim is not None])
+        whole = join_images([each for each in self.claims if each is not None])
         last = self.history.records[-1]
         numbers = _on_the_host(whole.lower_bound, whole.gap)
         self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])
@@ -217,7 +217,7 @@ class Ledger:
             inside = choose_images(fine, claimed.x, moved)
             claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
         wanted = images if len(rows) > len(images) else range(len(rows))
-        return [claimed.part(slice(i, i + 1)) for i in wanted]
+        return [select_images(claimed, slice(i, i + 1)) for i in wanted]
 
     def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
         """Claims from the checks in working precision; they guarantee nothing."""
@@ -228,7 +228,7 @@ class Ledger:
         none = (Guarantee.NONE,) * len(x)
         unused = x.new_zeros(len(x))
         whole = Claim(x, objective.to(x.device), lower, gap, none, 0.0, duals, unused, None)
-        return [whole.part(slice(i, i + 1)) for i in images]
+        return [select_images(whole, slice(i, i + 1)) for i in images]
 
     @cached_property
     def _double(self) -> VariationalProblem:

@@ -21,7 +21,7 @@ from torch import Tensor
 from convexlift.operators.tomography.rays import Crossings, Grid, Lines, crossings
 
 SAMPLES = {"cpu": 2**18, "cuda": 2**23}
-"""How many crossings are worked on at a time: as many as a cache holds, or a device likes."""
+"""Crossings processed at a time: as many as fit a cache, or keep a GPU busy."""
 MARGIN = 3
 """Zeros beyond each row: one before it, and two after."""
 

@@ -11,19 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.operators.tomography.rays import (
-    DIAGONAL_TOLERANCE,
-    Crossings,
-    Floats,
-    Grid,
-    Lines,
-)
+from convexlift.operators.tomography.rays import DIAGONAL_TOLERANCE, Crossings, Floats, Grid, Lines
 
 Integers = NDArray[np.int32]
 AFFINE_TOLERANCE = 1e-11
 """Parallel rays may be this many bins off equal distances, which is rounding."""
 OUTSIDE = -16.0
-"""Where rays cross that are none."""
+"""The crossing of a placeholder for a missing ray, far from every pixel."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class RayBlocks:
     Attributes:
         start: as in ``Crossings``, and so are the next three; (blocks, size).
         slope: zero where a block has fewer rays.
-        length: the same.
+        length: likewise.
         ray: -1 there.
         first: the first step of each block, (blocks,).
         last: the step after its last.
@@ -154,8 +148,8 @@ class RayRuns:
     Attributes:
         runs: first ray, number of rays, whether they go by columns, and how many can be less than
             a pixel away from a pixel; (runs, 4).
-        start: as in ``Crossings``, of all rays of the sinogram; zero for those beside the image.
-        slope: the same.
+        start: as in ``Crossings``, for all rays of the sinogram; zero for rays beside the image.
+        slope: likewise.
         longest: the largest number of rays.
     """
 

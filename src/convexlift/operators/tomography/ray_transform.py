@@ -40,9 +40,9 @@ class Projector(Protocol):
 
 
 def projector(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> Projector:
-    """Small enough tables on a CPU, where torch has MKL's sparse products; kernels on a GPU.
+    """Tables on a CPU, if they are small and torch has MKL's sparse products; kernels on a GPU.
 
-    Else ``Joseph``.
+    ``Joseph`` in all other cases.
     """
     sparse = device.type == "cpu" and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
     if sparse and dtype in (torch.float32, torch.float64):
@@ -56,8 +56,8 @@ class RayTransform(LinearOperator):
     """(A x)_{a, b} = integral of x along ray b of angle a, by Joseph's method.
 
     Images (B, 1, H, W) become sinograms (B, 1, angles, bins). The adjoint is the exact transpose;
-    both can be differentiated as often as you like. On a GPU without Triton, sums of adjoints come
-    in any order, so their last digits may vary from call to call.
+    both can be differentiated any number of times. On a GPU without Triton, adjoints are added up
+    in no fixed order, so their last digits may vary from call to call.
 
     Attributes:
         grid: the pixels, in units of length.
@@ -65,12 +65,12 @@ class RayTransform(LinearOperator):
         exact_angles: the same in double precision.
         bins: the places of the bins on the detector.
         bin_width: their distance.
+        turn: the range of angles that determines an image, in radians: a half or a full turn.
     """
 
     nonnegative = True
     bin_width: float
     turn: float
-    """The angles that tell all of an image, in radians: half a turn or a whole one."""
 
     def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
         self.grid = grid
@@ -95,12 +95,7 @@ class RayTransform(LinearOperator):
 
     def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
         """Filtered back projection: the sum over angles of filtered rows, interpolated."""
-        shape = self.output_shape(self._resolve(None))
-        if tuple(y.shape[1:]) != shape:
-            raise ValueError(
-                f"fbp expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
-                f"got {tuple(y.shape)}"
-            )
+        self._check_sinograms(y, "fbp")
         weights, kernel, spacing = self._weighted_ramp()
         rows = filtered(y[:, 0] * torch.from_numpy(weights).to(y), kernel, spacing, window)
         across, up = (torch.from_numpy(centres).to(y) for centres in self.grid.centres())
@@ -141,13 +136,16 @@ class RayTransform(LinearOperator):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """A* y."""
-        shape = self.output_shape((1, self.grid.height, self.grid.width))
+        self._check_sinograms(y, f"{type(self).__name__}.adjoint")
+        return self._apply(y, True)
+
+    def _check_sinograms(self, y: Tensor, user: str) -> None:
+        shape = self.output_shape(self._resolve(None))
         if tuple(y.shape[1:]) != shape:
             raise ValueError(
-                f"{type(self).__name__}.adjoint expects sinograms of shape (batch, "
-                f"{', '.join(map(str, shape))}), got {tuple(y.shape)}"
+                f"{user} expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
+                f"got {tuple(y.shape)}"
             )
-        return self._apply(y, True)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(1, angles, bins)."""

@@ -20,12 +20,12 @@ from convexlift.operators.tomography.symmetries import Orbit, mirrored, orbits, 
 ROWS_AT_A_TIME = 1024
 """Rows of weights made at once: temporary numbers take tens of megabytes then."""
 COLUMNS = 8
-"""Vectors that a matrix takes at once: more of them leave the caches."""
+"""Vectors that a matrix is multiplied with at once: more would not fit the caches."""
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """The weights of one orbit, and which rays are made of them."""
+    """The weights of one orbit, and the rays that use them."""
 
     mirrors: tuple[int, ...]
     matrix: Tensor
@@ -35,7 +35,7 @@ class WeightTable:
     length: Tensor
 
     def portions(self, batch: Tensor) -> tuple[Tensor, ...]:
-        """The batch in parts that are fast."""
+        """The batch in parts of a size that is fast."""
         return torch.split(batch, max(1, COLUMNS // len(self.mirrors)))
 
     def project(self, x: Tensor, y: Tensor) -> None:
@@ -46,7 +46,7 @@ class WeightTable:
         y[:, self.ray] = self.length * sums[:, self.slot]
 
     def backproject(self, y: Tensor, x: Tensor) -> None:
-        """Add what the transpose makes of this table's rays, of y (B, rays), to x (B, H, W)."""
+        """Add the transpose of this table, applied to its rays of y (B, rays), to x (B, H, W)."""
         count = len(self.mirrors)
         size, pixels = self.matrix.shape
         sums = y.new_zeros((len(y), size * count))

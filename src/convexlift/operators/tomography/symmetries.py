@@ -19,7 +19,7 @@ from convexlift.operators.tomography.rays import Crossings, Floats, Grid, inside
 SAME_START, SAME_SLOPE = 1e-9, 1e-12
 """Rays closer than this, in pixels and in pixels a step, are the same."""
 FEW = 8
-"""Rows join others that are so many times as many."""
+"""Rows join others that are this many times as numerous."""
 FLIPS: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-2, -1))
 """The four flips of an image; the same again after transposing makes eight."""
 TURNED = len(FLIPS)
@@ -35,8 +35,8 @@ class Orbit:
         start: where the rays of these rows start, as in ``Crossings``.
         slope: their slopes.
         steps: their steps, and the number of places to be at each.
-        ray: the rays of the sinogram that are made of these rows.
-        slot: of which ones: row * len(mirrors) + position in ``mirrors``.
+        ray: the rays of the sinogram that use these rows.
+        slot: the row and mirror image of each: row * len(mirrors) + position in ``mirrors``.
         length: the lengths of their steps.
     """
 
@@ -62,7 +62,7 @@ def mirrored(x: Tensor, number: int) -> Tensor:
 
 
 def unmirrored(x: Tensor, number: int) -> Tensor:
-    """The image that ``mirrored`` makes this of; also its adjoint."""
+    """The inverse of ``mirrored``, which is also its adjoint."""
     flipped = torch.flip(x, FLIPS[number % TURNED])
     return flipped.mT if number >= TURNED else flipped
 
@@ -73,7 +73,7 @@ def orbits(by_rows: Crossings, by_columns: Crossings, grid: Grid) -> list[Orbit]
     rows, columns = _canonical(by_rows, sizes), _canonical(by_columns, sizes[::-1])
     columns.mirror += TURNED
     if sizes[0] != sizes[1]:
-        columns.key[:, 0] = 1  # their rows of weights are not those of the others
+        columns.key[:, 0] = 1  # rays by rows and by columns share no rows of weights
     key = np.concatenate([rows.key, columns.key])
     mirror = np.concatenate([rows.mirror, columns.mirror])
     start = np.concatenate([rows.start, columns.start])
@@ -107,7 +107,7 @@ def orbits(by_rows: Crossings, by_columns: Crossings, grid: Grid) -> list[Orbit]
 
 
 def _merged(used: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The few rows that need fewer mirror images than many others join those.
+    """A few rows that need only some of the mirror images of many other rows join these.
 
     A separate matrix, with its own copies of images, would cost more than unused products.
     """
