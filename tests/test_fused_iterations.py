@@ -154,13 +154,13 @@ def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
 
     first, second = made(0.0), made(0.5)
     compare(first, [1])
-    (machine,) = fused_iterations.IDLE._machines.values()
+    (machine,) = fused_iterations.IDLE.values()
     before = [tensor.clone() for tensor in first.tensors()]
     with torch.no_grad():
         _, fast = solvers(second)
         fast.advance(fast.start(second.initial_image()), 1)
         assert fast.iterations._machine is machine
-        assert not fused_iterations.IDLE._machines
+        assert not fused_iterations.IDLE
     for tensor, old in zip(first.tensors(), before, strict=True):
         torch.testing.assert_close(tensor, old, rtol=0, atol=0)
     del fast

@@ -167,10 +167,9 @@ def judge(
     if one_pass is None or duals is None:
         evaluation = problem.evaluate(x)
         return evaluation, best_bounds(problem, evaluation, duals)
-    outcome = one_pass(problem.weight, x, duals)
-    evaluation = problem.evaluation(x, outcome.regularizer, last=outcome.last)
-    minorants = [(outcome.minorant, duals.get(DATA_DUAL))]
-    return evaluation, _best_of(problem, evaluation, minorants, RADIUS)
+    regularizer, minorant, last = one_pass(problem.weight, x, duals)
+    evaluation = problem.evaluation(x, regularizer, last=last)
+    return evaluation, _best_of(problem, evaluation, [(minorant, duals.get(DATA_DUAL))], RADIUS)
 
 
 def _best_of(

@@ -95,15 +95,6 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
     return place, total
 
 
-@dataclass(frozen=True, eq=False)
-class PassResult:
-    """R(x), the minorant of weight R, and the last layer's preactivations if they are small."""
-
-    regularizer: Tensor
-    minorant: Minorant
-    last: Tensor | None
-
-
 class OnePass:
     """The pass for one network, image by image."""
 
@@ -132,8 +123,10 @@ class OnePass:
             return None
         return OnePass(network, pooled.pooling)
 
-    def __call__(self, weight: float, x: Tensor, duals: Blocks) -> PassResult:
-        """R at x, and the minorant of weight R from dual variables, made feasible."""
+    def __call__(
+        self, weight: float, x: Tensor, duals: Blocks
+    ) -> tuple[Tensor, Minorant, Tensor | None]:
+        """R at x, the minorant of weight R from dual variables, made feasible, and a_L if small."""
         count = len(self.network.layers)
         used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
         v, *others = used.values()
@@ -156,7 +149,7 @@ class OnePass:
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
         minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
-        return PassResult(regularizer, minorant, last)
+        return regularizer, minorant, last
 
     def tangent(self, weight: float, x: Tensor) -> Tensor:
         """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""

@@ -27,7 +27,7 @@ from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
-from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status
 from convexlift.tensors import Blocks, choose_images, expand_per_image, join_images, select_images
 
 Callback = Callable[[Progress], object]
@@ -54,8 +54,9 @@ class Ledger:
         problem: VariationalProblem,
         state: State,
         tolerance: float | None,
+        callback: Callback | None,
         *,
-        rigorous: bool = True,
+        rigorous: bool,
     ) -> None:
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
@@ -75,16 +76,11 @@ class Ledger:
         self.claims: list[Claim | None] = [None] * size
         self._refusals = [0] * size
         self._next_claim = [0] * size  # the check at which the next claim is worth trying
+        self._callback = callback
+        self.clock = Stopwatch()
 
-    def check(
-        self,
-        iteration: int,
-        clock: Stopwatch,
-        state: State,
-        stop: StopWhen,
-        callback: Callback | None,
-    ) -> bool:
-        """Evaluate, certify, record; False if the callback asks to stop."""
+    def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
+        """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
         evaluation, bounds = judge(self.problem, state.x, state.duals)
         self._evaluation = evaluation
         values = evaluation.objective, evaluation.data_term, evaluation.regularizer
@@ -103,12 +99,13 @@ class Ledger:
             rough = self._numbers()[1]
             self._confirm(self.active & (rough <= self.tolerance), rough)
         lower, gap = self._numbers()
-        record = Record(iteration, clock.seconds(), objective, data_term, regularizer, lower, gap)
+        seconds = self.clock.seconds()
+        record = Record(iteration, seconds, objective, data_term, regularizer, lower, gap)
         self.history.records.append(record)
-        if callback is None:
+        if silent or self._callback is None:
             return True
-        with clock.paused():
-            return callback(Progress(**vars(record), x=state.x)) is not True
+        with self.clock.paused():
+            return self._callback(Progress(**vars(record), x=state.x)) is not True
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""
@@ -126,7 +123,7 @@ class Ledger:
         self.status[i] = status
         self.active[i] = False
 
-    def solution(self, clock: Stopwatch) -> Solution:
+    def solution(self) -> Solution:
         """The result, once all images have ended."""
         self._settle()
         whole = join_images([each for each in self.claims if each is not None])
@@ -141,7 +138,7 @@ class Ledger:
             tuple(self.status),
             whole.guarantee,
             self.iterations.to(whole.x.device),
-            clock.seconds(),
+            self.clock.seconds(),
             self.history,
             self.state,
             whole.duals,

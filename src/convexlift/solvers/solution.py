@@ -47,10 +47,6 @@ class StopWhen:
         if self.check_every < 1:
             raise ValueError(f"check_every must be at least 1, got {self.check_every}")
 
-    def until_check(self, iteration: int) -> int:
-        """Number of iterations from this one to the next check."""
-        return min(self.check_every - iteration % self.check_every, self.max_iterations - iteration)
-
 
 class Status(Enum):
     """How a solve ended, for one image; the value is advice for the user."""

@@ -75,8 +75,8 @@ def _solve(
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
         state = _first_state(problem, solver, start)
-        ledger = Ledger(problem, state, stop.gap, rigorous=rigorous)
-        return _iterate(ledger, solver, state, stop, callback)
+        ledger = Ledger(problem, state, stop.gap, callback, rigorous=rigorous)
+        return _iterate(ledger, solver, state, stop)
 
 
 @dataclass(frozen=True)
@@ -130,46 +130,37 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
-def _iterate(
-    ledger: Ledger,
-    solver: Solver[State],
-    state: State,
-    stop: StopWhen,
-    callback: Callback | None,
-) -> Solution:
-    clock = Stopwatch()
+def _iterate(ledger: Ledger, solver: Solver[State], state: State, stop: StopWhen) -> Solution:
     iteration = 0
     try:
-        wanted = ledger.check(iteration, clock, state, stop, callback)
+        wanted = ledger.check(iteration, state)
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
-            elif stop.seconds is not None and clock.seconds() >= stop.seconds:
+            elif stop.seconds is not None and ledger.clock.seconds() >= stop.seconds:
                 if iteration % stop.check_every:
-                    ledger.check(iteration, clock, state, stop, callback)
+                    ledger.check(iteration, state)
                 ledger.end(Status.TIME_LIMIT)
             else:
-                count = _at_once(solver, stop, iteration, clock)
-                following = solver.advance(state, count)
-                state = following if ledger.active.all() else choose_images(
-                    ledger.active, following, state
-                )  # fmt: skip
+                count = _at_once(solver, stop, iteration, ledger.clock)
+                state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
                 ledger.iterations[ledger.active] = iteration
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
-                    wanted = ledger.check(iteration, clock, state, stop, callback)
+                    wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
-            ledger.check(iteration, clock, state, stop, None)
+            ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)
-    return ledger.solution(clock)
+    return ledger.solution()
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
     """Number of iterations before the next check, limited by the remaining time."""
-    count = min(solver.block, stop.until_check(iteration))
+    to_check = stop.check_every - iteration % stop.check_every
+    count = min(solver.block, to_check, stop.max_iterations - iteration)
     if stop.seconds is None or count == 1:
         return count
     if iteration == 0:
