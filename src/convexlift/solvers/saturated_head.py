@@ -172,8 +172,8 @@ class SaturatedPDHG(Solver[SaturatedState]):
         if not bool(holds.all()):
             full = self.full.start(x, duals)
         if isinstance(state, SaturatedState):
-            without = _go_on(self.without, state.without, state.holds & holds, without)
-            full = _go_on(self.full, state.full, ~state.holds & ~holds, full)
+            without = _continued(self.without, state.without, state.holds & holds, without)
+            full = _continued(self.full, state.full, ~state.holds & ~holds, full)
         return SaturatedState(holds, self.head, without, full)
 
     def _holds(self, x: Tensor) -> Tensor:
@@ -199,13 +199,13 @@ class SaturatedPDHG(Solver[SaturatedState]):
         return replace(state, holds=state.holds & ~left, full=full)
 
 
-def _go_on(
+def _continued(
     solver: PDHGSolver[RestartState],
     last: RestartState | None,
     images: Tensor,
     fresh: RestartState | None,
 ) -> RestartState | None:
-    """The fresh state, except that ``images`` keep their old one."""
+    """The fresh state, except that ``images`` continue from their last one."""
     if fresh is None or last is None:
         return fresh
     resumed = solver.resume(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,30 +39,16 @@ def solve(
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check; its time is not counted.
     """
-    return _solve(problem, method, stop, start, callback, rigorous=True)
+    return _solve(problem, method=method, stop=stop, start=start, callback=callback, rigorous=True)
 
 
-def solve_roughly(
+def _solve(
     problem: VariationalProblem,
     *,
     method: Method | None = None,
     stop: StopWhen | None = None,
     start: Tensor | State | None = None,
-) -> Solution:
-    """``solve`` with gaps in the precision of the problem, which guarantee nothing.
-
-    For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
-    """
-    return _solve(problem, method, stop, start, rigorous=False)
-
-
-def _solve(
-    problem: VariationalProblem,
-    method: Method | None,
-    stop: StopWhen | None,
-    start: Tensor | State | None,
     callback: Callback | None = None,
-    *,
     rigorous: bool,
 ) -> Solution:
     require_problem(problem)
@@ -77,6 +64,13 @@ def _solve(
         state = _first_state(problem, solver, start)
         ledger = Ledger(problem, state, stop.gap, callback, rigorous=rigorous)
         return _iterate(ledger, solver, state, stop)
+
+
+solve_roughly = partial(_solve, rigorous=False)
+"""``solve`` with gaps in the precision of the problem, which guarantee nothing.
+
+For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
+"""
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,10 @@ class RayKernels:
         def moved(values: NDArray[Any], kind: torch.dtype | None = None) -> Tensor:
             return torch.from_numpy(values).to(device, kind)
 
-        blocks = ray_blocks(by_rows, by_columns, bins, tiling.rays)
-        self._blocks = (
-            moved(blocks.start), moved(blocks.slope), moved(blocks.length, dtype),
-            moved(blocks.ray), moved(blocks.first), moved(blocks.last), moved(blocks.turned),
-        )  # fmt: skip
+        blocks = vars(ray_blocks(by_rows, by_columns, bins, tiling.rays))
+        # Positions stay in double precision; lengths multiply images.
+        kinds = {"length": dtype}
+        self._blocks = tuple(moved(values, kinds.get(n)) for n, values in blocks.items())
         length = np.zeros(angles * bins)
         for rays in (by_rows, by_columns):
             length[rays.ray] = rays.length
