@@ -11,7 +11,7 @@ import inspect
 from typing import Any, ClassVar
 
 PARTS: dict[str, type[ProblemPart]] = {}
-"""The classes that files may name; ``class ReLU(Activation, name="ReLU")`` enters itself."""
+"""The classes that files may name; ``class ReLU(Activation, name="ReLU")`` registers itself."""
 ADAPTING = {"__call__", "__getattribute__", "__new__"}
 """Special methods that change the result of a formula; others, such as ``__init__``, do not."""
 HARMLESS = {"extra_repr"}
@@ -42,12 +42,12 @@ class ProblemPart:
             if others and overridden(cls, owner):
                 setattr(cls, capability, vars(others[-1])[capability])
         if name is not None:
-            cls._enter(name)
+            cls._register(name)
 
     @classmethod
-    def _enter(cls, name: str) -> None:
+    def _register(cls, name: str) -> None:
         other = PARTS.get(name)
-        # The same class again is one whose definition was executed again, in a notebook say.
+        # A class may replace itself: notebooks execute definitions again.
         if other and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(
                 f"name={name!r} is taken by {other.__module__}.{other.__qualname__}; choose "
@@ -70,7 +70,7 @@ class ProblemPart:
 def overridden(kind: type, base: type) -> list[str]:
     """Attributes that ``kind`` and its bases up to ``base`` replace, but capabilities and fields.
 
-    An abstract method is not replaced but supplied. Defaults of a dataclass are no formulas.
+    Supplying an abstract method replaces nothing, and defaults of fields are not formulas.
     """
     free = HARMLESS | getattr(base, "capabilities", frozenset())
     free |= set(getattr(base, "__dataclass_fields__", ()))

@@ -44,7 +44,7 @@ def sum_per_image(values: Tensor) -> Tensor:
 
 
 def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice, slice]]:
-    """A few of ``channels`` outputs at a time, with the ``group`` times as many inputs of them."""
+    """A few of ``channels`` outputs at a time, and their inputs, ``group`` for each output."""
     for first in range(0, channels, some):
         yield slice(first, first + some), slice(group * first, group * (first + some))
 
@@ -143,6 +143,7 @@ def _convert(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, TensorRecord):
         return value._map(function)
     if isinstance(value, nn.Module):
+        # `_apply` works in place, and the module may be in use elsewhere.
         return copy.deepcopy(value)._apply(function)  # type: ignore[no-untyped-call]
     if isinstance(value, tuple):
         return tuple(_convert(item, function) for item in value)

@@ -20,7 +20,7 @@ KNOWN_NORMS = 256
 """The number of convolutions whose norms are remembered."""
 _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
-"""Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
+"""The largest kernel with a symbol: symbols ignore boundaries, which reach as far as kernels do."""
 FEW_CHANNELS = 3
 """Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
 in double precision."""
@@ -29,7 +29,7 @@ in double precision."""
 class ConvolutionOperator(LinearOperator):
     """(V x)_o = sum_i w_{oi} * x_i, the convolution of neural networks (a correlation).
 
-    The kernel size is odd, the margin (kernel - 1)/2: with stride 1 the size stays.
+    The kernel size is odd, the margin (kernel - 1)/2: with stride 1, images keep their size.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ConvolutionOperator(LinearOperator):
         """Computed on a CPU, once for equal convolutions: on a GPU, launches would dominate."""
         weight = self.weight.detach().cpu().contiguous()
         described = repr((weight.dtype, weight.shape, self.stride, self.boundary, shape))
-        numbers = weight.to(torch.float64).numpy().tobytes()
+        numbers = weight.to(torch.float64).numpy().tobytes()  # NumPy lacks bfloat16
         digest = hashlib.blake2b(numbers + described.encode()).digest()
         norm = _NORMS.get(digest)
         if norm is None:
@@ -209,7 +209,7 @@ class ConvolutionOperator(LinearOperator):
         """||V||^2 <= max (V* V q) / q for every q > 0 (Collatz and Wielandt), with stride 1.
 
         From a q that is constant in each channel, a few products V* V change it near the edge
-        only, by twice the margin each: the bound for a small image is that for every larger one.
+        only, by twice the margin each: the bound for a small image holds for every larger one.
         """
         products = 4
         small = self._cropped(kernel, shape, 4 * products * max(self.margin) + 1)
@@ -264,7 +264,7 @@ class DifferenceOperator(LinearOperator):
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor:
         """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero.
 
-        It is that of differences on a torus, where there are more of them.
+        It belongs to differences on a torus, which has more of them.
         """
 
         def along(size: int) -> Tensor:

@@ -16,7 +16,7 @@ class SpectralFilter(LinearOperator):
 
     Args:
         spectrum: s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies.
-        width: W, which the spectrum does not tell.
+        width: W, which the spectrum does not determine.
     """
 
     def __init__(self, spectrum: Tensor, width: int) -> None:

@@ -205,11 +205,9 @@ def _data_duals(
     if problem.operator.diagonal is not None:
         yield None
         return
-    yield (
-        problem.fidelity.gradient(_precise_prediction(problem, evaluation))
-        .nan_to_num(0.0, 0.0, 0.0)
-        .to(evaluation.prediction)
-    )
+    slope = problem.fidelity.gradient(_precise_prediction(problem, evaluation))
+    # Every v proves a bound: after an overflow, 0 does as well as any.
+    yield slope.nan_to_num(0.0, 0.0, 0.0).to(evaluation.prediction)
     if known is not None and known.shape == problem.fidelity.y.shape:  # not of another scanner
         yield known
 
@@ -285,7 +283,7 @@ def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
 
 
 def _spread(values: Tensor, height: int, width: int) -> Tensor:
-    """Local terms to the image's grid, keeping their sum; unplaced ones go everywhere."""
+    """Local terms spread over the image's grid, keeping their sum; others go everywhere."""
     if values.ndim == 4 and height % values.shape[-2] == 0 and width % values.shape[-1] == 0:
         rows, columns = height // values.shape[-2], width // values.shape[-1]
         coarse = values.sum(1, keepdim=True) / (rows * columns)

@@ -62,7 +62,7 @@ class Claim(TensorRecord):
         lower_bound: no image has a smaller objective, in the sense of ``guarantee``; rounded down.
         gap: (objective - lower_bound) / |objective|.
         guarantee: the scope of the bound.
-        radius: of the local guarantees among them.
+        radius: the radius of the local guarantees among them.
         duals: the feasible dual variables p_i that prove the bound.
         theta: (B,), the share of the minorant that they define; the rest is weight min R.
         data_dual: the dual variable v of the data in double precision; None behind a diagonal
@@ -134,7 +134,7 @@ def claim(
         x: (B, C, H, W).
         witness: dual variables, which are made feasible.
         tolerance: a local guarantee is given only where the global gap is above this.
-        radius: of local guarantees.
+        radius: the radius of local guarantees.
     """
     y = problem.fidelity.y
     witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})

@@ -140,7 +140,7 @@ def _over_box(
     x: Tensor,
     radius: float,
 ) -> tuple[Tensor, Tensor]:
-    """An excess over the box, or where that is infinite over its part near x; and where it is."""
+    """The excess over the box (near x only, where that is infinite), and where it is infinite."""
     lower, upper = problem.bounds.lower, problem.bounds.upper
     whole = excess(torch.full_like(x, lower), torch.full_like(x, upper))
     free = whole.isinf()

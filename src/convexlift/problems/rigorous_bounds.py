@@ -251,7 +251,7 @@ def _box_around(
 def _pixel_infima(
     problem: VariationalProblem, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
-    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c that it may be."""
+    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error."""
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
     unseen = problem.fidelity.density(torch.zeros_like(d)) * (1 - problem.fidelity.density_rounding)
@@ -262,6 +262,7 @@ def _pixel_infima(
     def at_end(side: float) -> Tensor:
         end = c.value + side * c.error * (1 + gamma(1))
         slope = end / safe
+        # Divisions by 1 or -1 are exact; others are rounded outwards.
         slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
         of_seen = problem.fidelity.infimum_below(slope, low, high)
         return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)

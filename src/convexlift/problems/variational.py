@@ -132,7 +132,7 @@ class VariationalProblem(TensorRecord):
         return self.regularizer.bind(self.image_shape)
 
     def with_network(self, network: BoundNetwork) -> VariationalProblem:
-        """The same problem with another R, which need not be the ``regularizer`` of anything."""
+        """The same problem with another R, which need not come from a ``regularizer``."""
         return self._changed(_replacement=network)
 
     @cached_property

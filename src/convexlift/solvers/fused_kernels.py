@@ -180,8 +180,8 @@ class FirstLayer:
     """The dual half of an iteration for a convolutional layer, with its filters.
 
     Attributes:
-        name: of the layer's dual variable.
-        mean_name: of the dual variable of its block means, if bounded (``PooledEpigraphTerm``).
+        name: the name of the layer's dual variable.
+        mean_name: the name for its block means, if these are bounded (``PooledEpigraphTerm``).
     """
 
     def __init__(

@@ -172,6 +172,7 @@ class Ledger:
             return
         for i, claimed in zip(images, self._claim(images), strict=True):
             last = self.claims[i]
+            # "not <", so that a claim replaces one whose gap is NaN.
             best = claimed if last is None or not last.gap < claimed.gap else last
             self.claims[i] = best
             if self.tolerance is not None and float(best.gap) <= self.tolerance:

@@ -114,7 +114,7 @@ class NMAPGSolver(Solver[NMAPGState]):
     def resume(self, state: State) -> NMAPGState | None:
         """Continue the recursion if it belongs to this problem: not after a change of weight.
 
-        Levels are raised to at least F(x): a lower level would reject every step.
+        A level c_k below F(x), for example, would reject every step.
         """
         if not isinstance(state, NMAPGState):
             return None

@@ -127,6 +127,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return self._from(state.u, state.v, state.sigma)  # with the steps found so far
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
+        # The same tensors several times: no iteration writes into those of a state.
         return RestartState(
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,

@@ -28,7 +28,7 @@ MARGIN = 3
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rays on their way through the same steps."""
+    """Neighbouring rays, and the steps that at least one of them takes."""
 
     ray: Tensor
     start: Tensor

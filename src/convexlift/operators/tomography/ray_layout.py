@@ -15,7 +15,7 @@ from convexlift.operators.tomography.rays import DIAGONAL_TOLERANCE, Crossings, 
 
 Integers = NDArray[np.int32]
 AFFINE_TOLERANCE = 1e-11
-"""Parallel rays may be this many bins off equal distances, which is rounding."""
+"""Rounding may put parallel rays this many bins off equal distances."""
 OUTSIDE = -16.0
 """The crossing of a placeholder for a missing ray, far from every pixel."""
 
@@ -102,7 +102,7 @@ def _blocks(rays: Crossings, bins: int, shape: tuple[int, int], turned: int) -> 
 class ParallelTurns:
     """Bin b of an angle passes pixel (i, j) at gap |a_0 i + a_1 j + a_2 + 1/gap - b| pixels.
 
-    The distance is that of Joseph's method, along the row, or the column, of the pixel.
+    As in Joseph's method, distances are measured along the row, or the column, of the pixel.
 
     Attributes:
         turn: (a_0, a_1, a_2) of each angle, (angles, 3).

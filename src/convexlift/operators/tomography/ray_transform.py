@@ -156,7 +156,7 @@ class RayTransform(LinearOperator):
         return (1, len(self.exact_angles), len(self.bins))
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """Times the longest way of a ray, or the largest sum of lengths through a pixel."""
+        """Times the longest path of a ray, or the largest sum of lengths through a pixel."""
         if not adjoint:
             steps = max(self.grid.height, self.grid.width) + 2
             longest = steps * math.hypot(self.grid.pixel_height, self.grid.pixel_width)

@@ -42,7 +42,7 @@ class Orbit:
         mirrors: numbers of the mirror images.
         start: where the rays of these rows start, as in ``Crossings``.
         slope: their slopes.
-        steps: their steps, and the number of places to be at each.
+        steps: the number of steps, and of pixels at each step.
         ray: the rays of the sinogram that use these rows.
         slot: the row and mirror image of each: row * len(mirrors) + position in ``mirrors``.
         length: the lengths of their steps.
