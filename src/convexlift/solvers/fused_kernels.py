@@ -15,8 +15,7 @@ from torch import Tensor
 from convexlift.functionals.pooled import PooledEpigraphTerm
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.kernels.availability import kernel_module
-from convexlift.operators.convolution import ConvolutionOperator
-from convexlift.operators.padding import Boundary, Padding
+from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import DoesNotApply
 from convexlift.tensors import Blocks

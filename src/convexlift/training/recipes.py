@@ -19,7 +19,7 @@ import torch
 from convexlift.models.cards import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.padding import Boundary
+from convexlift.operators.convolution import Boundary
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
