@@ -1,4 +1,4 @@
-"""Convolutions of images that continue past their edges, as neural networks use them."""
+"""Convolutions of images that continue past their edges, and filters in Fourier space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.operators.linear import NORM_MARGIN, LinearOperator, power_iteration
-from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape
 
 Boundary = Literal["zero", "circular", "reflect", "replicate"]
@@ -24,6 +23,8 @@ KNOWN_NORMS = 256
 _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
 """The largest kernel with a symbol: symbols ignore boundaries, which reach as far as kernels do."""
+FLOOR = 5e-2
+"""Where an operator sees nothing, its symbol is this fraction of the largest value."""
 FEW_CHANNELS = 3
 """Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
 in double precision."""
@@ -289,3 +290,46 @@ class ConvolutionOperator(LinearOperator):
         """The convolution with stride 1, on an image of at most ``size`` x ``size``."""
         smaller = (shape[0], *(min(n, size) for n in shape[-2:]))
         return ConvolutionOperator(weight, smaller, 1, self.boundary)
+
+
+class SpectralFilter(LinearOperator):
+    """A x = F^-1 (s F x) with real s, on the torus; self-adjoint.
+
+    Args:
+        spectrum: s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies.
+        width: W, which the spectrum does not determine.
+    """
+
+    def __init__(self, spectrum: Tensor, width: int) -> None:
+        self.spectrum = spectrum
+        self.size = (spectrum.shape[-2], width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F^-1 (s F x)."""
+        return filtered(x, self.spectrum)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The same."""
+        return filtered(y, self.spectrum)
+
+
+def filtered(x: Tensor, spectrum: Tensor) -> Tensor:
+    """F^-1 (s F x) for images (B, C, H, W); s may differ from image to image, (B, 1, H, W//2+1)."""
+    image: Tensor = torch.fft.irfft2(spectrum * torch.fft.rfft2(x), s=x.shape[-2:])
+    return image
+
+
+def energies(x: Tensor) -> Tensor:
+    """e = |F x|^2, (B, C, H, W//2 + 1), with <x, A x> = <s, e> for a ``SpectralFilter`` A."""
+    height, width = x.shape[-2:]
+    squares: Tensor = torch.fft.rfft2(x).abs().square() / (height * width)
+    # The half spectrum leaves out the mirror images of these columns.
+    squares[..., 1 : (width + 1) // 2] *= 2
+    return squares
+
+
+def frequencies(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """|w| in cycles per pixel, (H, W//2 + 1)."""
+    rows = torch.fft.fftfreq(height, dtype=dtype, device=device)
+    columns = torch.fft.rfftfreq(width, dtype=dtype, device=device)
+    return torch.hypot(rows[:, None], columns)

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.operators.convolution import BOUNDARIES, Boundary, Padding, most_copies
+from convexlift.operators.convolution import BOUNDARIES, FLOOR, Boundary, Padding, most_copies
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape, first_non_finite, fits
 
 LARGEST_RADIUS = 1000

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from convexlift.operators.convolution import frequencies
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.spectral import frequencies
 from convexlift.operators.tomography.filtered_backprojection import (
     angle_shares,
     filtered,
