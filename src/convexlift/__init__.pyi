@@ -52,12 +52,13 @@ from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
 from convexlift.reconstruction.call import reconstruct as reconstruct
 from convexlift.reconstruction.result import Reconstruction as Reconstruction
-from convexlift.solvers.lbfgs import LBFGS as LBFGS
+from convexlift.solvers.gradient_methods import LBFGS as LBFGS
+from convexlift.solvers.gradient_methods import NMAPG as NMAPG
+from convexlift.solvers.gradient_methods import Subgradient as Subgradient
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS
 from convexlift.solvers.named_methods import NamedMethod as NamedMethod
 from convexlift.solvers.named_methods import describe_steps as describe_steps
-from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG
 from convexlift.solvers.primal_dual import AdaptiveSteps as AdaptiveSteps
 from convexlift.solvers.primal_dual import PaperSteps as PaperSteps
@@ -67,7 +68,6 @@ from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solution import StopWhen as StopWhen
 from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
-from convexlift.solvers.subgradient import Subgradient as Subgradient
 from convexlift.transmission import Counts as Counts
 from convexlift.transmission import LineIntegrals as LineIntegrals
 from convexlift.transmission import expected_intensity as expected_intensity

@@ -63,9 +63,9 @@ class Solver(ABC, Generic[StateT]):
     def resume(self, state: State) -> StateT | None:
         """The state to continue from, or None if ``state`` neither fits nor has duals that fit."""
 
+    @abstractmethod
     def step(self, state: StateT) -> StateT:
-        """One iteration; the old state is not modified. Solvers define this or ``advance``."""
-        return self.advance(state, 1)
+        """One iteration; the old state is not modified."""
 
     def advance(self, state: StateT, iterations: int) -> StateT:
         """Several iterations without intermediate checks."""

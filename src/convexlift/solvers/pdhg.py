@@ -134,6 +134,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             memory=RestartMemory.at_start(len(u["x"])), box=self.box,
         )  # fmt: skip
 
+    def step(self, state: RestartState) -> RestartState:
+        """P(w), then the extrapolation or a restart."""
+        return self.advance(state, 1)
+
     def advance(self, state: RestartState, iterations: int) -> RestartState:
         """Several iterations; on plain tensors if the kernels turn out not to run here."""
         try:

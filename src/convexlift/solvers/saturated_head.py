@@ -179,6 +179,10 @@ class SaturatedPDHG(Solver[SaturatedState]):
     def _holds(self, x: Tensor) -> Tensor:
         return self.head.holds(self.problem.network.hidden(x).a[-1])
 
+    def step(self, state: SaturatedState) -> SaturatedState:
+        """One iteration with each solver."""
+        return self.advance(state, 1)
+
     def advance(self, state: SaturatedState, iterations: int) -> SaturatedState:
         """Several iterations with each solver that has images."""
         without, full = state.without, state.full

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.solvers.lbfgs import LBFGS
+from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG

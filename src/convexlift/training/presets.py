@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convexlift.solvers.lbfgs import LBFGS
+from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.training.hypergradients import Implicit, JacobianFree
