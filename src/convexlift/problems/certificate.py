@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
-from convexlift.problems.data_bound import DataBound, Slack, bound_data
+from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass
 from convexlift.problems.variational import (
@@ -67,14 +67,6 @@ class Bound:
     data: DataBound
     layers: tuple[Tensor, ...]
     constant: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class BestBounds:
-    """The best bound that holds everywhere (gap +inf if there is none), and the best of all."""
-
-    everywhere: Bound
-    near: Bound
 
 
 def certify(
@@ -140,7 +132,7 @@ def best_bounds(
     radius: float = RADIUS,
     *,
     tangent: bool = False,
-) -> BestBounds:
+) -> Scopes[Bound]:
     """The best of all candidates: a solver's duals made feasible, and the tangent at x.
 
     If there are duals, which are nearly always better, the tangent is tried with ``tangent`` only.
@@ -158,7 +150,7 @@ def best_bounds(
 
 def judge(
     problem: VariationalProblem, x: Tensor, duals: Blocks | None
-) -> tuple[Evaluation, BestBounds]:
+) -> tuple[Evaluation, Scopes[Bound]]:
     """The objective at the images of a solver, and the best bounds there.
 
     In one pass over the first layer, without keeping it, where there is such a pass.
@@ -177,25 +169,18 @@ def _best_of(
     evaluation: Evaluation,
     minorants: list[tuple[Minorant, Tensor | None]],
     radius: float,
-) -> BestBounds:
-    """The best over minorants of weight R, each with the dual variable of the data, if any."""
-    best: BestBounds | None = None
-    for minorant, data_dual in minorants:
-        for v in _data_duals(problem, evaluation, data_dual):
-            for bound in _bounds(problem, evaluation, minorant, v, radius):
-                outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
-                of_all = replace(bound, gap=outside)
-                if best is None:
-                    best = BestBounds(of_all, bound)
-                else:
-                    best = BestBounds(_smaller(best.everywhere, of_all), _smaller(best.near, bound))
-    assert best is not None
-    return best
+) -> Scopes[Bound]:
+    """The best over minorants of weight R, each with the dual variable of the data, if any.
 
-
-def _smaller(first: Bound, second: Bound) -> Bound:
-    chosen: Bound = choose_images(~(second.gap < first.gap), first, second)
-    return chosen
+    The gap is +inf where no bound holds everywhere.
+    """
+    candidates = (
+        Scopes(replace(bound, gap=torch.where(bound.data.everywhere, bound.gap, math.inf)), bound)
+        for minorant, data_dual in minorants
+        for v in _data_duals(problem, evaluation, data_dual)
+        for bound in _bounds(problem, evaluation, minorant, v, radius)
+    )
+    return best_of(candidates, lambda first, second: ~(second.gap < first.gap))
 
 
 def _data_duals(

@@ -13,20 +13,45 @@ If it stays unbounded, there is a bound near x only: the guarantee is then a loc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import expand_per_image, sum_per_image
+from convexlift.tensors import choose_images, expand_per_image, sum_per_image
 
+B = TypeVar("B")
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 """Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scopes(Generic[B]):
+    """The best bound for all images of the box, and the best for images near x."""
+
+    everywhere: B
+    near: B
+
+
+def best_of(candidates: Iterable[Scopes[B]], keep: Callable[[B, B], Tensor]) -> Scopes[B]:
+    """The best bound of each scope; ``keep(first, second)`` says for which images the first is."""
+
+    def better(first: B, second: B) -> B:
+        chosen: B = choose_images(keep(first, second), first, second)
+        return chosen
+
+    return reduce(
+        lambda one, other: Scopes(
+            better(one.everywhere, other.everywhere), better(one.near, other.near)
+        ),
+        candidates,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
-from convexlift.problems.data_bound import LEVELS, MIXTURES
+from convexlift.problems.data_bound import LEVELS, MIXTURES, Scopes, best_of
 from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     UNIT,
@@ -42,7 +42,7 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, expand_per_image
 
 SPARE = 8
 """Numbers that must not be negative exceed their error bounds by this factor: other checkers may
@@ -62,14 +62,6 @@ class ProvenBound:
     value: Tensor
     theta: Tensor
     v: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class ProvenBounds:
-    """The best bound for all images of the box, and the best for images near x."""
-
-    everywhere: ProvenBound
-    near: ProvenBound
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +153,7 @@ def _constant(problem: VariationalProblem) -> Tensor:
 
 def bounds_below(
     problem: VariationalProblem, x: Tensor, duals: Blocks, radius: float
-) -> ProvenBounds:
+) -> Scopes[ProvenBound]:
     """The best lower bounds that dual variables prove, everywhere and near x.
 
     Args:
@@ -176,17 +168,7 @@ def bounds_below(
     else:
         v = duals[DATA_DUAL].to(problem.fidelity.y)
         candidates = _behind_operator(problem, x, minorant, v, radius)
-    best = next(candidates)
-    for other in candidates:
-        best = ProvenBounds(
-            _better(best.everywhere, other.everywhere), _better(best.near, other.near)
-        )
-    return best
-
-
-def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
-    chosen: ProvenBound = choose_images(~(second.value > first.value), first, second)
-    return chosen
+    return best_of(candidates, lambda first, second: ~(second.value > first.value))
 
 
 def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
@@ -199,19 +181,19 @@ def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
 
 def _behind_diagonal(
     problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, radius: float
-) -> Iterator[ProvenBounds]:
+) -> Iterator[Scopes[ProvenBound]]:
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
     d = problem.operator.diagonal.to(x).expand_as(x)
     whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
 
-    def bounds(theta: Tensor) -> ProvenBounds:
+    def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c = minorant.c.times(theta)
         everywhere = locally = _pixel_infima(problem, c, d, *whole)
         if bool((free := everywhere.isinf()).any()):
             locally = torch.where(free, _pixel_infima(problem, c, d, *near), everywhere)
         mixed = _mixed(minorant, theta)
-        return ProvenBounds(*(
+        return Scopes(*(
             ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
         ))  # fmt: skip
 
@@ -285,18 +267,18 @@ def _sum_below(values: Tensor) -> Tensor:
 
 def _behind_operator(
     problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, v: Tensor, radius: float
-) -> Iterator[ProvenBounds]:
+) -> Iterator[Scopes[ProvenBound]]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box, shape = problem.operator, problem.bounds, problem.image_shape
     whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
 
-    def bounds(v: Tensor, g: Rounded, theta: Tensor) -> ProvenBounds:
+    def bounds(v: Tensor, g: Rounded, theta: Tensor) -> Scopes[ProvenBound]:
         ends = [g.value - g.error * (1 + gamma(1)), g.value + g.error * (1 + gamma(1))]
         everywhere = torch.minimum(*(_linear_infima(end, *whole) for end in ends))
         locally = torch.minimum(*(_linear_infima(end, *near) for end in ends))
         locally = torch.where(everywhere.isinf(), locally, everywhere)
         rest = _sum_below(-problem.fidelity.conjugate_above(v)) + _mixed(minorant, theta)
-        return ProvenBounds(*(
+        return Scopes(*(
             ProvenBound(_sum_below(pixels) + rest, theta, v) for pixels in (everywhere, locally)
         ))  # fmt: skip
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import BestBounds, judge, lower_bound
+from convexlift.problems.certificate import Bound, judge, lower_bound
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
@@ -23,6 +23,7 @@ from convexlift.problems.claims import (
     prefer_near,
     relative_gap,
 )
+from convexlift.problems.data_bound import Scopes
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
@@ -237,7 +238,7 @@ class Ledger:
         x: Tensor,
         objective: Tensor,
         finite: Tensor,
-        bounds: BestBounds,
+        bounds: Scopes[Bound],
         everywhere: Tensor,
         near: Tensor,
     ) -> None:
