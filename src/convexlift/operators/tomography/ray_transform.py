@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +19,14 @@ from convexlift.operators.tomography.filtered_backprojection import (
 )
 from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
-from convexlift.operators.tomography.sparse_projector import tables
+from convexlift.operators.tomography.sparse_projector import Tables, tables
 from convexlift.operators.tomography.triton_projector import RayKernels
 from convexlift.tensors import Shape
 
 TABLE_BYTES = 2**29
 """The most memory for tables of weights; larger ones are computed at each product instead."""
-
-
-class Projector(Protocol):
-    """Products with A and its exact transpose."""
-
-    def project(self, x: Tensor) -> Tensor:
-        """A x: (B, H, W) -> (B, angles, bins)."""
-        ...
-
-    def backproject(self, y: Tensor) -> Tensor:
-        """A* y: (B, angles, bins) -> (B, H, W)."""
-        ...
+Projector = Tables | RayKernels | Joseph
+"""Products with A, ``project``, and with its exact transpose, ``backproject``."""
 
 
 def projector(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> Projector:
