@@ -283,6 +283,7 @@ class ConvolutionOperator(LinearOperator):
         for _ in range(products):
             product = small.adjoint(small(q))
             bound = min(bound, float((product / q).max()))
+            # The bound needs q > 0: kernels with zeros may leave pixels without any product.
             q = (product / product.max()).clamp_min(1e-3) if bound > 0 else q
         return math.sqrt(bound)
 

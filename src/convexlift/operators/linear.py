@@ -99,6 +99,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
         By power iteration, times ``NORM_MARGIN``, unless a subclass knows better.
         """
         shape = self._resolve(input_shape)
+        # Made on first use: subclasses need not call a constructor of this class.
         known: dict[Shape, float] = self.__dict__.setdefault("_norms", {})
         if shape not in known:
             known[shape] = self._norm(shape)
@@ -231,8 +232,8 @@ class Scaled(LinearOperator, name="Scaled"):
     @property
     def diagonal(self) -> Tensor | None:
         """c d, if A has a diagonal d."""
-        inner = self.operator.diagonal
-        return None if inner is None else self.factor * inner
+        d = self.operator.diagonal
+        return None if d is None else self.factor * d
 
     def transfer(self, input_shape: Shape) -> Tensor | None:
         """c k, if A is a circular convolution."""
@@ -326,8 +327,7 @@ class Composition(LinearOperator, name="Composition"):
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """The sum over the factors: relative errors add up."""
-        steps = self.steps(input_shape)
-        return sum(factor.roundings(inner, adjoint=adjoint) for factor, inner in steps)
+        return sum(K.roundings(shape, adjoint=adjoint) for K, shape in self.steps(input_shape))
 
     def select(self, images: Tensor) -> LinearOperator | None:
         """The composition of selections."""

@@ -207,6 +207,7 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
 
     No image of that precision can be expected to have a smaller gap than this.
     """
+    # Drawn on the CPU, so that every device gets the same signs.
     signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     upwards = torch.where(signs > 0, math.inf, -math.inf).to(x.dtype)
     moved = double.bounds.project(torch.nextafter(x, upwards))

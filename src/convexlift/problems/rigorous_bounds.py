@@ -302,7 +302,7 @@ def _behind_operator(
     ones = direction * measured
     push = product(A, Rounded.exact(ones.expand_as(v).contiguous()), shape, adjoint=True)
     usable = sign * push.value > 2 * SPARE * push.error
-    # Sums of v and multiples of ones are rounded: A* of that is off by this much at the most.
+    # Sums of v and multiples of ones are rounded: A* of them is off by this much at most.
     off_by = A.magnitude(torch.ones_like(largest(v)), shape, adjoint=True)
     if A.nonnegative:  # pixel by pixel: nothing comes to pixels that no datum sees
         off_by = A.adjoint(torch.ones_like(v)) * (1 + 1e-9)

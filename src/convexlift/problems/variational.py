@@ -221,6 +221,7 @@ class VariationalProblem(TensorRecord):
             back = self.operator.adjoint(measured * best)
             scale = self.operator.adjoint(measured * self.operator(torch.ones_like(back)))
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
+            # Pixels that A hardly sees would become very large.
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
             if self.operator.invertible:
                 guesses.append(self.operator.approximate_inverse(best))

@@ -119,6 +119,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         target = self.coupling.balanced_sigma(self.coupling.reach(moves), v.norms())
         sigma = {}
         for name, value in target.items():
+            # Duals that start at zero, and rows that do not move, tell nothing about sigma.
             usable = torch.isfinite(value) & (value > 0)
             sigma[name] = torch.where(usable, value, 1.0)
         return self._from(u, v, Blocks(sigma))

@@ -137,6 +137,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], state: State, stop: StopWhen
                 ledger.end(Status.TIME_LIMIT)
             else:
                 count = _at_once(solver, stop, iteration, ledger.clock)
+                # Images that have ended keep their state, whatever the others still need.
                 state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
                 ledger.iterations[ledger.active] = iteration
