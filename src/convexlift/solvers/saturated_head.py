@@ -152,32 +152,26 @@ class SaturatedPDHG(Solver[SaturatedState]):
         """The solver with the last layer; built on first use, as it may never be needed."""
         return self._make_full()
 
-    def start(self, x: Tensor) -> SaturatedState:
-        """Check which images have all units on at x."""
-        holds = self._holds(x)
-        without = self.without.start(x) if bool(holds.any()) else None
-        full = None if bool(holds.all()) else self.full.start(x)
+    def start(self, x: Tensor, duals: Blocks | None = None) -> SaturatedState:
+        """Find the images with all units on at x; ``duals`` belong to the full problem."""
+        holds = self.head.holds(self.problem.network.hidden(x).a[-1])
+        below = None if duals is None else self.head.duals_without(duals)
+        without = self.without.start(x, below) if bool(holds.any()) else None
+        full = None if bool(holds.all()) else self.full.start(x, duals)
         return SaturatedState(holds, self.head, without, full)
 
     def resume(self, state: State) -> SaturatedState | None:
         """Continue each image with the solver it was in if that still fits; else from its duals."""
-        x = state.x
-        duals = fitting_duals(self.problem.network, x, state.duals)
+        duals = fitting_duals(self.problem.network, state.x, state.duals)
         if duals is None:
             return None
-        holds = self._holds(x)
-        without, full = None, None
-        if bool(holds.any()):
-            without = self.without.start(x, self.head.duals_without(duals))
-        if not bool(holds.all()):
-            full = self.full.start(x, duals)
-        if isinstance(state, SaturatedState):
-            without = _continued(self.without, state.without, state.holds & holds, without)
-            full = _continued(self.full, state.full, ~state.holds & ~holds, full)
-        return SaturatedState(holds, self.head, without, full)
-
-    def _holds(self, x: Tensor) -> Tensor:
-        return self.head.holds(self.problem.network.hidden(x).a[-1])
+        fresh = self.start(state.x, duals)
+        if not isinstance(state, SaturatedState):
+            return fresh
+        both, neither = state.holds & fresh.holds, ~state.holds & ~fresh.holds
+        without = _continued(self.without, state.without, both, fresh.without)
+        full = _continued(self.full, state.full, neither, fresh.full) if fresh.full else None
+        return replace(fresh, without=without, full=full)
 
     def step(self, state: SaturatedState) -> SaturatedState:
         """One iteration with each solver."""

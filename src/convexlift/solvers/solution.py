@@ -5,7 +5,7 @@ The result of a solve: images with certified gaps, statuses and history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -108,9 +108,6 @@ class History(Sequence[Record]):
 
     def __len__(self) -> int:
         return len(self.records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
