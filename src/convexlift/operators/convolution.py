@@ -296,9 +296,8 @@ class ConvolutionOperator(LinearOperator):
 class SpectralFilter(LinearOperator):
     """A x = F^-1 (s F x) with real s, on the torus; self-adjoint.
 
-    Args:
-        spectrum: s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies.
-        width: W, which the spectrum does not determine.
+    ``spectrum`` is s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies; it does not
+    determine the ``width`` W.
     """
 
     def __init__(self, spectrum: Tensor, width: int) -> None:

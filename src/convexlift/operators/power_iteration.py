@@ -19,13 +19,8 @@ def power_iteration(
     """A lower estimate of ||A||: the growth of x <- A* A x from a fixed random start.
 
     Operators that act differently on the images of a batch (a mask for each image) give the
-    largest norm among them.
-
-    Args:
-        operator: A.
-        shape: the shape of one input.
-        steps: the most products with A* A.
-        tolerance: stop once the estimate moves by less than this, relatively.
+    largest norm among them. After ``steps`` products with A* A, or once the estimate moves by less
+    than ``tolerance``, relatively, it ends.
     """
     example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
     with torch.no_grad():

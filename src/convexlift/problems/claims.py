@@ -126,15 +126,10 @@ def claim(
     tolerance: float,
     radius: float = RADIUS,
 ) -> Claim:
-    """The claim about x that dual variables prove.
+    """The claim about x that dual variables, the witness, prove once they are feasible.
 
-    Args:
-        problem: the problem in its own precision.
-        double: the same from ``in_double``.
-        x: (B, C, H, W).
-        witness: dual variables, which are made feasible.
-        tolerance: a local guarantee is given only where the global gap is above this.
-        radius: the radius of local guarantees.
+    ``double`` is the problem from ``in_double``. A local guarantee, for this radius, is given only
+    where the global gap is above the tolerance.
     """
     y = problem.fidelity.y
     witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})

@@ -112,15 +112,10 @@ def bound_data(
     slack: Slack,
     radius: float,
 ) -> Iterator[DataBound]:
-    """Bounds for slope c, which is mixed or shifted if it leaves pixels unbounded.
+    """Bounds for the slope c of the minorant, mixed or shifted if it leaves pixels unbounded.
 
-    Args:
-        problem: the problem.
-        evaluation: the evaluation of the images x.
-        c: the slope of the minorant of weight R.
-        v: a dual variable for the data; unused (and may be None) behind a diagonal operator.
-        slack: the slack of the minorants at x.
-        radius: pixels that nothing else bounds are compared with values within this distance.
+    v is a dual variable for the data; unused (and may be None) behind a diagonal operator. Pixels
+    that nothing else bounds are compared with values within the radius.
     """
     if problem.operator.diagonal is not None:
         yield from _diagonal_bounds(problem, evaluation, c, slack, radius)

@@ -156,11 +156,8 @@ def bounds_below(
 ) -> Scopes[ProvenBound]:
     """The best lower bounds that dual variables prove, everywhere and near x.
 
-    Args:
-        problem: the problem in double precision.
-        x: the centres of local bounds, in double precision.
-        duals: p_i for each layer, and v for data behind an operator that is not diagonal.
-        radius: the radius of local bounds, on pixels that nothing else bounds.
+    Problem and x are in double precision. ``duals`` are p_i for each layer, and v for data behind
+    an operator that is not diagonal. The radius counts on pixels that nothing else bounds.
     """
     minorant = minorant_below(problem, duals)
     if problem.operator.diagonal is not None:

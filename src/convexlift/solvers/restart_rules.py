@@ -140,10 +140,7 @@ class RestartRules:
     def counted(self, memory: RestartMemory, r: Tensor | None, count: int = 1) -> RestartMemory:
         """The state after ``count`` iterations; only the last may be a restart or be tested.
 
-        Args:
-            memory: the state before them.
-            r: the residual of the last one; needed if some image is tested.
-            count: number of iterations.
+        r is the residual of the last one, needed if some image is tested.
         """
         inner = torch.where(memory.restart_next, 0, memory.inner + count)
         total = memory.total + count
@@ -218,12 +215,9 @@ def rebalance(
     A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
     one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
 
-    Args:
-        coupling: the coupling of the problem.
-        sigma: the steps so far.
-        whole: upper bounds on the movement of rows of K, and ||dv||, since the start.
-        recent: the same since the last restart.
-        late: from 0 (only ``whole`` counts) to 1 (only ``recent`` counts); (B,).
+    ``whole`` holds upper bounds on the movement of rows of K, and ||dv||, since the start;
+    ``recent`` the same since the last restart. ``late`` (B,) goes from 0 (only ``whole`` counts) to
+    1 (only ``recent`` counts).
     """
     far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}

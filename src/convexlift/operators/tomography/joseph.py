@@ -46,13 +46,7 @@ class Piece:
 
 
 class Joseph:
-    """Products with A and its transpose, for given lines, on one device.
-
-    Args:
-        lines: the rays, (angles, bins).
-        grid: the pixels.
-        device: where images are.
-    """
+    """Products with A and its transpose, for given lines, on one device."""
 
     def __init__(self, lines: Lines, grid: Grid, device: torch.device) -> None:
         self.grid = grid

@@ -19,14 +19,7 @@ DIAGONAL_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Grid:
-    """Pixels of a rectangle around the origin; row 0 is at the top, where y is largest.
-
-    Attributes:
-        height: the number of rows.
-        width: the number of columns.
-        pixel_height: the distance of two rows.
-        pixel_width: the distance of two columns.
-    """
+    """Pixels of a rectangle around the origin; row 0 is at the top, where y is largest."""
 
     height: int
     width: int

@@ -192,14 +192,7 @@ class WeightTable:
 
 
 class Tables:
-    """Products with A and its transpose, by sparse matrices on the CPU.
-
-    Args:
-        found: the rays, from ``orbits``.
-        grid: the pixels.
-        sinogram_shape: (angles, bins).
-        dtype: the precision of the weights.
-    """
+    """Products with A and its transpose, by sparse matrices on the CPU, from ``orbits``."""
 
     def __init__(
         self, found: list[Orbit], grid: Grid, sinogram_shape: tuple[int, int], dtype: torch.dtype

@@ -57,14 +57,9 @@ TILING = Tiling()
 
 
 class RayKernels:
-    """Products with A and its transpose, on a GPU; sums are in the same order at each call.
+    """Products with A and its transpose on a GPU, for images in float32 or float64.
 
-    Args:
-        lines: the rays, (angles, bins).
-        grid: the pixels.
-        device: where images are.
-        dtype: their precision, float32 or float64.
-        tiling: how the work is cut into programs.
+    Sums are in the same order at each call.
     """
 
     def __init__(
