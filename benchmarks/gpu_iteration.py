@@ -17,8 +17,8 @@ import torch
 import convexlift as cl
 from convexlift.problems.lifting import lift
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import PlainIterations
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.iterations import Iterations
+from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 
 CASES = {"faces-inpainting-bilevel": "inpainting", "photo-any-size": "inpainting",
@@ -106,7 +106,7 @@ def row(name: str, batch: int, size: int) -> None:
     host = (time.perf_counter() - begin) / 60 * 1e6
     torch.cuda.synchronize()
 
-    solver.iterations = PlainIterations(solver.saddle, solver.coupling)
+    solver.iterations = Iterations(solver.saddle, solver.coupling)
     plain_state = solver.advance(state, 3)
     plain = milliseconds(lambda: solver.advance(plain_state, 5), 5) / 5 / batch * 1e3
     double = made.to(dtype=torch.float64)

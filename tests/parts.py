@@ -17,8 +17,8 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
+from convexlift.operators.convolution import BOUNDARIES
 from convexlift.operators.imaging import Diagonal
-from convexlift.operators.padding import BOUNDARIES
 
 ONE, ZERO = Decimal(1), Decimal(0)
 Formula = Callable[..., Decimal]

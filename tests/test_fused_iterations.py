@@ -14,11 +14,11 @@ from convexlift.functionals.fidelity import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.solvers import fused_iterations
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import PlainIterations
+from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.saturated_head import SaturatedHead
-from convexlift.solvers.step_sizes import Coupling
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -61,7 +61,7 @@ def baseline(smooth: bool = True) -> cl.VariationalProblem:
 def solvers(problem):
     """With plain iterations, and with kernels."""
     plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
-    plain.iterations = PlainIterations(plain.saddle, plain.coupling)
+    plain.iterations = Iterations(plain.saddle, plain.coupling)
     fast.iterations = in_kernels(problem)
     return plain, fast
 
@@ -78,7 +78,7 @@ def compare(problem, blocks, double=None):
     with torch.no_grad():
         plain, fast = solvers(problem)
         exact = RestartedPDHG(double, lift(double))
-        exact.iterations = PlainIterations(exact.saddle, exact.coupling)
+        exact.iterations = Iterations(exact.saddle, exact.coupling)
         start = problem.initial_image()
         expected = plain.advance(plain.start(start), sum(blocks))
         reference = exact.advance(exact.start(start.double()), sum(blocks))
@@ -154,13 +154,13 @@ def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
 
     first, second = made(0.0), made(0.5)
     compare(first, [1])
-    (machine,) = fused_iterations.IDLE._machines.values()
+    (machine,) = fused_iterations.IDLE.values()
     before = [tensor.clone() for tensor in first.tensors()]
     with torch.no_grad():
         _, fast = solvers(second)
         fast.advance(fast.start(second.initial_image()), 1)
         assert fast.iterations._machine is machine
-        assert not fused_iterations.IDLE._machines
+        assert not fused_iterations.IDLE
     for tensor, old in zip(first.tensors(), before, strict=True):
         torch.testing.assert_close(tensor, old, rtol=0, atol=0)
     del fast
@@ -233,7 +233,7 @@ def test_kernels_that_do_not_fit_a_gpu_give_way_to_the_plain_path(monkeypatch):
         with pytest.warns(UserWarning, match="plain path is taken: out of resource"):
             state = fast.advance(fast.start(start), 3)
         torch.testing.assert_close(state.x, plain.advance(plain.start(start), 3).x)
-    assert isinstance(fast.iterations, PlainIterations)
+    assert type(fast.iterations) is Iterations
     assert "do not run here" in str(fast.choices)
 
 

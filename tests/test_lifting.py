@@ -14,9 +14,8 @@ from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 from convexlift.networks import Convolution
-from convexlift.solvers.primal_dual import pdhg_update
-from convexlift.solvers.restarted import RestartedPDHG
-from convexlift.solvers.step_sizes import SAFETY, Coupling
+from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.primal_dual import SAFETY, Coupling, pdhg_update
 from convexlift.tensors import Blocks
 
 PROBLEMS = [

@@ -11,14 +11,13 @@ from parts import kernel, random
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import convexlift as cl
-from convexlift.operators.convolution import (
-    ConvolutionOperator,
+from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator, Padding
+from convexlift.operators.imaging import (
     DenseOperator,
+    Diagonal,
     DifferenceOperator,
     PoolingOperator,
 )
-from convexlift.operators.imaging import Diagonal
-from convexlift.operators.padding import BOUNDARIES, Padding
 
 SHAPE = (2, 8, 9)
 

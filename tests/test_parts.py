@@ -14,7 +14,8 @@ import zoo
 import convexlift as cl
 from convexlift.models.store import build, describe
 from convexlift.networks import Convolution, LinearMap
-from convexlift.operators.convolution import ConvolutionOperator, PoolingOperator
+from convexlift.operators.convolution import ConvolutionOperator
+from convexlift.operators.imaging import PoolingOperator
 from convexlift.parts import PARTS, known_parts, overridden
 from convexlift.tensors import is_own
 

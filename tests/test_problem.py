@@ -224,7 +224,7 @@ def shifted_problem(operator, dtype=torch.float64):
 )
 def test_a_wrong_adjoint_is_found_when_the_problem_is_stated(operator):
     """Its lower bounds would be above optima, and look like proofs."""
-    with pytest.raises(ValueError, match=r"its adjoint is not that of its forward.*check_operator"):
+    with pytest.raises(ValueError, match=r"not the adjoint of its forward.*check_operator"):
         shifted_problem(operator.to(dtype=torch.float64))
 
 

@@ -81,7 +81,7 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     )
     known = proof_files.evidence(problem, 300)
     duals = dict(known.duals)
-    backward = cl.problems.saddle.made_feasible(problem.network, 0.1, known.x, known.duals)
+    backward = cl.problems.lifting.made_feasible(problem.network, 0.1, known.x, known.duals)
     v = problem.fidelity.clip_to_conjugate_domain(duals["v0"])
     g = operator.adjoint(v) + backward.c
     seen = problem.sensitivity > 0

@@ -12,6 +12,7 @@ import zoo
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.restart_rules import (
     LARGEST_CHANGE,
     RestartMemory,
@@ -21,7 +22,6 @@ from convexlift.solvers.restart_rules import (
     should_restart,
     time_to_rebalance,
 )
-from convexlift.solvers.step_sizes import Coupling
 from convexlift.tensors import Blocks
 
 KINKS = zoo.problem("plain", cl.LeakyReLU(0.2), "L1")

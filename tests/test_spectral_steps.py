@@ -7,10 +7,10 @@ import torch
 
 import convexlift as cl
 from convexlift import phantoms
-from convexlift.operators.spectral import SpectralFilter, energies
-from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import BOX_DUAL
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.operators.convolution import SpectralFilter, energies
+from convexlift.problems.lifting import BOX_DUAL
+from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.primal_dual import lifted_start
 from convexlift.solvers.spectral_steps import FourierCoupling, FourierSteps, majorant
 from convexlift.tasks import SparseViewCT
 from convexlift.tensors import Blocks

@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
-from convexlift.problems import tiled_objective
+from convexlift.problems import minorant as tiled_objective
 from convexlift.problems.certificate import judge
-from convexlift.problems.lifting import lift, lifted_start
-from convexlift.problems.saddle import feasible_duals, fitting_duals
-from convexlift.problems.tiled_objective import OnePass
+from convexlift.problems.lifting import feasible_duals, fitting_duals, lift
+from convexlift.problems.minorant import OnePass
+from convexlift.solvers.primal_dual import lifted_start
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.tensors import Blocks
 

@@ -14,7 +14,7 @@ from dense import dense_matrix
 import convexlift as cl
 from convexlift.operators.tomography import beams, ray_transform
 from convexlift.operators.tomography.rays import crossings
-from convexlift.operators.tomography.symmetries import mirrored, orbits, unmirrored
+from convexlift.operators.tomography.sparse_projector import mirrored, orbits, unmirrored
 from convexlift.phantoms import SHEPP_LOGAN, Ellipse, ellipse_image, ellipse_sinogram, shepp_logan
 
 QUARTERS = [0.0, math.pi / 4, math.pi / 2, 3 * math.pi / 4]

@@ -32,9 +32,8 @@ from convexlift.images import load_example, poisson_counts, psnr, save_image
 from convexlift.models.files import ModelCard
 from convexlift.models.store import load
 from convexlift.operators.imaging import Blur
-from convexlift.solvers.solution import Progress, Solution, Status
+from convexlift.solvers.solution import Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"

@@ -12,9 +12,9 @@ import math
 from typing import Any, ClassVar
 
 PARTS: dict[str, type[ProblemPart]] = {}
-"""The classes that files may name; ``class ReLU(Activation, name="ReLU")`` enters itself."""
+"""The classes that files may name; ``class ReLU(Activation, name="ReLU")`` registers itself."""
 ADAPTING = {"__call__", "__getattribute__", "__new__"}
-"""Special methods that change what an object computes; others, such as ``__init__``, do not."""
+"""Special methods that change the result of a formula; others, such as ``__init__``, do not."""
 HARMLESS = {"extra_repr"}
 
 
@@ -25,7 +25,7 @@ class ProblemPart:
     only, from arguments that are checked. All others are unknown to files.
 
     A subclass that changes a formula, or anything else that is not a capability, loses the
-    capabilities that it would inherit, unless it states them itself: what was known about
+    capabilities that it would inherit, unless it states them itself: facts about
     1/2 (w - y)^2 need not hold for another ``density``.
 
     Attributes:
@@ -43,12 +43,12 @@ class ProblemPart:
             if others and overridden(cls, owner):
                 setattr(cls, capability, vars(others[-1])[capability])
         if name is not None:
-            cls._enter(name)
+            cls._register(name)
 
     @classmethod
-    def _enter(cls, name: str) -> None:
+    def _register(cls, name: str) -> None:
         other = PARTS.get(name)
-        # The same class again is one whose definition was executed again, in a notebook say.
+        # A class may replace itself: notebooks execute definitions again.
         if other and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(
                 f"name={name!r} is taken by {other.__module__}.{other.__qualname__}; choose "
@@ -60,7 +60,7 @@ class ProblemPart:
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor that make this part again, as files hold them.
 
-        Those of the class that is named, from attributes of the same names, unless overridden.
+        By default, attributes with the names of the arguments of the registered class.
         """
         assert self.part_name is not None
         found = inspect.signature(PARTS[self.part_name]).parameters.values()
@@ -71,7 +71,7 @@ class ProblemPart:
 def overridden(kind: type, base: type) -> list[str]:
     """Attributes that ``kind`` and its bases up to ``base`` replace, but capabilities and fields.
 
-    An abstract method is not replaced but supplied. Defaults of a dataclass are no formulas.
+    Supplying an abstract method replaces nothing, and defaults of fields are not formulas.
     """
     free = HARMLESS | getattr(base, "capabilities", frozenset())
     free |= set(getattr(base, "__dataclass_fields__", ()))

@@ -28,7 +28,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
-from convexlift.problems.saddle import dual_names
+from convexlift.problems.lifting import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import foreign_parts, is_own
 

@@ -43,6 +43,12 @@ def sum_per_image(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1, dtype=torch.float64)
 
 
+def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice, slice]]:
+    """A few of ``channels`` outputs at a time, and their inputs, ``group`` for each output."""
+    for first in range(0, channels, some):
+        yield slice(first, first + some), slice(group * first, group * (first + some))
+
+
 def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
     """||left - right|| <= tolerance ||right||."""
     difference, size = torch.linalg.vector_norm(left - right), torch.linalg.vector_norm(right)
@@ -137,6 +143,7 @@ def _convert(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, TensorRecord):
         return value._map(function)
     if isinstance(value, nn.Module):
+        # `_apply` works in place, and the module may be in use elsewhere.
         return copy.deepcopy(value)._apply(function)  # type: ignore[no-untyped-call]
     if isinstance(value, tuple):
         return tuple(_convert(item, function) for item in value)
@@ -198,6 +205,10 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks({name: factor * part for name, part in self.items()})
 
     __rmul__ = __mul__
+
+    def __truediv__(self, other: Blocks) -> Blocks:
+        """Quotients, block by block; every block is (B,)."""
+        return Blocks({name: part / other[name] for name, part in self.items()})
 
     def dot(self, other: Blocks) -> Blocks:
         """Inner products block by block and image by image; each block becomes (B,)."""

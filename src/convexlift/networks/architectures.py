@@ -9,7 +9,7 @@ from convexlift.networks.group_activations import GroupNorm
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, ForwardDifferences
 from convexlift.networks.smooth_activations import Huber, SmoothedLeakyReLU, SmoothedReLU
-from convexlift.operators.padding import Boundary
+from convexlift.operators.convolution import Boundary
 
 
 def baseline(

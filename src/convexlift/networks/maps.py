@@ -10,14 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexlift.operators.convolution import (
-    ConvolutionOperator,
-    DenseOperator,
-    DifferenceOperator,
-    PoolingOperator,
-)
+from convexlift.operators.convolution import BOUNDARIES, Boundary, ConvolutionOperator
+from convexlift.operators.imaging import DenseOperator, DifferenceOperator, PoolingOperator
 from convexlift.operators.linear import Composition, LinearOperator
-from convexlift.operators.padding import BOUNDARIES, Boundary
 from convexlift.parts import ProblemPart, require_at_least
 from convexlift.tensors import Shape
 

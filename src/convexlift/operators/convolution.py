@@ -1,34 +1,98 @@
-"""The linear maps inside networks, as operators: convolution, differences, pooling, dense."""
+"""Convolutions of images that continue past their edges, and filters in Fourier space."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.operators.linear import NORM_MARGIN, LinearOperator, power_iteration
-from convexlift.operators.padding import Boundary, Padding, most_copies
-from convexlift.operators.spectral import FLOOR
 from convexlift.tensors import Shape
 
+Boundary = Literal["zero", "circular", "reflect", "replicate"]
+BOUNDARIES: tuple[Boundary, ...] = ("zero", "circular", "reflect", "replicate")
+"""How an image continues past its edge; ``reflect`` does not repeat the edge pixel."""
 KNOWN_NORMS = 256
 """The number of convolutions whose norms are remembered."""
 _NORMS: dict[bytes, float] = {}
 LARGEST_KERNEL = 11
-"""Boundaries reach as far as kernels do, and a symbol knows of none: larger kernels have none."""
+"""The largest kernel with a symbol: symbols ignore boundaries, which reach as far as kernels do."""
+FLOOR = 5e-2
+"""Where an operator sees nothing, its symbol is this fraction of the largest value."""
 FEW_CHANNELS = 3
-"""Adjoints onto so many channels do without conv_transpose2d where it is slow: on CPUs, and in
-double precision."""
+"""Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
+in double precision."""
+
+
+class Padding(LinearOperator):
+    """x continued past its edges by ``margin`` = (rows, columns); the adjoint folds back."""
+
+    def __init__(self, input_shape: Shape, margin: tuple[int, int], boundary: Boundary) -> None:
+        height, width = input_shape[-2:]
+        limits = {"circular": (height, width), "reflect": (height - 1, width - 1)}
+        if any(m > n for m, n in zip(margin, limits.get(boundary, margin), strict=True)):
+            raise ValueError(
+                f"a {boundary} margin of {margin} does not fit an image of {height} x {width}"
+            )
+        self.input_shape = input_shape
+        self.margin = margin
+        self.boundary: Boundary = boundary
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The larger image."""
+        rows, columns = self.margin
+        mode = "constant" if self.boundary == "zero" else self.boundary
+        return F.pad(x, (columns, columns, rows, rows), mode=mode)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Every copy of a pixel added back to it."""
+        folded = _fold(y, -1, self.margin[1], self.boundary)
+        return _fold(folded, -2, self.margin[0], self.boundary)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Larger by twice the margin."""
+        height, width = input_shape[-2:]
+        return (*input_shape[:-2], height + 2 * self.margin[0], width + 2 * self.margin[1])
+
+
+def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
+    """The most copies of a pixel in the padded image, the product over both axes."""
+    if boundary == "zero":
+        return 1
+    # Wrapped or mirrored, a pixel has one copy on each side; repeated, it has all of a margin.
+    return math.prod(min(3, 2 * m + 1) if boundary != "replicate" else 2 * m + 1 for m in margin)
+
+
+def _fold(y: Tensor, axis: int, margin: int, boundary: Boundary) -> Tensor:
+    """Add the two margins of one axis to the pixels that they are copies of."""
+    size = y.shape[axis] - 2 * margin
+    core = y.narrow(axis, margin, size)
+    if margin == 0 or boundary == "zero":
+        return core
+    core = core.clone()
+    before, after = y.narrow(axis, 0, margin), y.narrow(axis, margin + size, margin)
+    if boundary == "circular":
+        core.narrow(axis, size - margin, margin).add_(before)
+        core.narrow(axis, 0, margin).add_(after)
+    elif boundary == "reflect":
+        core.narrow(axis, 1, margin).add_(before.flip(axis))
+        core.narrow(axis, size - 1 - margin, margin).add_(after.flip(axis))
+    else:
+        core.narrow(axis, 0, 1).add_(before.sum(axis, keepdim=True))
+        core.narrow(axis, size - 1, 1).add_(after.sum(axis, keepdim=True))
+    return core
 
 
 class ConvolutionOperator(LinearOperator):
     """(V x)_o = sum_i w_{oi} * x_i, the convolution of neural networks (a correlation).
 
-    The kernel size is odd, the margin (kernel - 1)/2: with stride 1 the size stays.
+    The kernel size is odd, the margin (kernel - 1)/2: with stride 1, images keep their size.
     """
 
     def __init__(
@@ -79,20 +143,23 @@ class ConvolutionOperator(LinearOperator):
         x = x if self.boundary == "zero" else self.padding(x)
         return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
 
-    def padded(self, x: Tensor) -> Tensor:
-        """x continued past its edges: the convolution of this needs no padding."""
-        return self.padding(x)
+    def on_padded(self, padded: Tensor, bias: Tensor | None) -> Tensor:
+        """V x + bias from x already continued past its edges by ``padding``; for stride 1."""
+        return F.conv2d(padded, self.weight, None if bias is None else bias.flatten())
 
-    def folded(self, c: Tensor) -> Tensor:
-        """The adjoint of ``padded``."""
-        return self.padding.adjoint(c)
+    def strips(self, rows: int) -> Iterator[tuple[slice, slice]]:
+        """A few rows of V x at a time, and the rows of the padded image they depend on."""
+        height = self._resolve(None)[-2]
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            yield slice(top, bottom), slice(top, bottom + 2 * self.margin[0])
 
     def adjoint(self, y: Tensor) -> Tensor:
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         slow = y.device.type == "cpu" or y.dtype == torch.float64
         if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
-            return self.folded(self.adjoint_on_padded(y))
+            return self.padding.adjoint(self.adjoint_on_padded(y))
         sizes = self.input_shape[-2:]
         # Rows and columns at the far edge that the stride skips and the transpose must restore.
         rest = [
@@ -161,7 +228,7 @@ class ConvolutionOperator(LinearOperator):
         """Computed on a CPU, once for equal convolutions: on a GPU, launches would dominate."""
         weight = self.weight.detach().cpu().contiguous()
         described = repr((weight.dtype, weight.shape, self.stride, self.boundary, shape))
-        numbers = weight.to(torch.float64).numpy().tobytes()
+        numbers = weight.to(torch.float64).numpy().tobytes()  # NumPy lacks bfloat16
         digest = hashlib.blake2b(numbers + described.encode()).digest()
         norm = _NORMS.get(digest)
         if norm is None:
@@ -205,7 +272,7 @@ class ConvolutionOperator(LinearOperator):
         """||V||^2 <= max (V* V q) / q for every q > 0 (Collatz and Wielandt), with stride 1.
 
         From a q that is constant in each channel, a few products V* V change it near the edge
-        only, by twice the margin each: the bound for a small image is that for every larger one.
+        only, by twice the margin each: the bound for a small image holds for every larger one.
         """
         products = 4
         small = self._cropped(kernel, shape, 4 * products * max(self.margin) + 1)
@@ -216,6 +283,7 @@ class ConvolutionOperator(LinearOperator):
         for _ in range(products):
             product = small.adjoint(small(q))
             bound = min(bound, float((product / q).max()))
+            # The bound needs q > 0: kernels with zeros may leave pixels without any product.
             q = (product / product.max()).clamp_min(1e-3) if bound > 0 else q
         return math.sqrt(bound)
 
@@ -225,145 +293,43 @@ class ConvolutionOperator(LinearOperator):
         return ConvolutionOperator(weight, smaller, 1, self.boundary)
 
 
-class DifferenceOperator(LinearOperator):
-    """grad x: (C, H, W) -> (2C, H, W), each channel's differences down and to the right.
+class SpectralFilter(LinearOperator):
+    """A x = F^-1 (s F x) with real s, on the torus; self-adjoint.
 
-    The last difference of each axis is zero (Neumann boundary). Both differences of a channel
-    are consecutive channels.
+    ``spectrum`` is s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies; it does not
+    determine the ``width`` W.
     """
 
-    single_operation = symbol_bounds = True
-
-    def __init__(self, input_shape: Shape) -> None:
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"differences take images of shape (channels, H, W), got {input_shape}"
-            )
-        self.input_shape = input_shape
+    def __init__(self, spectrum: Tensor, width: int) -> None:
+        self.spectrum = spectrum
+        self.size = (spectrum.shape[-2], width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """grad x."""
-        down = x.diff(dim=-2, append=x[..., -1:, :])
-        right = x.diff(dim=-1, append=x[..., -1:])
-        return torch.stack((down, right), dim=2).flatten(1, 2)
+        """F^-1 (s F x)."""
+        return filtered(x, self.spectrum)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """-div y."""
-        down, right = y[:, 0::2, :-1], y[:, 1::2, :, :-1]
-        vertical = F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
-        return vertical + F.pad(right, (1, 0)) - F.pad(right, (0, 1))
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """Twice the channels."""
-        return (2 * input_shape[0], *input_shape[1:])
-
-    def symbol(self, height: int, width: int, like: Tensor) -> Tensor:
-        """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero.
-
-        It is that of differences on a torus, where there are more of them.
-        """
-
-        def along(size: int) -> Tensor:
-            w = torch.fft.fftfreq(size, dtype=like.dtype, device=like.device)
-            return 2 - 2 * torch.cos(2 * torch.pi * w)
-
-        return along(height)[:, None] + along(width)[: width // 2 + 1] + FLOOR * 8
-
-    def norm(self, input_shape: Shape | None = None) -> float:
-        """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
-        return math.sqrt(8.0)
-
-    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """Two neighbours for each difference, two differences of each direction for a pixel."""
-        if adjoint:
-            return 2 * (bound[:, 0::2] + bound[:, 1::2])
-        return 2 * bound.repeat_interleave(2, dim=1)
-
-    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The number of terms."""
-        return 4 if adjoint else 2
+        """The same."""
+        return filtered(y, self.spectrum)
 
 
-class PoolingOperator(LinearOperator):
-    """The mean over each block of size x size pixels; size must divide the image."""
-
-    def __init__(self, size: int, input_shape: Shape) -> None:
-        if len(input_shape) != 3 or any(n % size for n in input_shape[-2:]):
-            raise ValueError(
-                f"average pooling by {size} does not divide an input of shape {input_shape}"
-            )
-        self.size = size
-        self.input_shape = input_shape
-
-    @property
-    def pool_size(self) -> int:  # type: ignore[override]
-        """The size of the blocks."""
-        return self.size
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Block means."""
-        return F.avg_pool2d(x, self.size)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Each value spread evenly over its block."""
-        *others, rows, columns = y.shape
-        blocks = (y / self.size**2)[..., None, :, None]
-        spread = blocks.expand(*others, rows, self.size, columns, self.size)
-        return spread.reshape(*others, rows * self.size, columns * self.size)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """Smaller by ``size``."""
-        return (input_shape[0], *(n // self.size for n in input_shape[-2:]))
-
-    def norm(self, input_shape: Shape | None = None) -> float:
-        """1/size, exactly, since P P* = I / size^2."""
-        return 1.0 / self.size
-
-    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """A mean is no larger than its terms; each term counts 1/size^2."""
-        return bound / self.size**2 if adjoint else bound
-
-    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The pixels of a block and the division."""
-        return 1 if adjoint else self.size**2 + 1
+def filtered(x: Tensor, spectrum: Tensor) -> Tensor:
+    """F^-1 (s F x) for images (B, C, H, W); s may differ from image to image, (B, 1, H, W//2+1)."""
+    image: Tensor = torch.fft.irfft2(spectrum * torch.fft.rfft2(x), s=x.shape[-2:])
+    return image
 
 
-class DenseOperator(LinearOperator):
-    """W x on the flattened input: (B, C, H, W) or (B, n) to (B, m)."""
+def energies(x: Tensor) -> Tensor:
+    """e = |F x|^2, (B, C, H, W//2 + 1), with <x, A x> = <s, e> for a ``SpectralFilter`` A."""
+    height, width = x.shape[-2:]
+    squares: Tensor = torch.fft.rfft2(x).abs().square() / (height * width)
+    # The half spectrum leaves out the mirror images of these columns.
+    squares[..., 1 : (width + 1) // 2] *= 2
+    return squares
 
-    def __init__(self, weight: Tensor, input_shape: Shape) -> None:
-        features = torch.Size(input_shape).numel()
-        if weight.shape[1] != features:
-            raise ValueError(
-                f"a dense map from {weight.shape[1]} features "
-                f"does not fit an input of shape {input_shape} ({features} features)"
-            )
-        self.weight = weight
-        self.input_shape = input_shape
 
-    def forward(self, x: Tensor) -> Tensor:
-        """W x."""
-        return x.flatten(1) @ self.weight.T
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """W^T y."""
-        assert self.input_shape is not None
-        return (y @ self.weight).reshape(-1, *self.input_shape)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        """(m,)."""
-        return (self.weight.shape[0],)
-
-    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """|W| times the bound; the largest of each channel, where the input has channels."""
-        if not adjoint:
-            return bound.expand(-1, *input_shape).flatten(1) @ self.weight.abs().T
-        spread = (bound @ self.weight.abs()).reshape(-1, *input_shape)
-        return spread if spread.ndim == 2 else spread.amax((2, 3), keepdim=True)
-
-    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
-        """The features that are summed."""
-        return self.weight.shape[0 if adjoint else 1]
-
-    def _norm(self, shape: Shape) -> float:
-        return float(torch.linalg.matrix_norm(self.weight.detach().to(torch.float64), ord=2))
+def frequencies(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """|xi| in cycles per pixel, (H, W//2 + 1)."""
+    rows = torch.fft.fftfreq(height, dtype=dtype, device=device)
+    columns = torch.fft.rfftfreq(width, dtype=dtype, device=device)
+    return torch.hypot(rows[:, None], columns)

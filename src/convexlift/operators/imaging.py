@@ -1,4 +1,4 @@
-"""Operators of imaging: weights for each pixel, masks and blurs."""
+"""Operators besides convolutions: weights of pixels, masks, blurs, differences, pooling, dense."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from convexlift.operators.convolution import BOUNDARIES, FLOOR, Boundary, Padding, most_copies
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.padding import BOUNDARIES, Boundary, Padding, most_copies
 from convexlift.tensors import Shape, first_non_finite, fits
 
 LARGEST_RADIUS = 1000
@@ -176,7 +176,7 @@ class Blur(LinearOperator, name="Blur"):
 
     @staticmethod
     def gaussian(sigma: float, boundary: Boundary = "reflect", radius: int | None = None) -> Blur:
-        """A Gaussian of standard deviation ``sigma`` pixels, cut at three of them."""
+        """A Gaussian of standard deviation ``sigma`` pixels, cut at 3 sigma by default."""
         if not 0 < sigma < math.inf:
             raise ValueError(f"a Gaussian blur needs sigma > 0, got {sigma}")
         reach = max(1, round(3 * sigma)) if radius is None else radius
@@ -190,3 +190,147 @@ class Blur(LinearOperator, name="Blur"):
         profile = torch.exp(-0.5 * (places / sigma) ** 2)
         profile = profile / profile.sum()
         return Blur(torch.outer(profile, profile), boundary)
+
+
+class DifferenceOperator(LinearOperator):
+    """grad x: (C, H, W) -> (2C, H, W), each channel's differences down and to the right.
+
+    The last difference of each axis is zero (Neumann boundary). Both differences of a channel
+    are consecutive channels.
+    """
+
+    single_operation = symbol_bounds = True
+
+    def __init__(self, input_shape: Shape) -> None:
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"differences take images of shape (channels, H, W), got {input_shape}"
+            )
+        self.input_shape = input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """grad x."""
+        down = x.diff(dim=-2, append=x[..., -1:, :])
+        right = x.diff(dim=-1, append=x[..., -1:])
+        return torch.stack((down, right), dim=2).flatten(1, 2)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """-div y."""
+        down, right = y[:, 0::2, :-1], y[:, 1::2, :, :-1]
+        vertical = F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+        return vertical + F.pad(right, (1, 0)) - F.pad(right, (0, 1))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Twice the channels."""
+        return (2 * input_shape[0], *input_shape[1:])
+
+    def symbol(self, height: int, width: int, like: Tensor) -> Tensor:
+        """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero.
+
+        It belongs to differences on a torus, which has more of them.
+        """
+
+        def along(size: int) -> Tensor:
+            w = torch.fft.fftfreq(size, dtype=like.dtype, device=like.device)
+            return 2 - 2 * torch.cos(2 * torch.pi * w)
+
+        return along(height)[:, None] + along(width)[: width // 2 + 1] + FLOOR * 8
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
+        return math.sqrt(8.0)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """Two neighbours for each difference, two differences of each direction for a pixel."""
+        if adjoint:
+            return 2 * (bound[:, 0::2] + bound[:, 1::2])
+        return 2 * bound.repeat_interleave(2, dim=1)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The number of terms."""
+        return 4 if adjoint else 2
+
+
+class PoolingOperator(LinearOperator):
+    """The mean over each block of size x size pixels; size must divide the image."""
+
+    def __init__(self, size: int, input_shape: Shape) -> None:
+        if len(input_shape) != 3 or any(n % size for n in input_shape[-2:]):
+            raise ValueError(
+                f"average pooling by {size} does not divide an input of shape {input_shape}"
+            )
+        self.size = size
+        self.input_shape = input_shape
+
+    @property
+    def pool_size(self) -> int:  # type: ignore[override]
+        """The size of the blocks."""
+        return self.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Block means."""
+        return F.avg_pool2d(x, self.size)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each value spread evenly over its block."""
+        *others, rows, columns = y.shape
+        blocks = (y / self.size**2)[..., None, :, None]
+        spread = blocks.expand(*others, rows, self.size, columns, self.size)
+        return spread.reshape(*others, rows * self.size, columns * self.size)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Smaller by ``size``."""
+        return (input_shape[0], *(n // self.size for n in input_shape[-2:]))
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """1/size, exactly, since P P* = I / size^2."""
+        return 1.0 / self.size
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """A mean is no larger than its terms; each term counts 1/size^2."""
+        return bound / self.size**2 if adjoint else bound
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The pixels of a block and the division."""
+        return 1 if adjoint else self.size**2 + 1
+
+
+class DenseOperator(LinearOperator):
+    """W x on the flattened input: (B, C, H, W) or (B, n) to (B, m)."""
+
+    def __init__(self, weight: Tensor, input_shape: Shape) -> None:
+        features = torch.Size(input_shape).numel()
+        if weight.shape[1] != features:
+            raise ValueError(
+                f"a dense map from {weight.shape[1]} features "
+                f"does not fit an input of shape {input_shape} ({features} features)"
+            )
+        self.weight = weight
+        self.input_shape = input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W x."""
+        return x.flatten(1) @ self.weight.T
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """W^T y."""
+        assert self.input_shape is not None
+        return (y @ self.weight).reshape(-1, *self.input_shape)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(m,)."""
+        return (self.weight.shape[0],)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """|W| times the bound; the largest of each channel, where the input has channels."""
+        if not adjoint:
+            return bound.expand(-1, *input_shape).flatten(1) @ self.weight.abs().T
+        spread = (bound @ self.weight.abs()).reshape(-1, *input_shape)
+        return spread if spread.ndim == 2 else spread.amax((2, 3), keepdim=True)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The features that are summed."""
+        return self.weight.shape[0 if adjoint else 1]
+
+    def _norm(self, shape: Shape) -> float:
+        return float(torch.linalg.matrix_norm(self.weight.detach().to(torch.float64), ord=2))

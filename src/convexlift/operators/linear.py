@@ -29,7 +29,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
     ``adjoint``; ``check_operator`` examines them.
 
     Attributes:
-        input_shape: the shape of one input, without the batch; None where any shape will do.
+        input_shape: the shape of one input, without the batch; None if any shape is accepted.
         nonnegative: whether A x >= 0 for every x >= 0, as for integrals along rays.
         single_operation: whether every entry of A x takes one operation, as a difference does.
         pool_size: the side of the blocks that A averages, if it is a pooling; else 1.
@@ -99,6 +99,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
         By power iteration, times ``NORM_MARGIN``, unless a subclass knows better.
         """
         shape = self._resolve(input_shape)
+        # Made on first use: subclasses need not call a constructor of this class.
         known: dict[Shape, float] = self.__dict__.setdefault("_norms", {})
         if shape not in known:
             known[shape] = self._norm(shape)
@@ -231,8 +232,8 @@ class Scaled(LinearOperator, name="Scaled"):
     @property
     def diagonal(self) -> Tensor | None:
         """c d, if A has a diagonal d."""
-        inner = self.operator.diagonal
-        return None if inner is None else self.factor * inner
+        d = self.operator.diagonal
+        return None if d is None else self.factor * d
 
     def transfer(self, input_shape: Shape) -> Tensor | None:
         """c k, if A is a circular convolution."""
@@ -326,8 +327,7 @@ class Composition(LinearOperator, name="Composition"):
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """The sum over the factors: relative errors add up."""
-        steps = self.steps(input_shape)
-        return sum(factor.roundings(inner, adjoint=adjoint) for factor, inner in steps)
+        return sum(K.roundings(shape, adjoint=adjoint) for K, shape in self.steps(input_shape))
 
     def select(self, images: Tensor) -> LinearOperator | None:
         """The composition of selections."""

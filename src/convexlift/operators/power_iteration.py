@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from convexlift.tensors import Shape, expand_per_image
 
-
-class Products(Protocol):
-    """The methods of an operator that are used here."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """A x."""
-        ...
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """A* y."""
-        ...
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Its tensors, for their precision and device."""
-        ...
+if TYPE_CHECKING:
+    from convexlift.operators.linear import LinearOperator
 
 
 def power_iteration(
-    operator: Products, shape: Shape, steps: int = 200, tolerance: float = 1e-5
+    operator: LinearOperator, shape: Shape, steps: int = 200, tolerance: float = 1e-5
 ) -> float:
     """A lower estimate of ||A||: the growth of x <- A* A x from a fixed random start.
 
     Operators that act differently on the images of a batch (a mask for each image) give the
-    largest norm among them.
-
-    Args:
-        operator: A.
-        shape: the shape of one input.
-        steps: at most so many products with A* A.
-        tolerance: stop once the estimate moves by less than this, relatively.
+    largest norm among them. After ``steps`` products with A* A, or once the estimate moves by less
+    than ``tolerance``, relatively, it ends.
     """
     example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
     with torch.no_grad():

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
-from convexlift.problems.data_bound import DataBound, Slack, bound_data
-from convexlift.problems.minorant import Minorant
-from convexlift.problems.saddle import DATA_DUAL, fitting_duals, made_feasible
-from convexlift.problems.tiled_objective import OnePass
+from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
+from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
+from convexlift.problems.minorant import Minorant, OnePass
 from convexlift.problems.variational import (
     Evaluation,
     VariationalProblem,
@@ -70,14 +69,6 @@ class Bound:
     constant: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class BestBounds:
-    """The best bound that holds everywhere, and the best of all; the gap is +inf for none."""
-
-    everywhere: Bound
-    near: Bound
-
-
 def certify(
     problem: VariationalProblem,
     x: Tensor,
@@ -92,14 +83,14 @@ def certify(
     precision, and holds in spite of rounding.
 
     Args:
-        problem: what x is claimed to solve.
+        problem: the problem that x is claimed to solve.
         x: (B, C, H, W).
         duals: the witness of an earlier solve, ``solution.duals``, which makes the bound tight
             also where the network has kinks. Without it the network's tangent at x is used:
             still a proof, and tight for smooth networks.
         tolerance: local guarantees, in problems that need them, are given only where the
             global gap is above this.
-        radius: for local guarantees (see ``Guarantee.WITHIN_RADIUS``).
+        radius: the radius of local guarantees (see ``Guarantee.WITHIN_RADIUS``).
     """
     require_problem(problem)
     if not radius > 0:
@@ -130,11 +121,8 @@ def certify(
             torch.sqrt(2 * absolute / _strong_convexity(double)),
             math.inf,
         )
-        return Certificate(
-            **{field.name: getattr(claimed, field.name) for field in fields(claimed)},
-            map=_gap_map(evaluation, bound),
-            distance_bound=distance,
-        )
+        map = _gap_map(evaluation, bound)
+        return Certificate(**vars(claimed), map=map, distance_bound=distance)
 
 
 def best_bounds(
@@ -144,15 +132,10 @@ def best_bounds(
     radius: float = RADIUS,
     *,
     tangent: bool = False,
-) -> BestBounds:
+) -> Scopes[Bound]:
     """The best of all candidates: a solver's duals made feasible, and the tangent at x.
 
-    Args:
-        problem: with the objective.
-        evaluation: of the images.
-        duals: of a solver that has them.
-        radius: for local bounds.
-        tangent: whether to try the tangent too if there are duals, which are nearly always better.
+    If there are duals, which are nearly always better, the tangent is tried with ``tangent`` only.
     """
     network, layers = problem.network, evaluation.layers
     minorants: list[tuple[Minorant, Tensor | None]] = []
@@ -167,7 +150,7 @@ def best_bounds(
 
 def judge(
     problem: VariationalProblem, x: Tensor, duals: Blocks | None
-) -> tuple[Evaluation, BestBounds]:
+) -> tuple[Evaluation, Scopes[Bound]]:
     """The objective at the images of a solver, and the best bounds there.
 
     In one pass over the first layer, without keeping it, where there is such a pass.
@@ -176,10 +159,9 @@ def judge(
     if one_pass is None or duals is None:
         evaluation = problem.evaluate(x)
         return evaluation, best_bounds(problem, evaluation, duals)
-    outcome = one_pass(problem.weight, x, duals)
-    evaluation = problem.evaluation(x, outcome.regularizer, last=outcome.last)
-    minorants = [(outcome.minorant, duals.get(DATA_DUAL))]
-    return evaluation, _best_of(problem, evaluation, minorants, RADIUS)
+    regularizer, minorant, last = one_pass(problem.weight, x, duals)
+    evaluation = problem.evaluation(x, regularizer, last=last)
+    return evaluation, _best_of(problem, evaluation, [(minorant, duals.get(DATA_DUAL))], RADIUS)
 
 
 def _best_of(
@@ -187,26 +169,18 @@ def _best_of(
     evaluation: Evaluation,
     minorants: list[tuple[Minorant, Tensor | None]],
     radius: float,
-) -> BestBounds:
-    """The best over minorants of weight R, each with the dual variable of the data, if any."""
-    best: BestBounds | None = None
-    for minorant, data_dual in minorants:
-        for v in _data_duals(problem, evaluation, data_dual):
-            for bound in _bounds(problem, evaluation, minorant, v, radius):
-                outside = torch.where(bound.data.everywhere, bound.gap, math.inf)
-                of_all = replace(bound, gap=outside)
-                if best is None:
-                    best = BestBounds(of_all, bound)
-                else:
-                    best = BestBounds(_smaller(best.everywhere, of_all), _smaller(best.near, bound))
-    assert best is not None
-    return best
+) -> Scopes[Bound]:
+    """The best over minorants of weight R, each with the dual variable of the data, if any.
 
-
-def _smaller(first: Bound, second: Bound) -> Bound:
-    chosen = choose_images(~(second.gap < first.gap), first, second)
-    assert isinstance(chosen, Bound)
-    return chosen
+    The gap is +inf where no bound holds everywhere.
+    """
+    candidates = (
+        Scopes(replace(bound, gap=torch.where(bound.data.everywhere, bound.gap, math.inf)), bound)
+        for minorant, data_dual in minorants
+        for v in _data_duals(problem, evaluation, data_dual)
+        for bound in _bounds(problem, evaluation, minorant, v, radius)
+    )
+    return best_of(candidates, lambda first, second: ~(second.gap < first.gap))
 
 
 def _data_duals(
@@ -216,11 +190,9 @@ def _data_duals(
     if problem.operator.diagonal is not None:
         yield None
         return
-    yield (
-        problem.fidelity.gradient(_precise_prediction(problem, evaluation))
-        .nan_to_num(0.0, 0.0, 0.0)
-        .to(evaluation.prediction)
-    )
+    slope = problem.fidelity.gradient(_precise_prediction(problem, evaluation))
+    # Every v proves a bound: after an overflow, 0 does as well as any.
+    yield slope.nan_to_num(0.0, 0.0, 0.0).to(evaluation.prediction)
     if known is not None and known.shape == problem.fidelity.y.shape:  # not of another scanner
         yield known
 
@@ -264,13 +236,8 @@ def _bounds(
 def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
     """objective - gap, and a little less: far from the optimum the two nearly cancel.
 
-    A diverging image has an objective of 1e20, say, and a gap as large; what rounding leaves of
-    their difference may be anything, and is no bound.
-
-    Args:
-        objective: of the images, (B,).
-        gap: the absolute gap there, (B,).
-        precision: of the images both were computed from.
+    A diverging image has an objective of 1e20, say, and a gap as large; their difference may be
+    nothing but rounding error, and no bound. ``precision`` is the precision of the images.
     """
     return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
 
@@ -301,7 +268,7 @@ def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
 
 
 def _spread(values: Tensor, height: int, width: int) -> Tensor:
-    """Local terms to the image's grid, keeping their sum; unplaced ones go everywhere."""
+    """Local terms spread over the image's grid, keeping their sum; others go everywhere."""
     if values.ndim == 4 and height % values.shape[-2] == 0 and width % values.shape[-1] == 0:
         rows, columns = height // values.shape[-2], width // values.shape[-1]
         coarse = values.sum(1, keepdim=True) / (rows * columns)

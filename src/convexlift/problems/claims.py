@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
+from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rounding import (
     Rounded,
@@ -25,17 +26,8 @@ from convexlift.problems.rounding import (
     sum_rate,
     total,
 )
-from convexlift.problems.saddle import feasible_duals
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import (
-    Blocks,
-    Shape,
-    TensorRecord,
-    choose_images,
-    foreign_parts,
-    join_images,
-    select_images,
-)
+from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
@@ -70,7 +62,7 @@ class Claim(TensorRecord):
         lower_bound: no image has a smaller objective, in the sense of ``guarantee``; rounded down.
         gap: (objective - lower_bound) / |objective|.
         guarantee: the scope of the bound.
-        radius: of the local guarantees among them.
+        radius: the radius of the local guarantees among them.
         duals: the feasible dual variables p_i that prove the bound.
         theta: (B,), the share of the minorant that they define; the rest is weight min R.
         data_dual: the dual variable v of the data in double precision; None behind a diagonal
@@ -86,15 +78,6 @@ class Claim(TensorRecord):
     duals: Blocks
     theta: Tensor
     data_dual: Tensor | None
-
-    def part(self, rows: slice) -> Self:
-        """The claim about some of the images."""
-        return select_images(self, rows)
-
-    @classmethod
-    def join(cls, claims: Sequence[Self]) -> Self:
-        """One claim about all images of several."""
-        return join_images(claims)
 
 
 class InSinglePrecision(LinearOperator):
@@ -143,15 +126,10 @@ def claim(
     tolerance: float,
     radius: float = RADIUS,
 ) -> Claim:
-    """The claim about x that dual variables prove.
+    """The claim about x that dual variables, the witness, prove once they are feasible.
 
-    Args:
-        problem: as it was stated.
-        double: the same, from ``in_double``.
-        x: (B, C, H, W).
-        witness: dual variables, which are made feasible.
-        tolerance: a local guarantee is given only where the global gap is above this.
-        radius: of local guarantees.
+    ``double`` is the problem from ``in_double``. A local guarantee, for this radius, is given only
+    where the global gap is above the tolerance.
     """
     y = problem.fidelity.y
     witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})
@@ -199,28 +177,20 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
         error = error + (pixels * network.output * each * (1 + 1e-9)).flatten(1).sum(1)
         regularizer = regularizer + part.value.sum(1)
     regularizer = weight * (regularizer + error)
-    data_term, error = total(Rounded.exact(_data_densities(problem, x)))
+    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
+    data_term, error = total(Rounded.exact(problem.fidelity.density_above(w.value, w.error)))
     data_term = data_term + error
     objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
     return torch.where(problem.bounds.contains(x), objective, math.inf)
 
 
-def _data_densities(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """f at every datum, rounded up."""
-    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
-    return problem.fidelity.density_above(w.value, w.error)
-
-
 def _preactivation(
     network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
 ) -> Rounded:
-    terms = [
+    a = reduce(operator.add, [
         product(K, values[source], network.source_shape(source, image_shape))
         for source, K in layer.operators.items()
-    ]
-    a = terms[0]
-    for term in terms[1:]:
-        a = a + term
+    ])  # fmt: skip
     if layer.bias is None:
         return a
     size = a.size + layer.bias.abs()
@@ -232,6 +202,7 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
 
     No image of that precision can be expected to have a smaller gap than this.
     """
+    # Drawn on the CPU, so that every device gets the same signs.
     signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     upwards = torch.where(signs > 0, math.inf, -math.inf).to(x.dtype)
     moved = double.bounds.project(torch.nextafter(x, upwards))
@@ -244,8 +215,8 @@ def prefer_near(
 ) -> Tensor:
     """Which images are to have a local guarantee, from the two relative gaps.
 
-    Only in problems that admit no better in general, and there only where the local bound is
-    better than a global one that is not enough.
+    Only in problems that admit nothing better in general, and there only where the global bound
+    is not enough and the local one is better.
     """
     return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
 

@@ -13,18 +13,45 @@ If it stays unbounded, there is a bound near x only: the guarantee is then a loc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from convexlift.problems.variational import Evaluation, VariationalProblem
-from convexlift.tensors import expand_per_image, sum_per_image
+from convexlift.tensors import choose_images, expand_per_image, sum_per_image
 
+B = TypeVar("B")
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
+LEVELS = (0.001, 0.01, 0.1, 0.5)
+"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scopes(Generic[B]):
+    """The best bound for all images of the box, and the best for images near x."""
+
+    everywhere: B
+    near: B
+
+
+def best_of(candidates: Iterable[Scopes[B]], keep: Callable[[B, B], Tensor]) -> Scopes[B]:
+    """The best bound of each scope; ``keep(first, second)`` says for which images the first is."""
+
+    def better(first: B, second: B) -> B:
+        chosen: B = choose_images(keep(first, second), first, second)
+        return chosen
+
+    return reduce(
+        lambda one, other: Scopes(
+            better(one.everywhere, other.everywhere), better(one.near, other.near)
+        ),
+        candidates,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +112,10 @@ def bound_data(
     slack: Slack,
     radius: float,
 ) -> Iterator[DataBound]:
-    """Bounds for slope c, which is mixed or shifted if it leaves pixels unbounded.
+    """Bounds for the slope c of the minorant, mixed or shifted if it leaves pixels unbounded.
 
-    Args:
-        problem: the problem.
-        evaluation: of the images x.
-        c: the slope of the minorant of weight R.
-        v: a dual variable for the data; unused (and may be None) behind a diagonal operator.
-        slack: of the minorants at x.
-        radius: pixels that nothing else bounds are compared with those within this distance.
+    v is a dual variable for the data; unused (and may be None) behind a diagonal operator. Pixels
+    that nothing else bounds are compared with values within the radius.
     """
     if problem.operator.diagonal is not None:
         yield from _diagonal_bounds(problem, evaluation, c, slack, radius)
@@ -138,7 +160,7 @@ def _over_box(
     x: Tensor,
     radius: float,
 ) -> tuple[Tensor, Tensor]:
-    """An excess over the box, or where that is infinite over its part near x; and where it is."""
+    """The excess over the box (near x only, where that is infinite), and where it is infinite."""
     lower, upper = problem.bounds.lower, problem.bounds.upper
     whole = excess(torch.full_like(x, lower), torch.full_like(x, upper))
     free = whole.isinf()
@@ -200,7 +222,7 @@ def _general_bounds(
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
     if bool(torch.isfinite(delta).any()):
-        # A few roundings above what is needed, else the largest entry misses its zero.
+        # Larger by a few roundings, or the largest entry would miss its zero.
         delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
         shifted = v + expand_per_image(delta, v) * ones
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
@@ -213,12 +235,12 @@ def _general_bounds(
         return
     end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
     scale = abs(end) if math.isfinite(end) else 1.0
-    for fraction in (0.001, 0.01, 0.1, 0.5):
+    for fraction in LEVELS:
         level = fraction * scale
         m = level * push  # the gradient of the mixture's other end, (v, p) = (level, 0)
         keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
         theta = keep.flatten(1).amin(1)
-        # Again a few roundings beyond, measured by what is given up.
+        # Again with a few roundings to spare, relative to the share that is given up.
         theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * ones

@@ -6,13 +6,24 @@ Since R is nondecreasing in every z_i, larger z_i never help: the minimisers x a
 paper's Theorem), and each constraint is the epigraph of an activation, onto which one projects
 unit by unit. In a residual layer the constraint reads (a_i, z_i - z_{i-1}) in epi h_i.
 
-For a layer that is used only through a pooling P, p_i >= P h_i(a_i) is enough (``pooling``). The
-block "z1" then holds p_1, and v_{1,2} has its size.
+Where the only user of z_i is a map W P with P the mean over blocks of pixels, R depends on z_i
+through P z_i alone, and the constraint may be put on the mean:
+
+    p_i >= P h_i(a_i),    a_{i+1} = W p_i + ...
+
+The minimisers x are the same again (the paper's Theorem for the convex function P h_i), and p_i is
+smaller than z_i by the size of a block. The block "z1" then holds p_1, and v_{1,2} has its size.
+
+The result is a saddle-point problem with named blocks,
+
+    min_u max_v  <K u, v> + g(u) - sum_i f_i*(v_i),    u = (x, z_1, ..., z_{L-1}).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -30,20 +41,154 @@ from convexlift.functionals.terms import (
     PooledEpigraphTerm,
     PrimalTerm,
 )
-from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.problems.pooling import pooled_layers
-from convexlift.problems.saddle import (
-    BOX_DUAL,
-    DATA_DUAL,
-    BlockOperator,
-    SaddlePointProblem,
-    dual_names,
-    made_feasible,
-    primal_name,
-)
-from convexlift.problems.tiled_objective import OnePass
+from convexlift.networks.bound_network import BackwardPass, BoundNetwork
+from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape
+from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
+
+
+def primal_name(source: int) -> str:
+    """x for source 0, else z_1, z_2, ..."""
+    return "x" if source == 0 else f"z{source}"
+
+
+def dual_names(layer: int, layers: int) -> tuple[str, ...]:
+    """(v_{i,1}, v_{i,2}) for the layers with an epigraph, v_L for the last one."""
+    return (f"v{layer}",) if layer == layers else (f"v{layer},1", f"v{layer},2")
+
+
+DATA_DUAL = "v0"
+"""The dual block of a dualised fidelity."""
+BOX_DUAL = "vx"
+"""The dual block of a dualised box."""
+
+
+def made_feasible(
+    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks, *, to_image: bool = True
+) -> BackwardPass:
+    """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
+    count = len(network.layers)
+
+    def clip(i: int, t: Tensor) -> Tensor:
+        return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
+
+    return network.backward(weight, like, clip, to_image=to_image)
+
+
+def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
+    """The dual variables p_i themselves, and the dual variable of the data, unchanged."""
+    count = len(network.layers)
+    feasible = made_feasible(network, weight, like, duals, to_image=False).p
+    parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}
+    if DATA_DUAL in duals:
+        parts[DATA_DUAL] = duals[DATA_DUAL]
+    return Blocks(parts)
+
+
+def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
+    """Dual variables, if they have the shapes of this network's preactivations; else None."""
+    if duals is None:
+        return None
+    count, batch = len(network.layers), x.shape[0]
+    for i, layer in enumerate(network.layers, start=1):
+        part = duals.get(dual_names(i, count)[0])
+        channels, *others = layer.shape
+        if part is None or part.shape != (batch, layer.activation.group * channels, *others):
+            return None
+    return duals
+
+
+@dataclass(frozen=True, eq=False)
+class BlockOperator(TensorRecord):
+    """K, by rows: ``rows[v][u]`` is the operator from primal block u to dual block v."""
+
+    rows: dict[str, dict[str, LinearOperator]]
+    shapes: dict[str, Shape]
+
+    def __call__(self, u: Blocks) -> Blocks:
+        """K u."""
+        return Blocks({v: reduce(torch.add, [K(u[name]) for name, K in row.items()])
+                       for v, row in self.rows.items()})  # fmt: skip
+
+    def adjoint(self, v: Blocks) -> Blocks:
+        """K* v."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.shapes}
+        for dual, row in self.rows.items():
+            for name, K in row.items():
+                parts[name].append(K.adjoint(v[dual]))
+        return Blocks({name: reduce(torch.add, terms) for name, terms in parts.items()})
+
+    def squared_norms(self) -> dict[str, dict[str, float]]:
+        """||K_vu||^2 for every block, an upper estimate."""
+        return {
+            v: {name: K.norm(self.shapes[name]) ** 2 for name, K in row.items()}
+            for v, row in self.rows.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class SaddlePointProblem(TensorRecord):
+    """min_u  sum_i f_i(K_i u) + g(u), the form PDHG works on (paper section 4).
+
+    Attributes:
+        K: the operator, rows named after the dual blocks.
+        f: f_0 (if the fidelity is dualised), f_1, ..., f_L, each with the names of its rows.
+        g: the primal terms; blocks without one are free.
+    """
+
+    K: BlockOperator
+    f: tuple[tuple[tuple[str, ...], DualTerm], ...]
+    g: dict[str, PrimalTerm]
+
+    def prox_g(self, u: Blocks, tau: Blocks) -> Blocks:
+        """prox_g^T, block by block; the free blocks stay."""
+        return Blocks(
+            {
+                name: self.g[name].prox(part, expand_per_image(tau[name], part))
+                if name in self.g
+                else part
+                for name, part in u.items()
+            }
+        )
+
+    def prox_f_conjugate(self, v: Blocks, sigma: Blocks) -> Blocks:
+        """prox_{f_i*}^{S_i} for every i."""
+        parts: dict[str, Tensor] = {}
+        for names, term in self.f:
+            values = tuple(v[name] for name in names)
+            steps = tuple(expand_per_image(sigma[name], v[name]) for name in names)
+            parts.update(zip(names, term.conjugate_prox(values, steps), strict=True))
+        return Blocks(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """The map W P of layer ``user``, in its two parts: ``rest`` is W, ``pooling`` is P."""
+
+    user: int
+    rest: LinearOperator
+    pooling: LinearOperator
+
+
+def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
+    """The layers, by number, that can be lifted after their pooling.
+
+    They take one channel at a time, are not residual and not added to in a residual layer, and
+    have one user, whose map begins with a pooling.
+    """
+    found = {}
+    for i, layer in enumerate(network.layers[:-1], start=1):
+        users = {j: user.operators[i] for j, user in enumerate(network.layers, start=1)
+                 if i in user.operators}  # fmt: skip
+        residual = layer.residual or network.layers[i].residual
+        if layer.activation.group != 1 or residual or len(users) != 1:
+            continue
+        ((user, operator),) = users.items()
+        first, *others = [step for step, _ in operator.steps(layer.shape)]
+        if first.pool_size > 1:
+            rest = tuple(reversed(others)) or (Identity(),)
+            found[i] = Pooled(user, Composition(rest), first)
+    return found
 
 
 def lift(
@@ -128,54 +273,3 @@ def _fidelity_term(problem: VariationalProblem) -> PrimalTerm | None:
                 root * transfer, root * torch.fft.rfft2(fidelity.y.double())
             )
     return None
-
-
-def lifted_start(
-    problem: VariationalProblem,
-    saddle: SaddlePointProblem,
-    x: Tensor,
-    duals: Blocks | None = None,
-) -> tuple[Blocks, Blocks]:
-    """Primal blocks by a forward pass from the image x, dual blocks by one backward pass.
-
-    The duals are those of the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2}
-    (the sum of t_i over a block, where layer i was lifted after its pooling),
-    and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
-    comes from the ``duals`` of an earlier solution by any method, made feasible.
-    """
-    count = len(problem.network.layers)
-    one_pass = OnePass.of(problem.network)
-    u = {"x": x}
-    v = {}
-    if count == 1 and one_pass is not None and duals is None:
-        v[dual_names(1, 1)[0]] = one_pass.tangent(problem.weight, x)
-    else:
-        layers = problem.network.hidden(x)
-        if duals is None:
-            backward = problem.network.tangent(problem.weight, x, layers.a)
-        else:
-            backward = made_feasible(problem.network, problem.weight, x, duals)
-        for i in range(1, count + 1):
-            names = dual_names(i, count)
-            v[names[0]] = backward.p[i - 1]
-            if i < count:
-                u[primal_name(i)] = layers.z[i - 1]
-                v[names[1]] = -backward.t[i - 1]
-    for names, term in saddle.f:
-        if isinstance(term, PooledEpigraphTerm):
-            (block,) = saddle.K.rows[names[1]]
-            u[block] = term.block_means(u[block])
-            v[names[1]] = term.size**2 * term.block_means(v[names[1]])
-    if DATA_DUAL in saddle.K.rows:
-        gradient = problem.fidelity.gradient(problem.operator(x))
-        known = None if duals is None else duals.get(DATA_DUAL)
-        if known is not None and known.shape != gradient.shape:  # of another scanner
-            known = None
-        v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(
-            gradient if known is None else known
-        )
-    if BOX_DUAL in saddle.K.rows:  # the part of the force that pushes against the box
-        v[BOX_DUAL] = torch.zeros_like(x)
-        force = saddle.K.adjoint(Blocks(v))["x"]
-        v[BOX_DUAL] = problem.bounds.pressure(x, -force)
-    return Blocks(u), Blocks({name: v[name] for name in saddle.K.rows})

@@ -5,22 +5,46 @@ For slopes s_i in dom h_i*, a backward pass (``BoundNetwork.backward``) gives
     weight R(x) = <c, x> + const + sum_i <t_i, h_i(a_i) + h_i*(s_i) - s_i a_i>,
 
 whose last sum, of nonnegative local terms, is the slack of the minorant <c, x> + const at x.
+
+``OnePass`` computes R and the minorant together, strip of rows by strip of rows. Where the first
+layer is a convolution of the image, only a = V x + b and its dual variable v are large. The
+multipliers t of that layer come from the layers above, by a backward pass that does not depend on
+a. So one pass over strips and channels that stay in a processor's cache,
+
+    z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
+
+reads v once and stores neither a nor z nor p. Above it, only <W_L, z> is needed if there is no
+other layer, or else the block means P z: the image of a smaller network.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.networks.bound_network import BackwardPass, BoundNetwork, ForwardPass
-from convexlift.problems.saddle import dual_names
-from convexlift.tensors import Blocks, sum_per_image
+from convexlift.networks.bound_network import (
+    IMAGE,
+    BackwardPass,
+    BoundLayer,
+    BoundNetwork,
+    ForwardPass,
+)
+from convexlift.operators.linear import LinearOperator
+from convexlift.problems.lifting import dual_names, pooled_layers
+from convexlift.tensors import Blocks, channel_slices, sum_per_image
 
 CACHED = 2**18
-"""Numbers per step."""
+"""Numbers per step of the plain computation."""
+STRIP = 2**19
+"""Numbers of a in a strip (2 MB), for which convolutions are fast."""
+CHUNK = 2**17
+"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
+WORTHWHILE = 2**17
+"""Layers with fewer numbers are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +88,170 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
     count = t.shape[1]
     some = max(1, CACHED * count // t.numel())
     place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
-    for first in range(0, count, some):
-        outputs = slice(first, first + some)
-        inputs = slice(h.group * first, h.group * (first + some))
+    for outputs, inputs in channel_slices(h.group, count, some):
         _, loss = h.value_and_loss(a[:, inputs], p[:, inputs], t[:, outputs])
         place += loss.sum(1, keepdim=True)
         total += sum_per_image(loss)
     return place, total
+
+
+class OnePass:
+    """The pass for one network, image by image."""
+
+    def __init__(self, network: BoundNetwork, pooling: LinearOperator | None) -> None:
+        self.network, self.pooling = network, pooling
+        self.layer: BoundLayer = network.layers[0]
+        operator = self.layer.operators[IMAGE].convolution
+        assert operator is not None
+        self.operator = operator
+        # Strips fit the caches of processors; on a GPU, fewer launches are faster.
+        self._cached = operator.weight.device.type == "cpu"
+
+    @staticmethod
+    def of(network: BoundNetwork) -> OnePass | None:
+        """For a large convolution of stride 1, the only layer or pooled; else None."""
+        first, *above = network.layers
+        if (
+            first.operators[IMAGE].convolution is None
+            or first.activation.group * torch.Size(first.shape).numel() < WORTHWHILE
+        ):
+            return None
+        if not above:
+            return OnePass(network, None)
+        pooled = pooled_layers(network).get(1)
+        if pooled is None or any(IMAGE in layer.operators for layer in above):
+            return None
+        return OnePass(network, pooled.pooling)
+
+    def __call__(
+        self, weight: float, x: Tensor, duals: Blocks
+    ) -> tuple[Tensor, Minorant, Tensor | None]:
+        """R at x, the minorant of weight R from dual variables, made feasible, and a_L if small."""
+        count = len(self.network.layers)
+        used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
+        v, *others = used.values()
+        above = _Above(self.network, weight, x)
+        if self.pooling is not None:
+            above = _Head(self.network, weight, others)
+        padded = self.operator.padding(x)
+        c = torch.zeros_like(padded)
+        slack = x.new_zeros(x.shape[0], dtype=torch.float64)
+        h = self.layer.activation
+        for image, rows, halo in self._strips(x.shape[0]):
+            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
+            for outputs, inputs in self._channels(a):
+                t = above.multipliers((image, outputs, rows))
+                p = h.clip_to_slopes(v[image, inputs, rows], t)
+                z, loss = h.value_and_loss(a[:, inputs], p, t)
+                above.take((image, outputs, rows), z)
+                slack[image] += sum_per_image(loss)
+                a[:, inputs] = p  # in the place of a
+            c[image, :, halo] += self.operator.adjoint_on_padded(a)
+        regularizer, rest, last = above.finish()
+        minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
+        return regularizer, minorant, last
+
+    def tangent(self, weight: float, x: Tensor) -> Tensor:
+        """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
+        assert self.pooling is None
+        h, above = self.layer.activation, _Above(self.network, weight, x)
+        padded = self.operator.padding(x)
+        _, height, width = self.layer.shape
+        p = x.new_empty((x.shape[0], self.operator.weight.shape[0], height, width))
+        for image, rows, halo in self._strips(x.shape[0]):
+            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
+            for outputs, inputs in self._channels(a):
+                t = h.spread(above.multipliers((image, outputs, rows)))
+                p[image, inputs, rows] = t * h.derivative(a[:, inputs])
+        return p
+
+    def _strips(self, batch: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Images, rows of a, and the rows of the padded image that they depend on."""
+        _, height, width = self.layer.shape
+        images, step = batch, height
+        if self._cached:
+            block = 1 if self.pooling is None else self.pooling.pool_size
+            rows = max(16, STRIP // (self.operator.weight.shape[0] * width))
+            images, step = 1, block * max(1, rows // block)
+        for i in range(0, batch, images):
+            for rows_of_a, halo in self.operator.strips(step):
+                yield slice(i, i + images), rows_of_a, halo
+
+    def _channels(self, a: Tensor) -> Iterator[tuple[slice, slice]]:
+        """A few channels of z, and the channels of a they come from."""
+        group = self.layer.activation.group
+        some = max(1, CHUNK // (group * a[0, 0].numel())) if self._cached else a.shape[1]
+        return channel_slices(group, a.shape[1] // group, some)
+
+
+Place = tuple[slice, slice, slice]
+"""Images, channels of z, and rows."""
+
+
+class _Above:
+    """The layers above the first: none here, so that t = weight W_L and R = <W_L, z>."""
+
+    def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
+        self.w = network.output[None]
+        self.t = weight * self.w
+        self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
+
+    def multipliers(self, place: Place) -> Tensor:
+        """t there, or numbers that broadcast to it."""
+        return _at(self.t, place)
+
+    def take(self, place: Place, z: Tensor) -> None:
+        """Receive z there."""
+        self.total[place[0]] += sum_per_image(_at(self.w, place) * z)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """R(x), the slack of the layers above, and the preactivations of the last of them."""
+        return self.total, torch.zeros_like(self.total), None
+
+
+class _Head(_Above):
+    """The layers above a pooling, as a network of the block means."""
+
+    def __init__(self, network: BoundNetwork, weight: float, duals: list[Tensor]) -> None:
+        pooled = pooled_layers(network)[1]
+        self.pooling = pooled.pooling
+        layers = [
+            replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
+                                      for j, operator in layer.operators.items()})
+            for layer in network.layers[1:]
+        ]  # fmt: skip
+        self.network = BoundNetwork(tuple(layers), network.output)
+        shape = self.pooling.output_shape(network.layers[0].shape)
+        self.means = duals[0].new_empty((duals[0].shape[0], *shape))
+
+        def clip(i: int, t: Tensor) -> Tensor:
+            return layers[i - 1].activation.clip_to_slopes(duals[i - 1], t)
+
+        self.backward = self.network.backward(weight, self.means, clip)
+
+    def multipliers(self, place: Place) -> Tensor:
+        return self.pooling.adjoint(self.backward.c[self._blocks(place)])
+
+    def take(self, place: Place, z: Tensor) -> None:
+        size = self.pooling.pool_size
+        *others, height, width = z.shape
+        blocks = z.reshape(*others, height // size, size, width // size, size)
+        # Rows first: several times faster than avg_pool2d on a CPU.
+        self.means[self._blocks(place)] = blocks.sum(-3).sum(-1) / size**2
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        layers = self.network.forward(self.means)
+        _, slack = layer_losses(self.network, layers, self.backward)
+        return self.network.value(layers.z[-1]), slack, layers.a[-1]
+
+    def _blocks(self, place: Place) -> Place:
+        image, channels, rows = place
+        size = self.pooling.pool_size
+        return image, channels, slice(rows.start // size, rows.stop // size)
+
+
+def _at(weights: Tensor, place: Place) -> Tensor:
+    """Weights of channels, (1, C, 1, 1), or of every entry, at a place."""
+    _, channels, rows = place
+    here = weights[:, channels]
+    return here if here.shape[-2] == 1 else here[..., rows, :]

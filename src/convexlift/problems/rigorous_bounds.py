@@ -24,6 +24,8 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
+from convexlift.problems.data_bound import LEVELS, MIXTURES, Scopes, best_of
+from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
@@ -39,16 +41,12 @@ from convexlift.problems.rounding import (
     sum_rate,
     total,
 )
-from convexlift.problems.saddle import DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, expand_per_image
 
-MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
-"""Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
-LEVELS = (0.001, 0.01, 0.1, 0.5)
-"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
 SPARE = 8
-"""Numbers that must not be negative are at least so many error bounds, for checkers with others."""
+"""Numbers that must not be negative exceed their error bounds by this factor: other checkers may
+have larger error bounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ class ProvenBound:
     """A lower bound for each image, and the numbers beside p_i that prove it.
 
     Attributes:
-        value: (B,); -inf for none.
+        value: (B,); -inf if there is no bound.
         theta: (B,), the mixture of minorants.
         v: the dual variable of the data, behind an operator that is not diagonal.
     """
@@ -64,14 +62,6 @@ class ProvenBound:
     value: Tensor
     theta: Tensor
     v: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class ProvenBounds:
-    """The best bound for all images of the box, and the best for those near x."""
-
-    everywhere: ProvenBound
-    near: ProvenBound
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +153,11 @@ def _constant(problem: VariationalProblem) -> Tensor:
 
 def bounds_below(
     problem: VariationalProblem, x: Tensor, duals: Blocks, radius: float
-) -> ProvenBounds:
+) -> Scopes[ProvenBound]:
     """The best lower bounds that dual variables prove, everywhere and near x.
 
-    Args:
-        problem: in double precision.
-        x: the images that local bounds are about, in double precision.
-        duals: p_i for each layer, and v for data behind an operator that is not diagonal.
-        radius: of the local bounds, on pixels that nothing else bounds.
+    Problem and x are in double precision. ``duals`` are p_i for each layer, and v for data behind
+    an operator that is not diagonal. The radius counts on pixels that nothing else bounds.
     """
     minorant = minorant_below(problem, duals)
     if problem.operator.diagonal is not None:
@@ -178,18 +165,7 @@ def bounds_below(
     else:
         v = duals[DATA_DUAL].to(problem.fidelity.y)
         candidates = _behind_operator(problem, x, minorant, v, radius)
-    best = next(candidates)
-    for other in candidates:
-        best = ProvenBounds(
-            _better(best.everywhere, other.everywhere), _better(best.near, other.near)
-        )
-    return best
-
-
-def _better(first: ProvenBound, second: ProvenBound) -> ProvenBound:
-    chosen = choose_images(~(second.value > first.value), first, second)
-    assert isinstance(chosen, ProvenBound)
-    return chosen
+    return best_of(candidates, lambda first, second: ~(second.value > first.value))
 
 
 def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
@@ -202,19 +178,19 @@ def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
 
 def _behind_diagonal(
     problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, radius: float
-) -> Iterator[ProvenBounds]:
+) -> Iterator[Scopes[ProvenBound]]:
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
     d = problem.operator.diagonal.to(x).expand_as(x)
     whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
 
-    def bounds(theta: Tensor) -> ProvenBounds:
+    def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c = minorant.c.times(theta)
         everywhere = locally = _pixel_infima(problem, c, d, *whole)
         if bool((free := everywhere.isinf()).any()):
             locally = torch.where(free, _pixel_infima(problem, c, d, *near), everywhere)
         mixed = _mixed(minorant, theta)
-        return ProvenBounds(*(
+        return Scopes(*(
             ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
         ))  # fmt: skip
 
@@ -254,23 +230,23 @@ def _box_around(
 def _pixel_infima(
     problem: VariationalProblem, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
-    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c that it may be."""
+    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error."""
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
     unseen = problem.fidelity.density(torch.zeros_like(d)) * (1 - problem.fidelity.density_rounding)
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
-    least: Tensor | None = None
-    for side in (-1.0, 1.0):
+
+    def at_end(side: float) -> Tensor:
         end = c.value + side * c.error * (1 + gamma(1))
         slope = end / safe
+        # Divisions by 1 or -1 are exact; others are rounded outwards.
         slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
         of_seen = problem.fidelity.infimum_below(slope, low, high)
-        value = torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
-        least = value if least is None else torch.minimum(least, value)
-    assert least is not None
-    return least
+        return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
+
+    return torch.minimum(at_end(-1.0), at_end(1.0))
 
 
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -288,18 +264,18 @@ def _sum_below(values: Tensor) -> Tensor:
 
 def _behind_operator(
     problem: VariationalProblem, x: Tensor, minorant: RoundedMinorant, v: Tensor, radius: float
-) -> Iterator[ProvenBounds]:
+) -> Iterator[Scopes[ProvenBound]]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box, shape = problem.operator, problem.bounds, problem.image_shape
     whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
 
-    def bounds(v: Tensor, g: Rounded, theta: Tensor) -> ProvenBounds:
+    def bounds(v: Tensor, g: Rounded, theta: Tensor) -> Scopes[ProvenBound]:
         ends = [g.value - g.error * (1 + gamma(1)), g.value + g.error * (1 + gamma(1))]
         everywhere = torch.minimum(*(_linear_infima(end, *whole) for end in ends))
         locally = torch.minimum(*(_linear_infima(end, *near) for end in ends))
         locally = torch.where(everywhere.isinf(), locally, everywhere)
         rest = _sum_below(-problem.fidelity.conjugate_above(v)) + _mixed(minorant, theta)
-        return ProvenBounds(*(
+        return Scopes(*(
             ProvenBound(_sum_below(pixels) + rest, theta, v) for pixels in (everywhere, locally)
         ))  # fmt: skip
 
@@ -323,7 +299,7 @@ def _behind_operator(
     ones = direction * measured
     push = product(A, Rounded.exact(ones.expand_as(v).contiguous()), shape, adjoint=True)
     usable = sign * push.value > 2 * SPARE * push.error
-    # Sums of v and multiples of ones are rounded: A* of that is off by this much at the most.
+    # Sums of v and multiples of ones are rounded: A* of them is off by this much at most.
     off_by = A.magnitude(torch.ones_like(largest(v)), shape, adjoint=True)
     if A.nonnegative:  # pixel by pixel: nothing comes to pixels that no datum sees
         off_by = A.adjoint(torch.ones_like(v)) * (1 + 1e-9)

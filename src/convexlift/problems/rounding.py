@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape
+from convexlift.tensors import Shape, channel_slices
 
 UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
@@ -26,7 +26,7 @@ ELEMENTARY = 32
 CACHED = 2**17
 """Numbers per step on a CPU (1 MB)."""
 BLOCK = 1024
-"""Sums are taken in blocks of so many numbers: n numbers collect n/BLOCK + BLOCK errors, not n."""
+"""Sums are taken in blocks of this size: n numbers collect n/BLOCK + BLOCK errors, not n."""
 
 
 def gamma(count: int) -> float:
@@ -51,7 +51,7 @@ def _size(value: Tensor, error: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """|value - exact| <= error, whose shape broadcasts to that of value.
+    """|value - exact| <= error; the error has a shape that broadcasts to the value's.
 
     ``known`` is a bound on |value| for each channel, or None.
     """
@@ -111,18 +111,17 @@ def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -
 
 
 def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
-    """A few channels of h(a) at a time, with those of a: what fits into the cache of a CPU."""
+    """A few channels of h(a) at a time, as fit the cache of a CPU, with the channels of a."""
     channels = a.shape[1] // h.group
     some = channels if a.is_cuda else max(1, CACHED * channels // max(1, a.numel()))
-    for first in range(0, channels, some):
-        yield slice(first, first + some), slice(h.group * first, h.group * (first + some))
+    return channel_slices(h.group, channels, some)
 
 
 def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Rounded:
     """h(a): errors grow by the steepest slope, and evaluating h adds its own.
 
     With ``weights``, the value is their product with h(a) summed over the pixels of each channel,
-    (B, C), and the error that of one pixel.
+    (B, C), and the error is the error of one pixel.
     """
     low, high = h.extent(a.value, a.error)
     steepest, reach = h.steepest(low, high), torch.maximum(low.abs(), high.abs())
@@ -148,7 +147,7 @@ def is_curved(h: Activation) -> bool:
 
 
 def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
-    """The largest |h*| at the ends of its domain: what rounding of h* is measured by, with |h*|."""
+    """The largest |h*| at the ends of its domain: rounding errors of h* are relative to it."""
     low, high = h.slopes
     ends = like.new_tensor([end for end in (low, high) if abs(end) < 1e150] or [0.0])
     lone = ends.reshape(-1, 1) * like.new_ones((1, h.group)) / h.group**0.5
@@ -169,7 +168,7 @@ def total(terms: Rounded) -> tuple[Tensor, Tensor]:
 
 
 def sum_rate(count: int) -> float:
-    """The error of a sum of so many numbers, relative to the sum of their absolute values."""
+    """The error of a sum of ``count`` numbers, relative to the sum of their absolute values."""
     return gamma(min(BLOCK, count) + count // BLOCK + 2)
 
 

@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from convexlift.checks import (
-    adjoint_error,
-    examine_activation,
-    examine_fidelity,
-    examine_operator,
-)
+from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
@@ -126,18 +121,18 @@ class VariationalProblem(TensorRecord):
 
     @property
     def batch_size(self) -> int:
-        """How many problems are stated."""
+        """The number of problems."""
         return self.fidelity.y.shape[0]
 
     @cached_property
     def network(self) -> BoundNetwork:
-        """The regularizer on images of this problem's shape, or what replaces it."""
+        """The regularizer on images of this problem's shape, or its replacement."""
         if self._replacement is not None:
             return self._replacement
         return self.regularizer.bind(self.image_shape)
 
     def with_network(self, network: BoundNetwork) -> VariationalProblem:
-        """The same problem with another R, which need not be the ``regularizer`` of anything."""
+        """The same problem with another R, which need not come from a ``regularizer``."""
         return self._changed(_replacement=network)
 
     @cached_property
@@ -195,9 +190,7 @@ class VariationalProblem(TensorRecord):
     def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:
         """A subgradient of the objective (without the box) at the evaluated images.
 
-        Args:
-            evaluation: of the images.
-            data_term: whether to add A* f'(A x) to that of weight R.
+        Without ``data_term``, a subgradient of weight R alone.
         """
         c = self.network.tangent(self.weight, evaluation.x, evaluation.layers.a).c
         if not data_term:
@@ -228,6 +221,7 @@ class VariationalProblem(TensorRecord):
             back = self.operator.adjoint(measured * best)
             scale = self.operator.adjoint(measured * self.operator(torch.ones_like(back)))
             largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
+            # Pixels that A hardly sees would become very large.
             guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
             if self.operator.invertible:
                 guesses.append(self.operator.approximate_inverse(best))
@@ -250,11 +244,8 @@ class VariationalProblem(TensorRecord):
             "regularizer": list(self.regularizer.parameters()),
         }
         for name, tensors in parts.items():
-            for tensor in tensors:
-                if tensor.is_floating_point() and (tensor.dtype, tensor.device) != (
-                    y.dtype,
-                    y.device,
-                ):
+            for tensor in filter(Tensor.is_floating_point, tensors):
+                if (tensor.dtype, tensor.device) != (y.dtype, y.device):
                     raise ValueError(
                         f"the data are {y.dtype} on {y.device}, but the {name} is "
                         f"{tensor.dtype} on {tensor.device}; convert one of them with "
@@ -305,8 +296,8 @@ class VariationalProblem(TensorRecord):
         if not error <= ADJOINT_TOLERANCE:
             raise ValueError(
                 f"<A x, y> and <x, A* y> differ by {error:.1e}, relatively, for the operator "
-                f"{type(self.operator).__name__}: its adjoint is not that of its forward, and no "
-                "certificate would hold. cl.check_operator examines it"
+                f"{type(self.operator).__name__}: its adjoint is not the adjoint of its forward, "
+                "and no certificate would hold. Examine it with cl.check_operator"
             )
 
     def _unseen(self) -> Tensor:

@@ -38,8 +38,7 @@ from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.solvers.named_methods import METHODS
-from convexlift.solvers.solution import Solution
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import Solution, StopWhen
 from convexlift.tasks import Measurement
 
 

@@ -35,7 +35,7 @@ from convexlift.reconstruction.weight import WeightChoice
 from convexlift.scans.files import files_in, reading
 from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.scans.sinograms import Quantity
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
 

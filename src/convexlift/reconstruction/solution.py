@@ -21,9 +21,8 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import Method
 from convexlift.solvers.named_methods import METHODS
-from convexlift.solvers.solution import History, Progress, Solution, Status
+from convexlift.solvers.solution import History, Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks, join_images, select_images
 

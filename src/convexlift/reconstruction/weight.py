@@ -47,8 +47,7 @@ from convexlift.operators.imaging import Mask
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.noise import Kind, Noise, unclipped
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
-from convexlift.solvers.solution import Status
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import Status, StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
 Rule = Literal["card", "auto", "discrepancy"]

@@ -3,8 +3,8 @@
 The kernels (``kernels.iteration``) work on fixed buffers, so that an iteration can be captured as a
 CUDA graph and replayed: a launch then costs a few microseconds, and the host waits only when it
 reads a result. Further layers are small after a pooling; they run as plain tensor operations inside
-the same graph. Other problems, precisions and devices, and machines without Triton, use
-``PlainIterations`` or ``TiledIterations``.
+the same graph (``RestOfProblem``). Other problems, precisions and devices, and machines without
+Triton, use ``Iterations`` or ``TiledIterations``.
 """
 
 from __future__ import annotations
@@ -12,37 +12,134 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
 from convexlift.kernels.availability import current, first_launch
-from convexlift.problems.saddle import SaddlePointProblem
-from convexlift.solvers.fused_kernels import (
-    ROWS,
-    Buffers,
-    FirstLayer,
-    Pixels,
-    kernels,
-)
-from convexlift.solvers.fused_layers import RestOfProblem
-from convexlift.solvers.iterations import (
-    Displacement,
-    Iterations,
-    RestartState,
-    total_length,
-)
+from convexlift.problems.lifting import BlockOperator, SaddlePointProblem
+from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
+from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.restart_rules import Array
-from convexlift.solvers.step_sizes import Coupling, quotients
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
 """Iterations captured in one graph."""
 KEPT = 2**29
 """Bytes of idle machines kept for later problems of the same kind."""
+A, B, E = 3, 4, 5
+"""Table columns of the mix (a, b, e), followed by the step sizes of ``RestOfProblem.steps``."""
+
+
+@dataclass(frozen=True, eq=False)
+class RestOfProblem:
+    """The problem without the image and the first layer's dual variable.
+
+    Attributes:
+        saddle: the whole problem.
+        K: the rows except the first layer's.
+        terms: their dual terms; the term of ``mean_name`` belongs to the first layer.
+        mean_name: the dual variable of the first layer's block means.
+        primal_names: all primal blocks except x.
+    """
+
+    saddle: SaddlePointProblem
+    K: BlockOperator
+    terms: tuple[tuple[tuple[str, ...], DualTerm], ...]
+    mean_name: str | None
+    primal_names: tuple[str, ...]
+
+    @staticmethod
+    def of(saddle: SaddlePointProblem, layer: str, mean_name: str | None) -> RestOfProblem | None:
+        """The rest of a problem, or None if the first layer is all there is."""
+        rows = {name: row for name, row in saddle.K.rows.items() if name != layer}
+        if not rows:
+            return None
+        used = {name for row in rows.values() for name in row}
+        shapes = {name: shape for name, shape in saddle.K.shapes.items() if name in used}
+        terms = tuple((names, term) for names, term in saddle.f if layer not in names)
+        others = tuple(name for name in saddle.K.shapes if name != "x")
+        return RestOfProblem(saddle, BlockOperator(rows, shapes), terms, mean_name, others)
+
+    @property
+    def stays_on_the_device(self) -> bool:
+        """Whether no step needs the host, as root finding by iteration would."""
+        return all(
+            isinstance(term, LastLayerTerm | EpigraphTerm)
+            and (ramp := term.activation.ramp) is not None
+            and (isinstance(term, LastLayerTerm) or ramp.width == 0)
+            for _, term in self.terms
+        )
+
+    def steps(self, tau: Blocks, sigma: Blocks) -> list[Tensor]:
+        """The step sizes in the table after the columns ``FIXED`` of the kernels."""
+        return [*(tau[name] for name in self.primal_names), *(sigma[name] for name in self.K.rows)]
+
+    def primal(self, buffers: Buffers, *, observed: bool) -> None:
+        """z <- prox(w_z - tau K* w_v), z_bar, and the contribution of these rows to grad_x."""
+        row = buffers.table.index_select(0, buffers.clock[:1])[0]
+        adjoint = self.K.adjoint(Blocks({name: buffers.w_v[name] for name in self.K.rows}))
+        if "x" in adjoint:
+            buffers.more.copy_(adjoint["x"])
+        for column, name in enumerate(self.primal_names, start=E + 1):
+            w = buffers.w_u[name]
+            tau = expand_per_image(row[:, column], w)
+            new = w - tau * adjoint[name]
+            if name in self.saddle.g:
+                new = self.saddle.g[name].prox(new, tau)
+            buffers.u_bar[name].copy_(2 * new - w)
+            _put(buffers, row, name, new, observed, primal=True)
+
+    def mean(self, buffers: Buffers) -> None:
+        """The bounds of the first layer's means: v_2/sigma after its step without prox."""
+        if self.mean_name is None:
+            return
+        row = buffers.table.index_select(0, buffers.clock[1:])[0]
+        (name,) = self.K.rows[self.mean_name]  # the identity
+        w = buffers.w_v[self.mean_name]
+        sigma = expand_per_image(row[:, self._column(self.mean_name)], w)
+        buffers.mean.copy_(w / sigma + buffers.u_bar[name])
+
+    def dual(self, buffers: Buffers, *, observed: bool) -> None:
+        """v <- prox_{sigma f*}(w_v + sigma K u_bar) in all rows except the first layer's."""
+        row = buffers.table.index_select(0, buffers.clock[1:])[0]
+        for names, term in self.terms:
+            parts, steps = [], []
+            for name in names:
+                w = buffers.w_v[name]
+                sigma = expand_per_image(row[:, self._column(name)], w)
+                product = sum(K(buffers.u_bar[u]) for u, K in self.K.rows[name].items())
+                parts.append(w + sigma * product)
+                steps.append(sigma)
+            for name, new in zip(
+                names, term.conjugate_prox(tuple(parts), tuple(steps)), strict=True
+            ):
+                _put(buffers, row, name, new, observed, primal=False)
+        if self.mean_name is not None:
+            _put(buffers, row, self.mean_name, -buffers.multipliers, observed, primal=False)
+
+    def _column(self, name: str) -> int:
+        return E + 1 + len(self.primal_names) + list(self.K.rows).index(name)
+
+
+def _put(
+    buffers: Buffers, row: Tensor, name: str, new: Tensor, observed: bool, *, primal: bool
+) -> None:
+    """w <- a new + b w + e anchor; if observed, also store new and its distance from w."""
+    if primal:
+        w, anchor, reached = buffers.w_u[name], buffers.anchor_u[name], buffers.u[name]
+    else:
+        w, anchor, reached = buffers.w_v[name], buffers.anchor_v[name], buffers.v[name]
+    if observed:
+        reached.copy_(new)
+        buffers.moved[name].copy_((new - w).square().flatten(1).sum(1, keepdim=True))
+    a, b, e = (expand_per_image(row[:, column], w) for column in (A, B, E))
+    w.copy_(a * new + b * w + e * anchor)
 
 
 class Replayed:
@@ -137,28 +234,19 @@ def _launch(
             rest.dual(buffers, observed=observed)
 
 
-class IdleMachines:
-    """Machines to reuse: capturing a graph costs as much as a hundred iterations."""
-
-    def __init__(self) -> None:
-        self._machines: dict[object, Machine] = {}
-
-    def pop(self, kind: object) -> Machine | None:
-        """A machine of this kind, now owned by the caller, or None."""
-        return self._machines.pop(kind, None)
+class IdleMachines(dict[object, Machine]):
+    """Machines to reuse, by kind: capturing a graph costs as much as a hundred iterations."""
 
     def put(self, kind: object, machine: Machine) -> None:
         """Keep a machine for later; the oldest ones are dropped beyond ``KEPT`` bytes."""
-        self._machines[kind] = machine
-        while sum(kept.buffers.nbytes for kept in list(self._machines.values())) > KEPT:
-            self._machines.pop(next(iter(self._machines)), None)
-
-    def clear(self) -> None:
-        """Free the memory of all machines."""
-        self._machines.clear()
+        self[kind] = machine
+        # On a copy: finalizers put machines from other threads, at any time.
+        while sum(kept.buffers.nbytes for kept in list(self.values())) > KEPT:
+            self.pop(next(iter(self)), None)
 
 
 IDLE = IdleMachines()
+"""``IDLE.clear()`` frees the memory of all machines."""
 
 
 class FusedIterations(Iterations):
@@ -180,11 +268,12 @@ class FusedIterations(Iterations):
         if not coupling.scalar:
             raise DoesNotApply("steps by frequency")
         layer = FirstLayer.of(saddle)
-        pixels = Pixels.of(saddle, layer)
+        pixels = Pixels(saddle, layer)
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
         if rest is not None and not rest.stays_on_the_device:
             raise DoesNotApply("projections that need the host to decide when to stop")
-        self.coupling, self._layer, self._pixels, self._rest = coupling, layer, pixels, rest
+        super().__init__(saddle, coupling)
+        self._layer, self._pixels, self._rest = layer, pixels, rest
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
 
@@ -215,7 +304,7 @@ class FusedIterations(Iterations):
             return Machine(u, v, layer, pixels, self._rest)
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         kind = (layer.kind_of, pixels.kind_of, stream)
-        machine = IDLE.pop(kind)
+        machine = IDLE.pop(kind, None)  # now owned by this problem
         if machine is None:
             machine = Machine(u, v, layer, pixels, None)
         else:
@@ -239,7 +328,7 @@ class FusedIterations(Iterations):
         parts = self._held.moved
         sums = torch.stack([p.sum(1, dtype=torch.float64) for p in parts.values()]).cpu()
         squares = Blocks(dict(zip(parts, sums, strict=True)))
-        return total_length(quotients(squares, Blocks({**tau, **sigma})), Blocks({}))
+        return (squares / Blocks({**tau, **sigma})).total().sqrt()
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
         """Norms computed on the device, fetched in one transfer."""

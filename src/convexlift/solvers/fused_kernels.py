@@ -14,9 +14,8 @@ from torch import Tensor
 
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm, PooledEpigraphTerm
 from convexlift.kernels.availability import kernel_module
-from convexlift.operators.convolution import ConvolutionOperator
-from convexlift.operators.padding import Boundary, Padding
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import DoesNotApply
 from convexlift.tensors import Blocks
 
@@ -79,10 +78,10 @@ class Buffers:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers together."""
-        blocks = [part for held in vars(self).values() if isinstance(held, Blocks)
-                  for part in held.values()]  # fmt: skip
-        others = [held for held in vars(self).values() if isinstance(held, Tensor)]
-        return sum(tensor.nbytes for tensor in blocks + others)
+        held = [
+            each.values() if isinstance(each, Blocks) else [each] for each in vars(self).values()
+        ]
+        return sum(tensor.nbytes for tensors in held for tensor in tensors)
 
     def fill_table(self, rows: Tensor) -> None:
         """Set new coefficients and rewind to the first row."""
@@ -91,13 +90,13 @@ class Buffers:
 
 
 class Pixels:
-    """The primal half of an iteration, with replaceable copies of the data."""
+    """The primal half of an iteration behind a diagonal A, with replaceable copies of the data."""
 
     def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
-        term, operator = saddle.g["x"], layer.operator
-        assert isinstance(term, DiagonalFidelityTerm)
-        kernel = term.fidelity.kernel
-        assert kernel is not None
+        term, operator = saddle.g.get("x"), layer.operator
+        kernel = term.fidelity.kernel if isinstance(term, DiagonalFidelityTerm) else None
+        if not isinstance(term, DiagonalFidelityTerm) or kernel is None:
+            raise DoesNotApply("a data term that the kernels do not support")
         self.y = self.target = self.background = _copied(term.fidelity.y)
         self.kind, self.pull, self.scale = KINDS[kernel.kind], kernel.pull, kernel.scale
         if kernel.target is not None:
@@ -132,14 +131,6 @@ class Pixels:
     def data(self) -> tuple[Tensor, ...]:
         """The tensors of this problem."""
         return self.y, self.diagonal, self.background, self.target
-
-    @staticmethod
-    def of(saddle: SaddlePointProblem, layer: FirstLayer) -> Pixels:
-        """The primal half, or None if the kernel lacks the fidelity or A is not diagonal."""
-        term = saddle.g.get("x")
-        if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.kernel is None:
-            raise DoesNotApply("a data term that the kernels do not support")
-        return Pixels(saddle, layer)
 
     def __call__(self, buffers: Buffers, *, observed: bool) -> None:
         """Launch ``primal_step``."""
@@ -187,8 +178,8 @@ class FirstLayer:
     """The dual half of an iteration for a convolutional layer, with its filters.
 
     Attributes:
-        name: of the layer's dual variable.
-        mean_name: of the dual variable of its block means, if bounded (``PooledEpigraphTerm``).
+        name: the name of the layer's dual variable.
+        mean_name: the name for its block means, if these are bounded (``PooledEpigraphTerm``).
     """
 
     def __init__(

@@ -1,26 +1,30 @@
 """Iterations of PDHG on w = (u, v):  w <- a P(w) + b w + e anchor,  P the step of PDHG.
 
-``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; an implementation of ``Iterations``
-holds the iterate and computes. Three implementations agree up to rounding: ``PlainIterations`` on
-whole tensors (in this module), ``TiledIterations`` on strips that stay in a processor's cache, and
-``FusedIterations`` in two GPU kernels.
+``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; ``Iterations`` holds the iterate and
+computes. Three implementations agree up to rounding: ``Iterations`` itself, on whole tensors,
+``TiledIterations`` on strips that stay in a processor's cache, and ``FusedIterations`` in two GPU
+kernels.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from convexlift.problems.saddle import SaddlePointProblem
-from convexlift.solvers.primal_dual import PDHGState, pdhg_update
+from convexlift.functionals.terms import LastLayerTerm
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.primal_dual import Coupling, PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory
-from convexlift.solvers.step_sizes import Coupling, quotients
-from convexlift.tensors import Blocks, choose_images
+from convexlift.tensors import Blocks, choose_images, expand_per_image
 
+STRIP = 2**19
+"""Numbers of v in a strip (2 MB)."""
+WORTHWHILE = 2**17
+"""Size of v below which strips are not worthwhile."""
 Displacement = tuple[Blocks, Blocks]
 """Upper bounds on the movement of each row of K (``Coupling.reach``), and ||dv||; each (B,)."""
 
@@ -38,62 +42,36 @@ class RestartState(PDHGState):
     memory: RestartMemory
 
 
-class Iterations(ABC):
-    """An iterate w with its anchor, advanced in place. The constructor may raise ``DoesNotApply``.
+class Iterations:
+    """An iterate w with its anchor, on whole tensors: for any problem, on any device.
+
+    The constructor of a subclass raises ``DoesNotApply`` for problems that it is not made for.
 
     Attributes:
         name: for ``explain``.
+        advantage: the reason to prefer a subclass, for ``explain``.
         block: the preferred number of iterations per call.
         on_host: whether step sizes must be on the CPU, wherever the images are.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "plain"
+    advantage: ClassVar[str] = ""
     block: ClassVar[int] = 1
     on_host: ClassVar[bool] = False
-
-    @abstractmethod
-    def load(self, state: RestartState) -> None:
-        """Take over w and the anchor; the state itself is never modified."""
-
-    @abstractmethod
-    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """One iteration for each column of coefficients (a, b, e) in ``mix``, (3, count, B).
-
-        ``measure``: whether ``residual`` will be called afterwards.
-        """
-
-    @abstractmethod
-    def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
-        """||P(w) - w|| of the last iteration in the metric of the steps, (B,), on the CPU."""
-
-    @abstractmethod
-    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Distances to P(w) from the origin of the state, and from the anchor."""
-
-    @abstractmethod
-    def move_anchor(self, images: Tensor) -> None:
-        """Move the anchors of these images (B,) to P(w)."""
-
-    @abstractmethod
-    def store(self, state: RestartState) -> RestartState:
-        """The state with the current P(w), w and anchor."""
-
-
-class PlainIterations(Iterations):
-    """Whole tensors, any problem, any device."""
-
-    name = "plain"
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
 
     def load(self, state: RestartState) -> None:
-        """Share the tensors of the state: iterations make new ones."""
+        """Take over w and the anchor; the tensors of the state are never modified."""
         self.u, self.v, self.w_u, self.w_v = state.u, state.v, state.w_u, state.w_v
         self.anchor_u, self.anchor_v = state.anchor_u, state.anchor_v
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """P(w), then the mix with w and the anchor."""
+        """One iteration for each column of coefficients (a, b, e) in ``mix``, (3, count, B).
+
+        ``measure``: whether ``residual`` will be called afterwards.
+        """
         for a, b, e in torch.from_numpy(mix).to(self.w_u["x"]).unbind(1):
             self.old_u, self.old_v = self.w_u, self.w_v
             self.u, self.v = pdhg_update(self.saddle, self.w_u, self.w_v, tau, sigma)
@@ -101,12 +79,15 @@ class PlainIterations(Iterations):
             self.w_v = self.v * a + self.w_v * b + self.anchor_v * e
 
     def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
-        """||P(w) - w|| from the last two iterates."""
+        """||P(w) - w|| of the last iteration in the metric of the steps, (B,), on the CPU."""
         du = self.coupling.squared_lengths(self.u - self.old_u, tau)
-        return total_length(du, quotients((self.v - self.old_v).squares(), sigma)).cpu()
+        return Blocks({**du, **self._dual_squares() / sigma}).total().sqrt().cpu()
+
+    def _dual_squares(self) -> Blocks:
+        return (self.v - self.old_v).squares()
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Norms computed on the device of the images."""
+        """Distances to P(w) from the origin of the state, and from the anchor."""
         way, u, v = self.coupling.way, self.u, self.v
         return (
             (way(u, state.origin_u), v.distances(state.origin_v)),
@@ -114,12 +95,12 @@ class PlainIterations(Iterations):
         )
 
     def move_anchor(self, images: Tensor) -> None:
-        """Choose between tensors image by image."""
+        """Move the anchors of these images (B,) to P(w)."""
         self.anchor_u = choose_images(images, self.u, self.anchor_u)
         self.anchor_v = choose_images(images, self.v, self.anchor_v)
 
     def store(self, state: RestartState) -> RestartState:
-        """Share the tensors with the new state."""
+        """The state with the current P(w), w and anchor."""
         self.old_u = self.old_v = Blocks({})  # free them
         return replace(
             state, u=self.u, v=self.v, w_u=self.w_u, w_v=self.w_v,
@@ -127,6 +108,96 @@ class PlainIterations(Iterations):
         )  # fmt: skip
 
 
-def total_length(du: Blocks, dv: Blocks) -> Tensor:
-    """||(du, dv)|| from the blocks' ||du_j||^2 / tau_j and ||dv_i||^2 / sigma_i; (B,)."""
-    return torch.stack([*du.values(), *dv.values()]).sum(0).sqrt()
+class TiledIterations(Iterations):
+    """Iterations whose dual half is computed in strips of rows, on the CPU, image by image.
+
+    For problems with one layer and a convolution K of stride 1, only v is large. One pass over it,
+
+        v <- prox_{f*}(w + sigma K x_bar),    w <- a v + b w + e anchor,    c <- K* w,
+
+    on strips that stay in a processor's cache, reads and writes w once instead of a dozen times.
+    """
+
+    name = "tiled"
+    advantage = "one large convolution on a CPU: strips of rows that fit its cache"
+    block = 10
+
+    def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
+        super().__init__(saddle, coupling)
+        if len(saddle.f) != 1 or len(saddle.K.shapes) != 1:
+            raise DoesNotApply("more than one layer, or data behind an operator")
+        if not coupling.scalar:
+            raise DoesNotApply("steps by frequency")
+        ((self.row,), term), *_ = saddle.f
+        (only,) = saddle.K.rows[self.row].values()
+        operator = only.convolution
+        if operator is None or not isinstance(term, LastLayerTerm):
+            raise DoesNotApply("the layer is not a convolution of stride 1")
+        if operator.weight.device.type != "cpu":
+            raise DoesNotApply("not on a CPU")
+        size = torch.Size(operator.output_shape(saddle.K.shapes["x"])).numel()
+        if size < WORTHWHILE:
+            raise DoesNotApply(f"{size} dual variables are few enough for a cache")
+        self.operator, self.term = operator, term
+
+    def load(self, state: RestartState) -> None:
+        """Copy w_v, which iterations overwrite, and compute c = K* w_v."""
+        super().load(state)
+        self.w = state.w_v[self.row].clone()
+        self.w_v = Blocks({self.row: self.w})
+        self.c = self.operator.adjoint(self.w)
+
+    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
+        """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
+        count, self.v = mix.shape[1], Blocks({})  # free the old one: v is large
+        for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
+            self.old_u = self.w_u
+            self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
+            x_bar = (2 * self.u - self.w_u)["x"]
+            v = torch.empty_like(self.w) if k == count else None
+            self._pass(x_bar, sigma[self.row], (a, b, e), v, measure and k == count)
+            if v is not None:
+                self.v = Blocks({self.row: v})
+            self.w_u = self.u * a + self.w_u * b + self.anchor_u * e
+
+    def _dual_squares(self) -> Blocks:
+        return Blocks({self.row: self.moved})
+
+    def _pass(
+        self,
+        x_bar: Tensor,
+        sigma: Tensor,
+        mix: tuple[Tensor, Tensor, Tensor],
+        v: Tensor | None,
+        measure: bool,
+    ) -> None:
+        """Update w and c, v if wanted, and with ``measure`` moved = ||v - w||^2 for the old w."""
+        w, anchor = self.w, self.anchor_v[self.row]
+        padded = self.operator.padding(x_bar)
+        c = torch.zeros_like(padded)
+        self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
+        rows = max(16, STRIP // (w.shape[1] * w.shape[3]))
+        for i in range(w.shape[0]):
+            one = slice(i, i + 1)
+            a, b, e = (float(part[i]) for part in mix)
+            for strip, halo in self.operator.strips(rows):
+                here = w[one, :, strip]
+                new = self._prox(padded[one, :, halo], here, sigma[one], strip)
+                if v is not None:
+                    v[one, :, strip] = new
+                if measure:
+                    self.moved[i] += (new - here).square().sum(dtype=torch.float64)
+                # b == 0 occurs in restarts only, where a == 1.
+                here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
+                if e:
+                    here.add_(anchor[one, :, strip], alpha=e)
+                c[one, :, halo] += self.operator.adjoint_on_padded(here)
+        self.c = self.operator.padding.adjoint(c)
+
+    def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, strip: slice) -> Tensor:
+        """prox_{f*}(w + sigma K x_bar) on one strip."""
+        y = self.operator.on_padded(x_bar, self.term.bias).add_(w, alpha=1 / float(sigma))
+        weights = self.term.weights
+        if weights.shape[-2] != 1:
+            weights = weights[..., strip, :]
+        return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import BestBounds, judge, lower_bound
+from convexlift.problems.certificate import Bound, judge, lower_bound
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
@@ -23,13 +23,13 @@ from convexlift.problems.claims import (
     prefer_near,
     relative_gap,
 )
-from convexlift.problems.saddle import feasible_duals
+from convexlift.problems.data_bound import Scopes
+from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status
-from convexlift.solvers.stopping import StopWhen
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, choose_images, expand_per_image, join_images, select_images
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -55,8 +55,9 @@ class Ledger:
         problem: VariationalProblem,
         state: State,
         tolerance: float | None,
+        callback: Callback | None,
         *,
-        rigorous: bool = True,
+        rigorous: bool,
     ) -> None:
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
@@ -76,16 +77,11 @@ class Ledger:
         self.claims: list[Claim | None] = [None] * size
         self._refusals = [0] * size
         self._next_claim = [0] * size  # the check at which the next claim is worth trying
+        self._callback = callback
+        self.clock = Stopwatch()
 
-    def check(
-        self,
-        iteration: int,
-        clock: Stopwatch,
-        state: State,
-        stop: StopWhen,
-        callback: Callback | None,
-    ) -> bool:
-        """Evaluate, certify, record; False if the callback asks to stop."""
+    def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
+        """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
         evaluation, bounds = judge(self.problem, state.x, state.duals)
         self._evaluation = evaluation
         values = evaluation.objective, evaluation.data_term, evaluation.regularizer
@@ -95,19 +91,22 @@ class Ledger:
         )  # fmt: skip
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        self._keep_best_image(state.x, objective, finite)
+        better = finite & (objective < self.objective)
+        self.x = choose_images(better, state.x, self.x)
+        self.objective = torch.where(better, objective, self.objective)
         self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
         self.end(Status.NOT_FINITE, ~finite)
         if self.tolerance is not None:
             rough = self._numbers()[1]
             self._confirm(self.active & (rough <= self.tolerance), rough)
         lower, gap = self._numbers()
-        record = Record(iteration, clock.seconds(), objective, data_term, regularizer, lower, gap)
+        seconds = self.clock.seconds()
+        record = Record(iteration, seconds, objective, data_term, regularizer, lower, gap)
         self.history.records.append(record)
-        if callback is None:
+        if silent or self._callback is None:
             return True
-        with clock.paused():
-            return callback(Progress(**vars(record), x=state.x)) is not True
+        with self.clock.paused():
+            return self._callback(Progress(**vars(record), x=state.x)) is not True
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""
@@ -119,13 +118,16 @@ class Ledger:
         """Give the active images (among ``images``) their final status."""
         ending = self.active if images is None else self.active & images
         for i in ending.nonzero().flatten().tolist():
-            self.status[i] = status
-        self.active = self.active & ~ending
+            self._end(i, status)
 
-    def solution(self, clock: Stopwatch) -> Solution:
+    def _end(self, i: int, status: Status) -> None:
+        self.status[i] = status
+        self.active[i] = False
+
+    def solution(self) -> Solution:
         """The result, once all images have ended."""
         self._settle()
-        whole = Claim.join([claim for claim in self.claims if claim is not None])
+        whole = join_images([each for each in self.claims if each is not None])
         last = self.history.records[-1]
         numbers = _on_the_host(whole.lower_bound, whole.gap)
         self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])
@@ -137,7 +139,7 @@ class Ledger:
             tuple(self.status),
             whole.guarantee,
             self.iterations.to(whole.x.device),
-            clock.seconds(),
+            self.clock.seconds(),
             self.history,
             self.state,
             whole.duals,
@@ -156,13 +158,13 @@ class Ledger:
             before = math.inf if last is None else float(last.gap)
             self.claims[i] = claimed if gap <= before else last
             if gap <= self.tolerance:
-                self._end_one(i, Status.CONVERGED)
+                self._end(i, Status.CONVERGED)
                 continue
             self._refusals[i] += 1
             self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
             rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
-                self._end_one(i, Status.PRECISION_LIMIT)
+                self._end(i, Status.PRECISION_LIMIT)
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -171,6 +173,7 @@ class Ledger:
             return
         for i, claimed in zip(images, self._claim(images), strict=True):
             last = self.claims[i]
+            # "not <", so that a claim replaces one whose gap is NaN.
             best = claimed if last is None or not last.gap < claimed.gap else last
             self.claims[i] = best
             if self.tolerance is not None and float(best.gap) <= self.tolerance:
@@ -182,9 +185,6 @@ class Ledger:
             spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
                 self.status[i] = Status.PRECISION_LIMIT
-
-    def _end_one(self, i: int, status: Status) -> None:
-        self.end(status, torch.arange(len(self.status)) == i)
 
     def _claim(self, images: list[int]) -> list[Claim]:
         """Rigorous claims about the best of these images so far.
@@ -215,8 +215,8 @@ class Ledger:
             moved = some.bounds.project(best + share * (place - best))
             inside = choose_images(fine, claimed.x, moved)
             claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
-        found = [claimed.part(slice(i, i + 1)) for i in range(len(rows))]
-        return found if len(rows) == len(images) else [found[i] for i in images]
+        wanted = images if len(rows) > len(images) else range(len(rows))
+        return [select_images(claimed, slice(i, i + 1)) for i in wanted]
 
     def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
         """Claims from the checks in working precision; they guarantee nothing."""
@@ -227,23 +227,18 @@ class Ledger:
         none = (Guarantee.NONE,) * len(x)
         unused = x.new_zeros(len(x))
         whole = Claim(x, objective.to(x.device), lower, gap, none, 0.0, duals, unused, None)
-        return [whole.part(slice(i, i + 1)) for i in images]
+        return [select_images(whole, slice(i, i + 1)) for i in images]
 
     @cached_property
     def _double(self) -> VariationalProblem:
         return in_double(self.problem)
-
-    def _keep_best_image(self, x: Tensor, objective: Tensor, finite: Tensor) -> None:
-        better = finite & (objective < self.objective)
-        self.x = choose_images(better, x, self.x)
-        self.objective = torch.where(better, objective, self.objective)
 
     def _keep_best_bounds(
         self,
         x: Tensor,
         objective: Tensor,
         finite: Tensor,
-        bounds: BestBounds,
+        bounds: Scopes[Bound],
         everywhere: Tensor,
         near: Tensor,
     ) -> None:
@@ -290,13 +285,13 @@ def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
 
 
 class Stopwatch:
-    """Seconds since creation, without the pauses."""
+    """A clock that starts when it is made and can be paused."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     def seconds(self) -> float:
-        """Seconds so far."""
+        """Seconds until now, without the pauses."""
         return time.perf_counter() - self._start
 
     @contextlib.contextmanager

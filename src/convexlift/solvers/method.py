@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -81,6 +81,11 @@ class Solver(ABC, Generic[StateT]):
 class Method(ABC):
     """Options of an algorithm."""
 
+    @property
+    def tuned(self) -> str:
+        """The numbers that a user has to choose, in words."""
+        return "nothing to tune"
+
     @abstractmethod
-    def solver(self, problem: VariationalProblem) -> Solver[State]:
+    def solver(self, problem: VariationalProblem) -> Solver[Any]:
         """A solver for one problem; raises ValueError if the method does not apply."""

@@ -5,18 +5,16 @@ The paper tunes its methods by hand; the grids surround its values. ``default`` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from convexlift.functionals.data_terms import L1
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.lbfgs import LBFGS
+from convexlift.solvers.gradient_methods import LBFGS, NMAPG, Subgradient
 from convexlift.solvers.method import Method
-from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.primal_dual import PaperSteps
 from convexlift.solvers.solve import suitable_method
-from convexlift.solvers.step_sizes import PaperSteps
-from convexlift.solvers.subgradient import Subgradient
 
 PAPER_L1 = 0.02
 """Factor from our denoising objective, whose L1 data term has the factor 1, to the paper's."""
@@ -41,7 +39,7 @@ class NamedMethod:
     """A method with step sizes to choose from.
 
     Attributes:
-        name: of the method.
+        name: the name on the command line.
         grid: the candidate methods for a problem; fewer if coarse.
         bounded: whether it solves the problem with its box, or without.
     """
@@ -56,32 +54,24 @@ def paper_grid(problem: VariationalProblem, coarse: bool) -> Sequence[PDHG]:
 
     Scaling the objective by a factor gives the same iterates if c is scaled by it too.
     """
-    layers = len(problem.regularizer.layers)
-    factor = 1.0
-    first: tuple[float, ...] = C_FIRST_L2
-    last: tuple[float, ...] = C_LAST_L2
-    if isinstance(problem.fidelity, L1):
-        factor, first, last = problem.fidelity.scale / PAPER_L1, C_FIRST_L1, C_LAST_L1
+    layers, every = len(problem.regularizer.layers), 2 if coarse else 1
+    factor = _paper_scale(problem)
+    first, last = (C_FIRST_L2, C_LAST_L2) if factor is None else (C_FIRST_L1, C_LAST_L1)
     if layers == 1:
-        first = tuple(sorted({*first, *last}))
-        return [PDHG(steps=PaperSteps((factor * c,))) for c in _thinned(first, coarse)]
-    return [
-        PDHG(steps=PaperSteps(tuple(factor * c for c in _geometric(a, b, layers))))
-        for a in _thinned(first, coarse)
-        for b in _thinned(last, coarse)
-    ]
+        found: list[tuple[float, ...]] = [(c,) for c in sorted({*first, *last})[::every]]
+    else:
+        found = [_geometric(a, b, layers) for a in first[::every] for b in last[::every]]
+    return [PDHG(steps=PaperSteps(tuple((factor or 1.0) * c for c in steps))) for steps in found]
 
 
 def subgradient_grid(diminishing: bool) -> Grid:
     """SM-C or SM-D with the paper's steps, divided by the scale of the objective."""
 
     def grid(problem: VariationalProblem, coarse: bool) -> Sequence[Subgradient]:
-        factor = 1.0
-        steps: tuple[float, ...] = SM_D_L2 if diminishing else SM_C_L2
-        if isinstance(problem.fidelity, L1):
-            factor = problem.fidelity.scale / PAPER_L1
-            steps = SM_D_L1 if diminishing else SM_C_L1
-        return [Subgradient(step / factor, diminishing) for step in steps]
+        factor = _paper_scale(problem)
+        l2, l1 = (SM_D_L2, SM_D_L1) if diminishing else (SM_C_L2, SM_C_L1)
+        steps = l2 if factor is None else l1
+        return [Subgradient(step / (factor or 1.0), diminishing) for step in steps]
 
     return grid
 
@@ -102,15 +92,17 @@ METHODS: dict[str, NamedMethod] = {
 
 def describe_steps(method: Method) -> str:
     """A short description of the step sizes of a method."""
-    if isinstance(method, PDHG) and isinstance(method.steps, PaperSteps):
-        return f"c = ({', '.join(f'{c:.3g}' for c in method.steps.c)})"
-    if isinstance(method, Subgradient):
-        return f"step {method.step:.3g}{' / (k + 1)' if method.diminishing else ''}"
-    return "nothing to tune"
+    return method.tuned
 
 
-def _thinned(values: tuple[float, ...], coarse: bool) -> tuple[float, ...]:
-    return values[::2] if coarse else values
+def _paper_scale(problem: VariationalProblem) -> float | None:
+    """The factor from the paper's L1 objective to this one; None for other data terms.
+
+    The slopes of lambda |w - y| fill the interval (-lambda, lambda), and other data terms have
+    unbounded slopes.
+    """
+    low, high = problem.fidelity.conjugate_domain
+    return high / PAPER_L1 if math.isfinite(low) and math.isfinite(high) else None
 
 
 def _geometric(first: float, last: float, count: int) -> tuple[float, ...]:

@@ -1,18 +1,45 @@
-"""PDHG as a method: with the paper's fixed steps, or with steps that need no tuning."""
+"""PDHG as a method: with the paper's fixed steps, or with steps that need no tuning.
+
+Automatic steps are rebalanced, iterations relaxed or reflected, and restarted. The rules come from
+the linear-programming codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem
+*is* a linear program.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from convexlift.problems.lifting import lift
+import torch
+from torch import Tensor
+
+from convexlift.kernels.availability import kernel_errors
+from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.method import Method, Solver
-from convexlift.solvers.primal_dual import FixedStepPDHG
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
+from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
+from convexlift.solvers.primal_dual import (
+    AdaptiveSteps,
+    Coupling,
+    FixedStepPDHG,
+    PaperSteps,
+    PDHGSolver,
+    PDHGState,
+    lift_choice,
+    lifted_start,
+)
+from convexlift.solvers.restart_rules import (
+    FIRST_MOVE,
+    RestartMemory,
+    RestartRules,
+    lateness,
+    rebalance,
+)
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
-from convexlift.solvers.step_sizes import AdaptiveSteps, PaperSteps
+from convexlift.tensors import Blocks
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,11 @@ class PDHG(Method):
 
     steps: PaperSteps | AdaptiveSteps = field(default_factory=AdaptiveSteps)
     dualise_fidelity: bool | None = None
+
+    @property
+    def tuned(self) -> str:
+        """The paper's numbers c, if they are used."""
+        return self.steps.tuned
 
     def solver(self, problem: VariationalProblem) -> Solver[Any]:
         """Lift the problem, without its last layer if that may be left out, and find the norms."""
@@ -43,3 +75,114 @@ class PDHG(Method):
             saddle = lift(problem, dualise_box=True)
             return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
         return RestartedPDHG(problem, lift(problem, dualise_fidelity=self.dualise_fidelity))
+
+
+class RestartedPDHG(PDHGSolver[RestartState]):
+    """PDHG with rebalanced steps, and relaxation or reflected Halpern steps, image by image.
+
+    w <- a P(w) + b w + e anchor, with the coefficients of ``RestartRules``.
+    """
+
+    def __init__(
+        self,
+        problem: VariationalProblem,
+        saddle: SaddlePointProblem,
+        coupling: Coupling | None = None,
+    ) -> None:
+        super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
+        self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
+        self.rules = RestartRules(problem)
+        self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+
+    @property
+    def block(self) -> int:
+        """The block size of the chosen implementation."""
+        return self.iterations.block
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The lift, the steps, the restart rule and the implementation."""
+        return (
+            lift_choice(self.problem, self.saddle),
+            self.coupling.choice,
+            self.rules.choice,
+            Choice("iterations", self.iterations.name, self._why),
+        )
+
+    def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
+        """Steps balanced for the size of the first duals and a small move of the images."""
+        u, v = lifted_start(self.problem, self.saddle, x, duals)
+        moves = Blocks(
+            {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
+             for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
+        )  # fmt: skip
+        target = self.coupling.balanced_sigma(self.coupling.reach(moves), v.norms())
+        sigma = {}
+        for name, value in target.items():
+            # Duals that start at zero, and rows that do not move, tell nothing about sigma.
+            usable = torch.isfinite(value) & (value > 0)
+            sigma[name] = torch.where(usable, value, 1.0)
+        return self._from(u, v, Blocks(sigma))
+
+    def _restarted(self, state: PDHGState) -> RestartState:
+        return self._from(state.u, state.v, state.sigma)  # with the steps found so far
+
+    def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
+        # The same tensors several times: no iteration writes into those of a state.
+        return RestartState(
+            u, v, self.coupling.tau(sigma), sigma,
+            w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
+            memory=RestartMemory.at_start(len(u["x"])), box=self.box,
+        )  # fmt: skip
+
+    def step(self, state: RestartState) -> RestartState:
+        """P(w), then the extrapolation or a restart."""
+        return self.advance(state, 1)
+
+    def advance(self, state: RestartState, iterations: int) -> RestartState:
+        """Several iterations; on plain tensors if the kernels turn out not to run here."""
+        try:
+            return self._advance(state, iterations)
+        except kernel_errors() as error:
+            self._why = f"GPU kernels do not run here: {error}"
+            warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
+            self.iterations = Iterations(self.saddle, self.coupling)
+            return self._advance(state, iterations)
+
+    def _advance(self, state: RestartState, iterations: int) -> RestartState:
+        """Iterate to the next decision of the rules, decide, and repeat.
+
+        A restart takes two steps: the rules call for one, and the next iteration goes to P(w)
+        itself; after it, steps and anchor change.
+        """
+        running, memory, home = self.iterations, state.memory, state.sigma.device
+        place = torch.device("cpu") if running.on_host else home
+        tau, sigma = state.tau.to(place), state.sigma.to(place)
+        running.load(state)
+        while iterations:
+            count = self.rules.until_decision(memory, iterations)
+            tested = bool(self.rules.tested(memory, count)[-1].any())
+            running.iterate(tau, sigma, self.rules.mix(memory, count), measure=tested)
+            r = running.residual(tau, sigma) if tested else None
+            restarted = memory.restart_next
+            memory = self.rules.counted(memory, r, count)
+            if bool(restarted.any()):  # they moved to P(w), and get steps for the way travelled
+                whole, recent = running.displacements(state)
+                late = lateness(self.problem, self.coupling, memory.total).to(place)
+                target = rebalance(self.coupling, sigma, whole, recent, late)
+                sigma = target.where(restarted, sigma)
+                tau = self.coupling.tau(sigma)
+                running.move_anchor(restarted)
+            iterations -= count
+        return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory))
+
+
+def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided."""
+    reasons = []
+    for kind in (FusedIterations, TiledIterations):
+        try:
+            return kind(saddle, coupling), kind.advantage
+        except DoesNotApply as reason:
+            reasons.append(f"not {kind.name}: {reason}")
+    return Iterations(saddle, coupling), "; ".join(reasons)

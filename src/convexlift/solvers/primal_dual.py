@@ -3,21 +3,44 @@
 u^{k+1}   = prox_g^T (u^k - T K* v^k)
 u_bar     = 2 u^{k+1} - u^k
 v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar),    i = 0, ..., L
+
+It converges if the diagonal step sizes T and S satisfy ||S^(1/2) K T^(1/2)|| < 1. Row i of K acts
+on several primal blocks j. With n_i blocks in a row,
+
+    ||S^(1/2) K u||^2 = sum_i sigma_i ||sum_j K_ij u_j||^2
+                     <= sum_j (sum_i sigma_i n_i ||K_ij||^2) ||u_j||^2,
+
+so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. In
+the paper's networks every row has one block, and this is its rule (step-size).
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from convexlift.functionals.terms import Box
-from convexlift.problems.lifting import lifted_start
-from convexlift.problems.saddle import BOX_DUAL, DATA_DUAL, SaddlePointProblem, fitting_duals
+from convexlift.functionals.terms import Box, PooledEpigraphTerm
+from convexlift.problems.lifting import (
+    BOX_DUAL,
+    DATA_DUAL,
+    SaddlePointProblem,
+    dual_names,
+    fitting_duals,
+    made_feasible,
+    primal_name,
+)
+from convexlift.problems.minorant import OnePass
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.step_sizes import Coupling, PaperSteps
 from convexlift.tensors import Blocks
+
+SAFETY = 0.999
+"""Upper bound on ||S^(1/2) K T^(1/2)||^2."""
 
 
 def pdhg_update(
@@ -56,15 +79,161 @@ class PDHGState:
         """All dual blocks."""
         return self.v
 
+    def fits(self, saddle: SaddlePointProblem) -> bool:
+        """Whether the state has the blocks of this lift."""
+        K = saddle.K
+        rows = {
+            name: operator.output_shape(K.shapes[source])
+            for name, row in K.rows.items()
+            for source, operator in row.items()
+        }
+        u, v = ({n: tuple(p.shape[1:]) for n, p in parts.items()} for parts in (self.u, self.v))
+        return u == K.shapes and v == rows
 
-class FixedStepPDHG(Solver[State]):
+
+class Coupling:
+    """n_i ||K_ij||^2 for every block of K, from which step sizes follow.
+
+    Attributes:
+        recent: whether steps are balanced for the recent displacement from the start, rather than
+            for the total one at first (measured).
+        scalar: whether a step is one number for each block and image.
+    """
+
+    recent = False
+    scalar = True
+    choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
+
+    def __init__(self, saddle: SaddlePointProblem) -> None:
+        squared = saddle.K.squared_norms()
+        self.weights = {
+            v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
+        }
+
+    def tau(self, sigma: Blocks) -> Blocks:
+        """tau_j = SAFETY / sum_i sigma_i n_i ||K_ij||^2."""
+        totals: dict[str, Tensor] = {}
+        for v, row in self.weights.items():
+            for name, weight in row.items():
+                totals[name] = totals.get(name, torch.zeros_like(sigma[v])) + weight * sigma[v]
+        return Blocks({name: SAFETY / total for name, total in totals.items()})
+
+    def reach(self, u_sizes: Blocks) -> Blocks:
+        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i, a bound on its movement."""
+        return Blocks(
+            {
+                v: torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
+                for v, row in self.weights.items()
+            }
+        )
+
+    def way(self, u: Blocks, other: Blocks) -> Blocks:
+        """The reach of u - other."""
+        return self.reach(u.distances(other))
+
+    def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
+        """||du_j||^2 / tau_j for every block j."""
+        return du.squares() / tau
+
+    @staticmethod
+    def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
+        """sigma_i = ||dv_i|| / reach_i.
+
+        It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
+        distance that PDHG has to travel. Zero or not finite where a size is.
+        """
+        return v_sizes / reach
+
+
+@dataclass(frozen=True)
+class PaperSteps:
+    """sigma_i = c_i / ||K_i||^2, the paper's rule with its hyperparameters c.
+
+    ||K_i|| is the norm of the row with the layer's maps, ||V_{i-1}|| or ||W_{i-1}||; both dual
+    blocks of an epigraph share sigma_i. tau_j follows.
+
+    Args:
+        c: (c_1, ..., c_L), preceded by c_0 where the fidelity is dualised. The paper uses
+            (0.01, 0.001) for inpainting, (500, 100, 0.1) for CT, (500, 100, 5, 0.5, 0.1) for
+            CT with the deeper network.
+    """
+
+    c: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.c or not all(0 < value < math.inf for value in self.c):
+            raise ValueError(f"PaperSteps needs positive numbers c, got {self.c}")
+
+    @property
+    def tuned(self) -> str:
+        """The numbers c, briefly."""
+        return f"c = ({', '.join(f'{c:.3g}' for c in self.c)})"
+
+    def sigma(self, saddle: SaddlePointProblem, like: Tensor) -> Blocks:
+        """One number for each dual block and image."""
+        if len(self.c) != len(saddle.f):
+            needed = ", ".join(f"c_{rows[0][1]}" for rows, _ in saddle.f)
+            raise ValueError(
+                f"this problem needs {len(saddle.f)} step-size parameters c = ({needed}), "
+                f"got {len(self.c)}: {self.c}"
+            )
+        squared = saddle.K.squared_norms()
+        ones = like.new_ones(like.shape[0])
+        sigma: dict[str, Tensor] = {}
+        for c, (names, _) in zip(self.c, saddle.f, strict=True):
+            norm = sum(squared[names[0]].values())
+            for name in names:
+                sigma[name] = (c / norm) * ones
+        return Blocks(sigma)
+
+
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    """Steps that need no tuning: balanced at the start, and again at every restart.
+
+    Between restarts, iterations are relaxed on smooth problems, and otherwise reflected Halpern
+    iterations, pulled back towards the last restart. The rules come from the linear-programming
+    codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
+    """
+
+    tuned = "nothing to tune"
+
+
+StateT = TypeVar("StateT", bound=PDHGState)
+
+
+class PDHGSolver(Solver[StateT]):
+    """PDHG on one lift of a problem."""
+
+    def __init__(
+        self, problem: VariationalProblem, saddle: SaddlePointProblem, coupling: Coupling
+    ) -> None:
+        self.problem, self.saddle, self.coupling = problem, saddle, coupling
+
+    @abstractmethod
+    def start(self, x: Tensor, duals: Blocks | None = None) -> StateT:
+        """The lifted start at images x (``lifted_start``), with first step sizes."""
+
+    @abstractmethod
+    def _restarted(self, state: PDHGState) -> StateT:
+        """A first state at (u, v) of a state with the same blocks."""
+
+    def resume(self, state: State) -> StateT | None:
+        """Continue from (u, v), or from the duals of another lift if these fit the network."""
+        if isinstance(state, PDHGState) and state.fits(self.saddle):
+            return self._restarted(state)
+        duals = fitting_duals(self.problem.network, state.x, state.duals)
+        return None if duals is None else self.start(state.x, duals)
+
+
+class FixedStepPDHG(PDHGSolver[PDHGState]):
     """The paper's algorithm, unchanged."""
 
     def __init__(
         self, problem: VariationalProblem, saddle: SaddlePointProblem, steps: PaperSteps
     ) -> None:
-        self.problem, self.saddle, self.steps = problem, saddle, steps
-        self.coupling = Coupling(saddle)
+        super().__init__(problem, saddle, Coupling(saddle))
+        self.steps = steps
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -72,40 +241,70 @@ class FixedStepPDHG(Solver[State]):
         steps = Choice("steps", str(self.steps), "fixed, as given; the paper's rule")
         return lift_choice(self.problem, self.saddle), steps
 
-    def start(self, x: Tensor) -> PDHGState:
+    def start(self, x: Tensor, duals: Blocks | None = None) -> PDHGState:
         """z by a forward pass, duals by a backward pass."""
-        u, v = lifted_start(self.problem, self.saddle, x)
-        sigma = self.steps.sigma(self.saddle, x)
+        return self._at(*lifted_start(self.problem, self.saddle, x, duals))
+
+    def _restarted(self, state: PDHGState) -> PDHGState:
+        return self._at(state.u, state.v)
+
+    def _at(self, u: Blocks, v: Blocks) -> PDHGState:
+        sigma = self.steps.sigma(self.saddle, u["x"])
         return PDHGState(u, v, self.coupling.tau(sigma), sigma)
 
-    def resume(self, state: State) -> PDHGState | None:
-        """Continue from u and v, with this solver's steps."""
-        sigma = self.steps.sigma(self.saddle, state.x)
-        if not isinstance(state, PDHGState) or not fits(state, self.saddle):
-            duals = fitting_duals(self.problem.network, state.x, state.duals)
-            if duals is None:
-                return None
-            u, v = lifted_start(self.problem, self.saddle, state.x, duals)
-            return PDHGState(u, v, self.coupling.tau(sigma), sigma)
-        return PDHGState(state.u, state.v, self.coupling.tau(sigma), sigma)
-
-    def step(self, state: State) -> PDHGState:
+    def step(self, state: PDHGState) -> PDHGState:
         """The paper's iteration."""
-        assert isinstance(state, PDHGState)
         u, v = pdhg_update(self.saddle, state.u, state.v, state.tau, state.sigma)
         return replace(state, u=u, v=v)
 
 
-def fits(state: PDHGState, saddle: SaddlePointProblem) -> bool:
-    """Whether a state has the blocks of this lift."""
-    K = saddle.K
-    rows = {
-        name: operator.output_shape(K.shapes[source])
-        for name, row in K.rows.items()
-        for source, operator in row.items()
-    }
-    u, v = ({n: tuple(part.shape[1:]) for n, part in parts.items()} for parts in (state.u, state.v))
-    return u == K.shapes and v == rows
+def lifted_start(
+    problem: VariationalProblem,
+    saddle: SaddlePointProblem,
+    x: Tensor,
+    duals: Blocks | None = None,
+) -> tuple[Blocks, Blocks]:
+    """Primal blocks by a forward pass from the image x, dual blocks by one backward pass.
+
+    The duals belong to the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2}
+    (the sum of t_i over a block, where layer i was lifted after its pooling),
+    and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
+    comes from the ``duals`` of an earlier solution by any method, made feasible.
+    """
+    count = len(problem.network.layers)
+    one_pass = OnePass.of(problem.network)
+    u = {"x": x}
+    v = {}
+    if count == 1 and one_pass is not None and duals is None:
+        v[dual_names(1, 1)[0]] = one_pass.tangent(problem.weight, x)
+    else:
+        layers = problem.network.hidden(x)
+        if duals is None:
+            backward = problem.network.tangent(problem.weight, x, layers.a)
+        else:
+            backward = made_feasible(problem.network, problem.weight, x, duals)
+        for i in range(1, count + 1):
+            names = dual_names(i, count)
+            v[names[0]] = backward.p[i - 1]
+            if i < count:
+                u[primal_name(i)] = layers.z[i - 1]
+                v[names[1]] = -backward.t[i - 1]
+    for names, term in saddle.f:
+        if isinstance(term, PooledEpigraphTerm):
+            (block,) = saddle.K.rows[names[1]]
+            u[block] = term.block_means(u[block])
+            v[names[1]] = term.size**2 * term.block_means(v[names[1]])
+    if DATA_DUAL in saddle.K.rows:
+        slope = problem.fidelity.gradient(problem.operator(x))
+        known = None if duals is None else duals.get(DATA_DUAL)
+        if known is not None and known.shape == slope.shape:  # else of another scanner
+            slope = known
+        v[DATA_DUAL] = problem.fidelity.clip_to_conjugate_domain(slope)
+    if BOX_DUAL in saddle.K.rows:  # the part of the force that pushes against the box
+        v[BOX_DUAL] = torch.zeros_like(x)
+        force = saddle.K.adjoint(Blocks(v))["x"]
+        v[BOX_DUAL] = problem.bounds.pressure(x, -force)
+    return Blocks(u), Blocks({name: v[name] for name in saddle.K.rows})
 
 
 def lift_choice(problem: VariationalProblem, saddle: SaddlePointProblem) -> Choice:

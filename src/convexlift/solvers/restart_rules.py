@@ -22,7 +22,7 @@ from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
-from convexlift.solvers.step_sizes import Coupling
+from convexlift.solvers.primal_dual import Coupling
 from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]
@@ -55,10 +55,10 @@ class RestartMemory:
 
     Attributes:
         inner: iterations since the last restart.
-        total: iterations.
+        total: all iterations.
         restart_next: whether the next iteration is a restart.
-        residual_at_restart: in the first iteration after the last restart.
-        residual_at_test: at the last test.
+        residual_at_restart: the residual in the first iteration after the last restart.
+        residual_at_test: the residual at the last test.
     """
 
     inner: Tensor
@@ -87,8 +87,9 @@ class RestartRules:
     """
 
     def __init__(self, problem: VariationalProblem) -> None:
-        self.problem = problem
-        self.relaxed = relaxed_iterations(problem)
+        # Relaxed iterations before the reflected Halpern iteration takes over.
+        kinks = RELAXED_AT_FIRST if problem.fidelity.smooth else 0
+        self.relaxed: float = math.inf if problem.smooth else kinks
 
     @property
     def choice(self) -> Choice:
@@ -125,8 +126,8 @@ class RestartRules:
         """Whether a restart may be decided after each of the next iterations, (count, B)."""
         ahead = np.arange(1, count + 1)[:, None]
         inner, total = memory.inner.numpy() + ahead, memory.total.numpy() + ahead
-        relaxed = self._relaxed_restart_due(total)
-        tested: Array = np.where(total <= self.relaxed, relaxed, time_to_test(inner, total))
+        halpern = (inner == 1) | (total % TEST_EVERY == 0)
+        tested: Array = np.where(total <= self.relaxed, self._relaxed_restart_due(total), halpern)
         return tested
 
     def until_decision(self, memory: RestartMemory, limit: int) -> int:
@@ -139,10 +140,7 @@ class RestartRules:
     def counted(self, memory: RestartMemory, r: Tensor | None, count: int = 1) -> RestartMemory:
         """The state after ``count`` iterations; only the last may be a restart or be tested.
 
-        Args:
-            memory: the state before them.
-            r: the residual of the last one; needed if some image is tested.
-            count: number of iterations.
+        r is the residual of the last one, needed if some image is tested.
         """
         inner = torch.where(memory.restart_next, 0, memory.inner + count)
         total = memory.total + count
@@ -167,18 +165,6 @@ class RestartRules:
     def _relaxed_restart_due(self, total: Any) -> Any:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
         return time_to_rebalance(total) | (total == self.relaxed)
-
-
-def relaxed_iterations(problem: VariationalProblem) -> float:
-    """Number of relaxed iterations before the reflected Halpern iteration takes over."""
-    if problem.smooth:
-        return math.inf
-    return RELAXED_AT_FIRST if problem.fidelity.smooth else 0
-
-
-def time_to_test(inner: Any, total: Any) -> Any:
-    """Whether a restart of the Halpern iteration may be decided after this one, per image."""
-    return (inner == 1) | (total % TEST_EVERY == 0)
 
 
 def should_restart(
@@ -229,12 +215,9 @@ def rebalance(
     A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
     one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
 
-    Args:
-        coupling: of the problem.
-        sigma: the steps so far.
-        whole: upper bounds on the movement of rows of K, and ||dv||, since the start.
-        recent: the same since the last restart.
-        late: from 0 (only ``whole`` counts) to 1 (only ``recent`` counts); (B,).
+    ``whole`` holds upper bounds on the movement of rows of K, and ||dv||, since the start;
+    ``recent`` the same since the last restart. ``late`` (B,) goes from 0 (only ``whole`` counts) to
+    1 (only ``recent`` counts).
     """
     far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
     updated = {}

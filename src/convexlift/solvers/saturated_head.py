@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems.saddle import dual_names, fitting_duals
+from convexlift.problems.lifting import dual_names, fitting_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.restarted import RestartedPDHG
+from convexlift.solvers.primal_dual import PDHGSolver
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -119,15 +119,15 @@ class SaturatedState:
         return only
 
 
-class SaturatedPDHG(Solver[State]):
+class SaturatedPDHG(Solver[SaturatedState]):
     """PDHG without the last layer while all its units are on, image by image; else with it."""
 
     def __init__(
         self,
         problem: VariationalProblem,
         head: SaturatedHead,
-        without: RestartedPDHG,
-        make_full: Callable[[], RestartedPDHG],
+        without: PDHGSolver[RestartState],
+        make_full: Callable[[], PDHGSolver[RestartState]],
     ) -> None:
         self.problem, self.head, self.without = problem, head, without
         self._make_full = make_full
@@ -148,44 +148,37 @@ class SaturatedPDHG(Solver[State]):
         return head, *self.without.choices
 
     @cached_property
-    def full(self) -> RestartedPDHG:
+    def full(self) -> PDHGSolver[RestartState]:
         """The solver with the last layer; built on first use, as it may never be needed."""
         return self._make_full()
 
-    def start(self, x: Tensor) -> SaturatedState:
-        """Check which images have all units on at x."""
-        holds = self._holds(x)
-        without = self.without.start(x) if bool(holds.any()) else None
-        full = None if bool(holds.all()) else self.full.start(x)
+    def start(self, x: Tensor, duals: Blocks | None = None) -> SaturatedState:
+        """Find the images with all units on at x; ``duals`` belong to the full problem."""
+        holds = self.head.holds(self.problem.network.hidden(x).a[-1])
+        below = None if duals is None else self.head.duals_without(duals)
+        without = self.without.start(x, below) if bool(holds.any()) else None
+        full = None if bool(holds.all()) else self.full.start(x, duals)
         return SaturatedState(holds, self.head, without, full)
 
     def resume(self, state: State) -> SaturatedState | None:
         """Continue each image with the solver it was in if that still fits; else from its duals."""
-        x = state.x
-        duals = fitting_duals(self.problem.network, x, state.duals)
+        duals = fitting_duals(self.problem.network, state.x, state.duals)
         if duals is None:
             return None
-        holds = self._holds(x)
-        without, full = None, None
-        if bool(holds.any()):
-            without = self.without.start(x, self.head.duals_without(duals))
-        if not bool(holds.all()):
-            full = self.full.start(x, duals)
-        if isinstance(state, SaturatedState):
-            without = _go_on(self.without, state.without, state.holds & holds, without)
-            full = _go_on(self.full, state.full, ~state.holds & ~holds, full)
-        return SaturatedState(holds, self.head, without, full)
+        fresh = self.start(state.x, duals)
+        if not isinstance(state, SaturatedState):
+            return fresh
+        both, neither = state.holds & fresh.holds, ~state.holds & ~fresh.holds
+        without = _continued(self.without, state.without, both, fresh.without)
+        full = _continued(self.full, state.full, neither, fresh.full) if fresh.full else None
+        return replace(fresh, without=without, full=full)
 
-    def _holds(self, x: Tensor) -> Tensor:
-        return self.head.holds(self.problem.network.hidden(x).a[-1])
-
-    def step(self, state: State) -> SaturatedState:
+    def step(self, state: SaturatedState) -> SaturatedState:
         """One iteration with each solver."""
         return self.advance(state, 1)
 
-    def advance(self, state: State, iterations: int) -> SaturatedState:
+    def advance(self, state: SaturatedState, iterations: int) -> SaturatedState:
         """Several iterations with each solver that has images."""
-        assert isinstance(state, SaturatedState)
         without, full = state.without, state.full
         if without is not None and bool(state.holds.any()):
             without = self.without.advance(without, iterations)
@@ -193,9 +186,8 @@ class SaturatedPDHG(Solver[State]):
             full = self.full.advance(full, iterations)
         return replace(state, without=without, full=full)
 
-    def reconsider(self, state: State, evaluation: Evaluation) -> SaturatedState:
+    def reconsider(self, state: SaturatedState, evaluation: Evaluation) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
-        assert isinstance(state, SaturatedState)
         left = state.holds & ~self.head.holds(evaluation.last)
         if not bool(left.any()):
             return state
@@ -205,10 +197,13 @@ class SaturatedPDHG(Solver[State]):
         return replace(state, holds=state.holds & ~left, full=full)
 
 
-def _go_on(
-    solver: RestartedPDHG, last: RestartState | None, images: Tensor, fresh: RestartState | None
+def _continued(
+    solver: PDHGSolver[RestartState],
+    last: RestartState | None,
+    images: Tensor,
+    fresh: RestartState | None,
 ) -> RestartState | None:
-    """The fresh state, except that ``images`` keep their old one."""
+    """The fresh state, except that ``images`` continue from their last one."""
     if fresh is None or last is None:
         return fresh
     resumed = solver.resume(last)

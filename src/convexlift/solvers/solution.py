@@ -1,8 +1,11 @@
-"""The result of a solve: images with certified gaps, statuses and history."""
+"""Stopping criteria.
+
+The result of a solve: images with certified gaps, statuses and history.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -13,6 +16,36 @@ from torch import Tensor
 from convexlift.problems.claims import Guarantee
 from convexlift.proofs import Proof
 from convexlift.tensors import Blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWhen:
+    """Stop an image as soon as one of these criteria holds.
+
+    On ``CONVERGED``, objective - lower_bound <= gap |objective|.
+
+    Args:
+        gap: relative certified gap; None to run to a limit.
+        max_iterations: limit on iterations; 0 only evaluates the start.
+        seconds: limit on the time, or None.
+        check_every: iterations between evaluations of objective and certificate. Small values
+            give a fine history, large ones cost less.
+    """
+
+    gap: float | None = 1e-3
+    max_iterations: int = 10_000
+    seconds: float | None = None
+    check_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.gap is not None and not self.gap >= 0:
+            raise ValueError(f"gap must be nonnegative or None, got {self.gap}")
+        if self.max_iterations < 0:
+            raise ValueError(f"max_iterations must be at least 0, got {self.max_iterations}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be positive or None, got {self.seconds}")
+        if self.check_every < 1:
+            raise ValueError(f"check_every must be at least 1, got {self.check_every}")
 
 
 class Status(Enum):
@@ -75,9 +108,6 @@ class History(Sequence[Record]):
 
     def __len__(self) -> int:
         return len(self.records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.solvers.lbfgs import LBFGS
+from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.solution import Solution, Status
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.tensors import choose_images, full_precision
 
 
@@ -39,30 +39,16 @@ def solve(
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check; its time is not counted.
     """
-    return _solve(problem, method, stop, start, callback, rigorous=True)
+    return _solve(problem, method=method, stop=stop, start=start, callback=callback, rigorous=True)
 
 
-def solve_roughly(
+def _solve(
     problem: VariationalProblem,
     *,
     method: Method | None = None,
     stop: StopWhen | None = None,
     start: Tensor | State | None = None,
-) -> Solution:
-    """``solve`` with gaps in the precision of the problem, which guarantee nothing.
-
-    For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
-    """
-    return _solve(problem, method, stop, start, None, rigorous=False)
-
-
-def _solve(
-    problem: VariationalProblem,
-    method: Method | None,
-    stop: StopWhen | None,
-    start: Tensor | State | None,
-    callback: Callback | None,
-    *,
+    callback: Callback | None = None,
     rigorous: bool,
 ) -> Solution:
     require_problem(problem)
@@ -76,8 +62,15 @@ def _solve(
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
         state = _first_state(problem, solver, start)
-        ledger = Ledger(problem, state, stop.gap, rigorous=rigorous)
-        return _iterate(ledger, solver, state, stop, callback)
+        ledger = Ledger(problem, state, stop.gap, callback, rigorous=rigorous)
+        return _iterate(ledger, solver, state, stop)
+
+
+solve_roughly = partial(_solve, rigorous=False)
+"""``solve`` with gaps in the precision of the problem, which guarantee nothing.
+
+For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
+"""
 
 
 @dataclass(frozen=True)
@@ -131,46 +124,38 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
-def _iterate(
-    ledger: Ledger,
-    solver: Solver[State],
-    state: State,
-    stop: StopWhen,
-    callback: Callback | None,
-) -> Solution:
-    clock = Stopwatch()
+def _iterate(ledger: Ledger, solver: Solver[State], state: State, stop: StopWhen) -> Solution:
     iteration = 0
     try:
-        wanted = ledger.check(iteration, clock, state, stop, callback)
+        wanted = ledger.check(iteration, state)
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
-            elif stop.seconds is not None and clock.seconds() >= stop.seconds:
+            elif stop.seconds is not None and ledger.clock.seconds() >= stop.seconds:
                 if iteration % stop.check_every:
-                    ledger.check(iteration, clock, state, stop, callback)
+                    ledger.check(iteration, state)
                 ledger.end(Status.TIME_LIMIT)
             else:
-                count = _at_once(solver, stop, iteration, clock)
-                following = solver.advance(state, count)
-                state = following if ledger.active.all() else choose_images(
-                    ledger.active, following, state
-                )  # fmt: skip
+                count = _at_once(solver, stop, iteration, ledger.clock)
+                # Images that have ended keep their state, whatever the others still need.
+                state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
                 ledger.iterations[ledger.active] = iteration
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
-                    wanted = ledger.check(iteration, clock, state, stop, callback)
+                    wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
-            ledger.check(iteration, clock, state, stop, None)
+            ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)
-    return ledger.solution(clock)
+    return ledger.solution()
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
     """Number of iterations before the next check, limited by the remaining time."""
-    count = min(solver.block, stop.until_check(iteration))
+    to_check = stop.check_every - iteration % stop.check_every
+    count = min(solver.block, to_check, stop.max_iterations - iteration)
     if stop.seconds is None or count == 1:
         return count
     if iteration == 0:

@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from convexlift.operators.convolution import SpectralFilter, energies, filtered
 from convexlift.operators.linear import LinearOperator, power_iteration
-from convexlift.operators.spectral import SpectralFilter, energies, filtered
-from convexlift.problems.saddle import SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
-from convexlift.solvers.step_sizes import SAFETY, Coupling
+from convexlift.solvers.primal_dual import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
 POWER_STEPS = 80
@@ -90,7 +90,7 @@ class FourierCoupling(Coupling):
     def tau(self, sigma: Blocks) -> Blocks:
         """SAFETY (sum_i sigma_i n_i H_i)^-1 for x; numbers for the other blocks."""
         steps = dict(super().tau(sigma))
-        parts = [_per_frequency(sigma[v]) * s for v, s in self.spectra.items()]
+        parts = [sigma[v][:, None, None, None] * s for v, s in self.spectra.items()]
         steps["x"] = SAFETY / torch.stack(parts).sum(0)
         return FourierSteps(steps)
 
@@ -110,12 +110,8 @@ class FourierCoupling(Coupling):
     def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
         """<du_j, T_j^-1 du_j> for every block j."""
         rest = Blocks({name: part for name, part in du.items() if name != "x"})
-        return Blocks(
-            {
-                "x": sum_per_image(energies(du["x"]) / tau["x"]),
-                **super().squared_lengths(rest, tau),
-            }
-        )
+        image = sum_per_image(energies(du["x"]) / tau["x"])
+        return Blocks({"x": image, **super().squared_lengths(rest, tau)})
 
 
 def majorant(K: LinearOperator, height: int, width: int, like: Tensor) -> Tensor:
@@ -144,7 +140,3 @@ def _scale(K: LinearOperator, steps: int, like: Tensor) -> float:
     assert symbol is not None
     whitened = K @ SpectralFilter(symbol.rsqrt(), shape[-1])
     return (MARGIN * power_iteration(whitened, shape, steps)) ** 2
-
-
-def _per_frequency(sigma: Tensor) -> Tensor:
-    return sigma[:, None, None, None]

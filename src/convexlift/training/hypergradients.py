@@ -31,12 +31,11 @@ from convexlift.networks.bound_network import Apply
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.parts import require_positive
-from convexlift.problems.saddle import dual_names
+from convexlift.problems.lifting import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
-from convexlift.solvers.solution import Solution
+from convexlift.solvers.solution import Solution, StopWhen
 from convexlift.solvers.solve import solve_roughly
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tensors import Blocks, expand_per_image, full_precision, sum_per_image
 from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
 

@@ -31,8 +31,8 @@ from convexlift.networks.bound_network import gradient
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
+from convexlift.solvers.solution import StopWhen
 from convexlift.solvers.solve import solve_roughly
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
 from convexlift.training.data import Batch, ImageSet

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convexlift.solvers.lbfgs import LBFGS
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.gradient_methods import LBFGS
+from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.training.hypergradients import Implicit, JacobianFree
 from convexlift.training.loop import TrainingOptions

@@ -18,9 +18,9 @@ import torch
 from convexlift.models.files import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.padding import Boundary
+from convexlift.operators.convolution import Boundary
 from convexlift.solvers.method import Method
-from convexlift.solvers.stopping import StopWhen
+from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
 from convexlift.training.data import BatchSampler, ImageSet, size_text
 from convexlift.training.hypergradients import Hypergradient

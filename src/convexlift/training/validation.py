@@ -13,8 +13,8 @@ from convexlift.images import psnr, ssim
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.parts import require_positive
 from convexlift.solvers.method import Method
+from convexlift.solvers.solution import StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.stopping import StopWhen
 from convexlift.tasks import Measurement, Task
 from convexlift.training.data import ImageSet, mix
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.gradient_methods import Subgradient
 from convexlift.solvers.method import Method
 from convexlift.solvers.named_methods import METHODS, NamedMethod, describe_steps
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.solution import Progress
+from convexlift.solvers.primal_dual import PaperSteps
+from convexlift.solvers.solution import Progress, StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.step_sizes import PaperSteps
-from convexlift.solvers.stopping import StopWhen
-from convexlift.solvers.subgradient import Subgradient
 from convexlift.web.limits import PageError
 from convexlift.web.run import MOST_ITERATIONS, Computation, PageJob
 

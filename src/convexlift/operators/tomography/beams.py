@@ -167,7 +167,7 @@ class FanBeam(RayTransform, name="FanBeam"):
         if not self.invertible:
             raise ValueError(
                 f"fbp of a fan needs angles all around, not {math.degrees(self._covered):.0f} "
-                "degrees of them; a short scan would need weights that are not here yet"
+                "degrees of them; the weights of short scans are not implemented"
             )
         return super().approximate_inverse(y, window)
 
@@ -231,7 +231,7 @@ def _checked_grid(
 
 
 def _checked_angles(name: str, angles: int | Tensor | Sequence[float], turn: float) -> Floats:
-    """Angles in radians; a number of them is spread evenly over [0, turn)."""
+    """Angles in radians; ``angles`` = N means N angles spread evenly over [0, turn)."""
     if isinstance(angles, int) and not isinstance(angles, bool):
         if angles < 1:
             raise ValueError(f"{name} needs at least one angle, got angles={angles}")

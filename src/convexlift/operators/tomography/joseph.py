@@ -21,14 +21,14 @@ from torch import Tensor
 from convexlift.operators.tomography.rays import Crossings, Grid, Lines, crossings
 
 SAMPLES = {"cpu": 2**18, "cuda": 2**23}
-"""How many crossings are worked on at a time: as many as a cache holds, or a device likes."""
+"""Crossings processed at a time: as many as fit a cache, or keep a GPU busy."""
 MARGIN = 3
 """Zeros beyond each row: one before it, and two after."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rays on their way through the same steps."""
+    """Neighbouring rays, and the steps that at least one of them takes."""
 
     ray: Tensor
     start: Tensor
@@ -46,13 +46,7 @@ class Piece:
 
 
 class Joseph:
-    """Products with A and its transpose, for given lines, on one device.
-
-    Args:
-        lines: the rays, (angles, bins).
-        grid: the pixels.
-        device: where images are.
-    """
+    """Products with A and its transpose, for given lines, on one device."""
 
     def __init__(self, lines: Lines, grid: Grid, device: torch.device) -> None:
         self.grid = grid

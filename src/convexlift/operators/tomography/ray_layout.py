@@ -11,19 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.operators.tomography.rays import (
-    DIAGONAL_TOLERANCE,
-    Crossings,
-    Floats,
-    Grid,
-    Lines,
-)
+from convexlift.operators.tomography.rays import DIAGONAL_TOLERANCE, Crossings, Floats, Grid, Lines
 
 Integers = NDArray[np.int32]
 AFFINE_TOLERANCE = 1e-11
-"""Parallel rays may be this many bins off equal distances, which is rounding."""
+"""Rounding may put parallel rays this many bins off equal distances."""
 OUTSIDE = -16.0
-"""Where rays cross that are none."""
+"""The crossing of a placeholder for a missing ray, far from every pixel."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class RayBlocks:
     Attributes:
         start: as in ``Crossings``, and so are the next three; (blocks, size).
         slope: zero where a block has fewer rays.
-        length: the same.
+        length: likewise.
         ray: -1 there.
         first: the first step of each block, (blocks,).
         last: the step after its last.
@@ -108,7 +102,7 @@ def _blocks(rays: Crossings, bins: int, shape: tuple[int, int], turned: int) -> 
 class ParallelTurns:
     """Bin b of an angle passes pixel (i, j) at gap |a_0 i + a_1 j + a_2 + 1/gap - b| pixels.
 
-    The distance is that of Joseph's method, along the row, or the column, of the pixel.
+    As in Joseph's method, distances are measured along the row, or the column, of the pixel.
 
     Attributes:
         turn: (a_0, a_1, a_2) of each angle, (angles, 3).
@@ -154,8 +148,8 @@ class RayRuns:
     Attributes:
         runs: first ray, number of rays, whether they go by columns, and how many can be less than
             a pixel away from a pixel; (runs, 4).
-        start: as in ``Crossings``, of all rays of the sinogram; zero for those beside the image.
-        slope: the same.
+        start: as in ``Crossings``, for all rays of the sinogram; zero for rays beside the image.
+        slope: likewise.
         longest: the largest number of rays.
     """
 

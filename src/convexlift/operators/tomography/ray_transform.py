@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from convexlift.operators.convolution import frequencies
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.spectral import frequencies
 from convexlift.operators.tomography.filtered_backprojection import (
     angle_shares,
     filtered,
@@ -19,30 +19,20 @@ from convexlift.operators.tomography.filtered_backprojection import (
 )
 from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
-from convexlift.operators.tomography.sparse_projector import tables
+from convexlift.operators.tomography.sparse_projector import Tables, tables
 from convexlift.operators.tomography.triton_projector import RayKernels
 from convexlift.tensors import Shape
 
 TABLE_BYTES = 2**29
 """The most memory for tables of weights; larger ones are computed at each product instead."""
-
-
-class Projector(Protocol):
-    """Products with A and its exact transpose."""
-
-    def project(self, x: Tensor) -> Tensor:
-        """A x: (B, H, W) -> (B, angles, bins)."""
-        ...
-
-    def backproject(self, y: Tensor) -> Tensor:
-        """A* y: (B, angles, bins) -> (B, H, W)."""
-        ...
+Projector = Tables | RayKernels | Joseph
+"""Products with A, ``project``, and with its exact transpose, ``backproject``."""
 
 
 def projector(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> Projector:
-    """Small enough tables on a CPU, where torch has MKL's sparse products; kernels on a GPU.
+    """Tables on a CPU, if they are small and torch has MKL's sparse products; kernels on a GPU.
 
-    Else ``Joseph``.
+    ``Joseph`` in all other cases.
     """
     sparse = device.type == "cpu" and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
     if sparse and dtype in (torch.float32, torch.float64):
@@ -56,8 +46,8 @@ class RayTransform(LinearOperator):
     """(A x)_{a, b} = integral of x along ray b of angle a, by Joseph's method.
 
     Images (B, 1, H, W) become sinograms (B, 1, angles, bins). The adjoint is the exact transpose;
-    both can be differentiated as often as you like. On a GPU without Triton, sums of adjoints come
-    in any order, so their last digits may vary from call to call.
+    both can be differentiated any number of times. On a GPU without Triton, adjoints are added up
+    in no fixed order, so their last digits may vary from call to call.
 
     Attributes:
         grid: the pixels, in units of length.
@@ -65,12 +55,12 @@ class RayTransform(LinearOperator):
         exact_angles: the same in double precision.
         bins: the places of the bins on the detector.
         bin_width: their distance.
+        turn: the range of angles that determines an image, in radians: a half or a full turn.
     """
 
     nonnegative = True
     bin_width: float
     turn: float
-    """The angles that tell all of an image, in radians: half a turn or a whole one."""
 
     def __init__(self, grid: Grid, angles: Floats, bins: Floats) -> None:
         self.grid = grid
@@ -95,12 +85,7 @@ class RayTransform(LinearOperator):
 
     def approximate_inverse(self, y: Tensor, window: str = "hann") -> Tensor:
         """Filtered back projection: the sum over angles of filtered rows, interpolated."""
-        shape = self.output_shape(self._resolve(None))
-        if tuple(y.shape[1:]) != shape:
-            raise ValueError(
-                f"fbp expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
-                f"got {tuple(y.shape)}"
-            )
+        self._check_sinograms(y, "fbp")
         weights, kernel, spacing = self._weighted_ramp()
         rows = filtered(y[:, 0] * torch.from_numpy(weights).to(y), kernel, spacing, window)
         across, up = (torch.from_numpy(centres).to(y) for centres in self.grid.centres())
@@ -141,13 +126,16 @@ class RayTransform(LinearOperator):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """A* y."""
-        shape = self.output_shape((1, self.grid.height, self.grid.width))
+        self._check_sinograms(y, f"{type(self).__name__}.adjoint")
+        return self._apply(y, True)
+
+    def _check_sinograms(self, y: Tensor, user: str) -> None:
+        shape = self.output_shape(self._resolve(None))
         if tuple(y.shape[1:]) != shape:
             raise ValueError(
-                f"{type(self).__name__}.adjoint expects sinograms of shape (batch, "
-                f"{', '.join(map(str, shape))}), got {tuple(y.shape)}"
+                f"{user} expects sinograms of shape (batch, {', '.join(map(str, shape))}), "
+                f"got {tuple(y.shape)}"
             )
-        return self._apply(y, True)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(1, angles, bins)."""
@@ -158,7 +146,7 @@ class RayTransform(LinearOperator):
         return (1, len(self.exact_angles), len(self.bins))
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
-        """Times the longest way of a ray, or the largest sum of lengths through a pixel."""
+        """Times the longest path of a ray, or the largest sum of lengths through a pixel."""
         if not adjoint:
             steps = max(self.grid.height, self.grid.width) + 2
             longest = steps * math.hypot(self.grid.pixel_height, self.grid.pixel_width)

@@ -19,14 +19,7 @@ DIAGONAL_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Grid:
-    """Pixels of a rectangle around the origin; row 0 is at the top, where y is largest.
-
-    Attributes:
-        height: the number of rows.
-        width: the number of columns.
-        pixel_height: the distance of two rows.
-        pixel_width: the distance of two columns.
-    """
+    """Pixels of a rectangle around the origin; row 0 is at the top, where y is largest."""
 
     height: int
     width: int
@@ -73,12 +66,12 @@ class Crossings:
     exchanged.
 
     Attributes:
-        ray: which rays, as indices into the flattened sinogram, in ascending order.
+        ray: the indices of the rays in the flattened sinogram, in ascending order.
         start: the crossing of step 0.
         slope: how far the crossing moves from one step to the next.
         length: the length of the ray between two steps.
-        first: the first step at which the ray is less than a pixel outside.
-        last: the step after the last such.
+        first: the first step at which the ray is inside, or less than a pixel outside.
+        last: the step after the last one of these.
     """
 
     ray: NDArray[np.int64]
@@ -131,7 +124,7 @@ def inside(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The steps i, from first to before last, with -1 < start + slope i < size.
 
-    Perhaps one more at either end: weights there are zero.
+    There may be one step more at either end: weights there are zero.
     """
     flat = np.abs(slope) < 1e-12
     safe = np.where(flat, 1.0, slope)
@@ -139,7 +132,4 @@ def inside(
     within = (start > -1) & (start < size)
     low = np.where(flat, np.where(within, 0, steps), np.floor(ends[0]))
     high = np.where(flat, steps, np.ceil(ends[1]) + 1)
-    return (
-        np.clip(low, 0, steps).astype(np.int64),
-        np.clip(high, 0, steps).astype(np.int64),
-    )
+    return np.clip(low, 0, steps).astype(np.int64), np.clip(high, 0, steps).astype(np.int64)

@@ -1,7 +1,10 @@
 """Joseph's weights as sparse matrices, for CPUs: the fastest way where they are small enough.
 
-Mirror-image rays share a row (``symmetries``), so one sparse matrix times all mirror images of x,
-side by side, is A x. Its transpose is kept as well, sorted by pixels.
+Rays that are mirror images of each other share a row of weights. A square has eight symmetries and
+a rectangle four, the flips of rows and columns; transposing an image exchanges rays by rows and
+rays by columns. A ray through x is a mirrored ray through the mirrored image, with the same
+weights: 200 angles of a half turn are 25 angles and eight images. One sparse matrix times all
+mirror images of x, side by side, is A x. Its transpose is kept as well, sorted by pixels.
 """
 
 from __future__ import annotations
@@ -12,20 +15,150 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.operators.tomography.rays import Grid, Lines, crossings, inside
-from convexlift.operators.tomography.symmetries import Orbit, mirrored, orbits, unmirrored
+from convexlift.operators.tomography.rays import Crossings, Floats, Grid, Lines, crossings, inside
 
+SAME_START, SAME_SLOPE = 1e-9, 1e-12
+"""Rays closer than this, in pixels and in pixels a step, are the same."""
+FEW = 8
+"""Rows join others that are this many times as numerous."""
+FLIPS: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-2, -1))
+"""The four flips of an image; the same again after transposing makes eight."""
+TURNED = len(FLIPS)
+"""From this number on, mirrorings transpose first."""
 ROWS_AT_A_TIME = 1024
 """Rows of weights made at once: temporary numbers take tens of megabytes then."""
 COLUMNS = 8
-"""Vectors that a matrix takes at once: more of them leave the caches."""
+"""Vectors that a matrix is multiplied with at once: more would not fit the caches."""
+
+
+@dataclass(frozen=True)
+class Orbit:
+    """Rows of weights that are used with the same mirror images.
+
+    Attributes:
+        mirrors: numbers of the mirror images.
+        start: where the rays of these rows start, as in ``Crossings``.
+        slope: their slopes.
+        steps: the number of steps, and of pixels at each step.
+        ray: the rays of the sinogram that use these rows.
+        slot: the row and mirror image of each: row * len(mirrors) + position in ``mirrors``.
+        length: the lengths of their steps.
+    """
+
+    mirrors: tuple[int, ...]
+    start: Floats
+    slope: Floats
+    steps: tuple[int, int]
+    ray: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    length: Floats
+
+    @property
+    def samples(self) -> int:
+        """How many crossings the rows have; each has two weights."""
+        first, last = inside(self.start, self.slope, *self.steps)
+        return int((last - first).sum())
+
+
+def mirrored(x: Tensor, number: int) -> Tensor:
+    """Mirror image ``number`` of (..., H, W)."""
+    turned = x.mT if number >= TURNED else x
+    return turned.flip(FLIPS[number % TURNED])
+
+
+def unmirrored(x: Tensor, number: int) -> Tensor:
+    """The inverse of ``mirrored``, which is also its adjoint."""
+    flipped = torch.flip(x, FLIPS[number % TURNED])
+    return flipped.mT if number >= TURNED else flipped
+
+
+def orbits(by_rows: Crossings, by_columns: Crossings, grid: Grid) -> list[Orbit]:
+    """All rays, sorted by the mirror images with which their rows of weights are used."""
+    sizes = (grid.height, grid.width)
+    rows, columns = _canonical(by_rows, sizes), _canonical(by_columns, sizes[::-1])
+    columns.mirror += TURNED
+    if sizes[0] != sizes[1]:
+        columns.key[:, 0] = 1  # rays by rows and by columns share no rows of weights
+    key = np.concatenate([rows.key, columns.key])
+    mirror = np.concatenate([rows.mirror, columns.mirror])
+    start = np.concatenate([rows.start, columns.start])
+    slope = np.concatenate([rows.slope, columns.slope])
+    ray = np.concatenate([by_rows.ray, by_columns.ray])
+    length = np.concatenate([by_rows.length, by_columns.length])
+    _, first, row = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    row = row.reshape(-1)
+    used = np.zeros(len(first), dtype=np.int64)
+    np.bitwise_or.at(used, row, 1 << mirror)
+    used = _merged(used)
+    found = []
+    for bits in np.unique(used):
+        mirrors = tuple(k for k in range(2 * TURNED) if bits >> k & 1)
+        members = used == bits
+        place = np.cumsum(members) - 1
+        chosen = np.flatnonzero(members[row])
+        rank = np.searchsorted(mirrors, mirror[chosen])
+        found.append(
+            Orbit(
+                mirrors=mirrors,
+                start=start[first[members]],
+                slope=slope[first[members]],
+                steps=sizes if mirrors[0] < TURNED else sizes[::-1],
+                ray=ray[chosen],
+                slot=place[row[chosen]] * len(mirrors) + rank,
+                length=length[chosen],
+            )
+        )
+    return found
+
+
+def _merged(used: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A few rows that need only some of the mirror images of many other rows join these.
+
+    A separate matrix, with its own copies of images, would cost more than unused products.
+    """
+    patterns, counts = np.unique(used, return_counts=True)
+    used = used.copy()
+    for bits, count in zip(patterns, counts, strict=True):
+        larger = (patterns & bits == bits) & (counts >= FEW * count)
+        if larger.any():
+            used[used == bits] = patterns[larger][np.argmax(counts[larger])]
+    return used
+
+
+@dataclass
+class _Canonical:
+    """Each ray mirrored so that its slope is largest, then its start smallest."""
+
+    start: Floats
+    slope: Floats
+    mirror: NDArray[np.int64]
+    key: NDArray[np.int64]
+
+
+def _canonical(rays: Crossings, sizes: tuple[int, int]) -> _Canonical:
+    steps, size = sizes
+    start, slope = rays.start, rays.slope
+    end = start + slope * (steps - 1)
+    starts = np.stack([start, size - 1 - start, end, size - 1 - end])  # in the order of FLIPS
+    slopes = np.stack([slope, -slope, -slope, slope])
+    whole_starts = np.rint(starts / SAME_START).astype(np.int64)
+    whole_slopes = np.rint(slopes / SAME_SLOPE).astype(np.int64)
+    best = np.zeros(len(start), dtype=np.int64)
+    each = np.arange(len(start))
+    for k in range(1, TURNED):
+        steeper = whole_slopes[k] - whole_slopes[best, each]
+        earlier = whole_starts[k] < whole_starts[best, each]
+        best = np.where((steeper > 0) | ((steeper == 0) & earlier), k, best)
+    key = np.stack([np.zeros_like(best), whole_slopes[best, each], whole_starts[best, each]], 1)
+    return _Canonical(starts[best, each], slopes[best, each], best, key)
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """The weights of one orbit, and which rays are made of them."""
+    """The weights of one orbit, and the rays that use them."""
 
     mirrors: tuple[int, ...]
     matrix: Tensor
@@ -35,7 +168,7 @@ class WeightTable:
     length: Tensor
 
     def portions(self, batch: Tensor) -> tuple[Tensor, ...]:
-        """The batch in parts that are fast."""
+        """The batch in parts of a size that is fast."""
         return torch.split(batch, max(1, COLUMNS // len(self.mirrors)))
 
     def project(self, x: Tensor, y: Tensor) -> None:
@@ -46,7 +179,7 @@ class WeightTable:
         y[:, self.ray] = self.length * sums[:, self.slot]
 
     def backproject(self, y: Tensor, x: Tensor) -> None:
-        """Add what the transpose makes of this table's rays, of y (B, rays), to x (B, H, W)."""
+        """Add the transpose of this table, applied to its rays of y (B, rays), to x (B, H, W)."""
         count = len(self.mirrors)
         size, pixels = self.matrix.shape
         sums = y.new_zeros((len(y), size * count))
@@ -59,14 +192,7 @@ class WeightTable:
 
 
 class Tables:
-    """Products with A and its transpose, by sparse matrices on the CPU.
-
-    Args:
-        found: the rays, as ``symmetries`` gives them.
-        grid: the pixels.
-        sinogram_shape: (angles, bins).
-        dtype: the precision of the weights.
-    """
+    """Products with A and its transpose, by sparse matrices on the CPU, from ``orbits``."""
 
     def __init__(
         self, found: list[Orbit], grid: Grid, sinogram_shape: tuple[int, int], dtype: torch.dtype

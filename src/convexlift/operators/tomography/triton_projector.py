@@ -25,7 +25,7 @@ FARTHEST = 2**18
 ENOUGH = 2**18
 """Lanes that keep a large GPU busy; where there are fewer, they share the work further."""
 MOST = 16
-"""Loops over the parallel rays that pass a pixel are written out; more of them go as runs."""
+"""The most parallel rays near a pixel whose loop is unrolled; more of them are treated as runs."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Tiling:
         group: the most images that share weights, in bytes of their numbers at a pixel.
         rays: angles and bins of a block of rays, powers of two.
         ray_warps: the warps that work on it.
-        parts: the steps of a ray are shared by up to so many lanes.
-        steps: so many steps are written out.
+        parts: the most lanes that share the steps of a ray.
+        steps: the number of steps that are unrolled.
         pixels: rows and columns of a tile of pixels, powers of two.
         pixel_warps: the warps that work on it; there may be one for each 32 pixels.
-        turns: so many angles are written out.
+        turns: the number of angles that are unrolled.
     """
 
     group: int = 16
@@ -57,14 +57,9 @@ TILING = Tiling()
 
 
 class RayKernels:
-    """Products with A and its transpose, on a GPU; sums are in the same order at each call.
+    """Products with A and its transpose on a GPU, for images in float32 or float64.
 
-    Args:
-        lines: the rays, (angles, bins).
-        grid: the pixels.
-        device: where images are.
-        dtype: their precision, float32 or float64.
-        tiling: how the work is cut into programs.
+    Sums are in the same order at each call.
     """
 
     def __init__(
@@ -78,7 +73,7 @@ class RayKernels:
         self.grid, self.tiling, self.device = grid, tiling, device
         angles, bins = lines.x.shape
         self.sinogram_shape = (angles, bins)
-        self._lines = lines  # for another way, should kernels not work
+        self._lines = lines  # for Joseph, should kernels not work
         self._plain: Joseph | None = None
         self._launched = False
         by_rows, by_columns = crossings(lines, grid)
@@ -86,11 +81,10 @@ class RayKernels:
         def moved(values: NDArray[Any], kind: torch.dtype | None = None) -> Tensor:
             return torch.from_numpy(values).to(device, kind)
 
-        blocks = ray_blocks(by_rows, by_columns, bins, tiling.rays)
-        self._blocks = (
-            moved(blocks.start), moved(blocks.slope), moved(blocks.length, dtype),
-            moved(blocks.ray), moved(blocks.first), moved(blocks.last), moved(blocks.turned),
-        )  # fmt: skip
+        blocks = vars(ray_blocks(by_rows, by_columns, bins, tiling.rays))
+        # Positions stay in double precision; lengths multiply images.
+        kinds = {"length": dtype}
+        self._blocks = tuple(moved(values, kinds.get(n)) for n, values in blocks.items())
         length = np.zeros(angles * bins)
         for rays in (by_rows, by_columns):
             length[rays.ray] = rays.length
@@ -118,27 +112,23 @@ class RayKernels:
 
     def project(self, x: Tensor) -> Tensor:
         """A x: (B, H, W) -> (B, angles, bins)."""
-        if self._plain is None:
-            try:
-                return self._project(x)
-            except kernel_errors() as error:
-                self._give_way(error)
-        assert self._plain is not None
-        return self._plain.project(x)
+        return self._try("project", x)
 
     def backproject(self, y: Tensor) -> Tensor:
         """A* y: (B, angles, bins) -> (B, H, W)."""
+        return self._try("backproject", y)
+
+    def _try(self, product: str, data: Tensor) -> Tensor:
+        """By kernels, or from the first error on by ``Joseph``."""
         if self._plain is None:
             try:
-                return self._backproject(y)
+                result: Tensor = getattr(self, f"_{product}")(data)
+                return result
             except kernel_errors() as error:
-                self._give_way(error)
-        assert self._plain is not None
-        return self._plain.backproject(y)
-
-    def _give_way(self, error: Exception) -> None:
-        warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=3)
-        self._plain = Joseph(self._lines, self.grid, self.device)
+                warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=3)
+                self._plain = Joseph(self._lines, self.grid, self.device)
+        plain: Tensor = getattr(self._plain, product)(data)
+        return plain
 
     def _project(self, x: Tensor) -> Tensor:
         batch, (angles, bins), tiling = len(x), self.sinogram_shape, self.tiling
@@ -214,7 +204,7 @@ class RayKernels:
 
 
 def _grouped(data: Tensor, group: int) -> Tensor:
-    """(B, n) -> (groups, n, group), with zeros for images that are missing; perhaps a view."""
+    """(B, n) -> (groups, n, group), with zeros for missing images; the result may be a view."""
     missing = -len(data) % group
     filled = F.pad(data, (0, 0, 0, missing)) if missing else data
     return filled.reshape(-1, group, data.shape[1]).transpose(1, 2)
