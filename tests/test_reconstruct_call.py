@@ -15,7 +15,7 @@ from reconstruct_runs import bits, colours, crop, noisy, one_record, run
 import convexlift as cl
 from convexlift.images import gaussian_noise, psnr, random_mask, salt_and_pepper, save_image
 from convexlift.phantoms import shepp_logan
-from convexlift.reconstruction import InputError, reconstructor
+from convexlift.reconstruction import InputError, reconstructor_for
 
 FAST = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40}
 NOT_COMPARED = {"seconds", "input", "output", "inputs", "output_sha256", "settings"}
@@ -270,10 +270,10 @@ def test_a_time_limit_ends_it():
 def test_help_shows_every_option_with_its_default():
     parameters = inspect.signature(cl.reconstruct).parameters
     for task in ("denoise", "inpaint", "ct"):
-        for option in fields(reconstructor(task)):
+        for option in fields(reconstructor_for(task)):
             assert option.name in parameters
             assert f"    {option.name}: " in "".join(
-                inspect.getdoc(kind) or "" for kind in type(reconstructor(task)).__mro__
+                inspect.getdoc(kind) or "" for kind in type(reconstructor_for(task)).__mro__
             )
             if task == "denoise":
                 assert parameters[option.name].default == option.default

@@ -321,13 +321,13 @@ def reconstruct(
         TypeError: an option that the task does not have.
     """
     with _python_names():
-        chosen = reconstructor(task, **options)
+        chosen = reconstructor_for(task, **options)
         solver = chosen.solver()
         prepared = chosen.prepare(image, solver)
         return chosen.solve([prepared], solver, progress)[0]
 
 
-def reconstructor(task: str, **options: Any) -> Reconstructor:
+def reconstructor_for(task: str, **options: Any) -> Reconstructor:
     """The reconstructor of a task, with its options checked."""
     if task not in RECONSTRUCTORS:
         raise InputError(f"there is no task {task!r}; choose one of {', '.join(RECONSTRUCTORS)}")

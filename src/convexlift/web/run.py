@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from convexlift.models.files import Sheet, shipped_sheets
-from convexlift.reconstruction import InputError, PreparedImage, Reconstruction, reconstructor
+from convexlift.reconstruction import InputError, PreparedImage, Reconstruction, reconstructor_for
 from convexlift.reconstruction.reconstructor import Reconstructor, joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Status
@@ -116,7 +116,7 @@ class PageJob:
         """The checked options, for a device and with a time limit."""
         with_limits = {"device": device, "time_limit": seconds, "gap_map": True}
         with self._page_errors():
-            return reconstructor(self.task, **self.call(), **with_limits)
+            return reconstructor_for(self.task, **self.call(), **with_limits)
 
     def prepared(self, options: Reconstructor, solver: PiecewiseSolver) -> PreparedImage:
         """The data, the noise, and the weight."""
