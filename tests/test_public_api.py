@@ -68,6 +68,18 @@ def test_a_misspelt_name_gets_a_suggestion():
         from convexlift import Slove  # noqa: F401
 
 
+@pytest.mark.parametrize(
+    "stub", sorted(Path(cl.__file__).parent.rglob("__init__.pyi")), ids=lambda p: p.parent.name
+)
+def test_no_public_name_is_also_the_name_of_a_module(stub):
+    """Importing the module would replace the name by the module."""
+    lines = [line for line in stub.read_text().splitlines() if line.startswith("from ")]
+    public = {line.split()[-1]: line.split()[1] for line in lines}
+    package = ".".join(stub.parent.relative_to(Path(cl.__file__).parent.parent).parts)
+    modules = {path.stem for path in stub.parent.iterdir() if path.suffix in ("", ".py")}
+    assert {name for name, origin in public.items() if origin != package} & modules == set()
+
+
 def test_names_are_found_by_tools():
     assert set(cl.__all__) <= set(dir(cl))
     assert cl.__all__ == sorted(set(cl.__all__))
