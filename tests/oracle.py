@@ -53,7 +53,7 @@ def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
         constraints += activation_epigraph(layer.activation, a, lifted, inner)
         values.append(z)
         shapes.append(layer.shape)
-    weights = problem.network.output.expand(shapes[-1]).flatten().numpy()
+    weights = problem.network.output[0].expand(shapes[-1]).flatten().numpy()
     regularizer = weights @ values[-1]
 
     w = dense_matrix(problem.operator, shape) @ x

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from convexlift.kernels import iteration, rays
 
-INTEGERS = {"height", "width", "rays", "angles", "bins", "batch", "run_count"}
+INTEGERS = {"height", "width", "rays", "angles", "bins", "batch", "run_count", "apart"}
 INTEGER_POINTERS = {
     "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs"
 }
@@ -44,10 +44,10 @@ for fidelity in (1, 2, 3):
         iteration.primal_step, 4, FIDELITY=fidelity, PULLED=True, MORE=True, OBSERVED=True,
         COPIES=3, TILE_HEIGHT=8, TILE_WIDTH=16, **common,
     )
-for pooled, rows in ((False, 8), (True, 16)):
+for pooled, coarse, rows in ((False, 16, 8), (False, 1, 8), (True, 16, 16)):
     compiled(
-        iteration.dual_step, rows, STEP=True, POOLED=pooled, COARSE=16, OBSERVED=True, FULL=True,
-        CHANNELS=32, CHUNK=32, ROOM=32, TAPS=32, TILE_HEIGHT=rows, TILE_WIDTH=16,
+        iteration.dual_step, rows, STEP=True, POOLED=pooled, COARSE=coarse, OBSERVED=True,
+        FULL=True, CHANNELS=32, CHUNK=32, ROOM=32, TAPS=32, TILE_HEIGHT=rows, TILE_WIDTH=16,
         SPILL=256 if rows == 8 else 512, **common,
     )
 for kind, group in (("fp32", 4), ("fp64", 2), ("fp32", 1)):
@@ -69,5 +69,5 @@ def test_kernels_compile(capability):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
-    assert len(shared) == 14
+    assert len(shared) == 15
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare

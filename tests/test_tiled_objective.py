@@ -231,7 +231,8 @@ def test_value_and_loss_are_what_they_say(h, dtype):
 def test_a_bound_of_the_minimum_counts_every_pixel():
     network = problem("elu").network
     h, w = network.layers[-1].activation, network.output
-    expected = -(w * h.conjugate(torch.zeros_like(w))).expand(network.layers[-1].shape).sum()
+    losses = w * h.conjugate(torch.zeros_like(w))
+    expected = -losses.expand(1, *network.layers[-1].shape).sum((1, 2, 3))
     assert float(expected) < 0
     torch.testing.assert_close(network.minimum_bound(), expected)
 

@@ -383,9 +383,11 @@ class Proof:
         self.fidelity = fidelity(kind, y, np.broadcast_to(np.float64(q), shape))
         self.shapes: list[Shape] = [tuple(image)]
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
-        output = self.tensor("network.output", self.shapes[-1][:1])
+        channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
+        given = self.arrays["network.output"].ndim == 4  # for each pixel, where read off the data
+        output = self.tensor("network.output", every if given else channels)
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
-        self.output = np.broadcast_to(output[:, None, None], (self.batch, *self.shapes[-1]))
+        self.output = output if given else np.broadcast_to(output[:, None, None], every)
         self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()

@@ -161,7 +161,7 @@ def dual_step(
     filters, bias, multipliers,  # fixed
     table, clock,
     low, high, left, ramp_width, offset,
-    height, width,
+    apart, height, width,
     STEP: tl.constexpr, POOLED: tl.constexpr, COARSE: tl.constexpr, OBSERVED: tl.constexpr,
     FULL: tl.constexpr, COLUMNS: tl.constexpr,
     KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr,
@@ -171,8 +171,9 @@ def dual_step(
     """The dual half of an iteration; a program handles one tile of an image, in all channels.
 
     ``filters`` is (2, ROOM, TAPS), the halves of ``_halves``, padded with zeros. ``multipliers``
-    holds one number for each channel and block of COARSE x COARSE pixels (0: for each channel);
-    with POOLED it receives the multipliers of the tiles, whose means must stay below ``mean``.
+    holds one number for each channel and block of COARSE x COARSE pixels (0: for each channel; 1:
+    for each channel and pixel, ``apart`` numbers from image to image); with POOLED it receives the
+    multipliers of the tiles, whose means must stay below ``mean``.
     SPILL is the size of the tile and its margin, rounded up to a power of two. With FULL, no tile
     or chunk reaches outside. Without STEP, only V* w is computed.
     """
@@ -228,19 +229,21 @@ def dual_step(
                     low, high, left, ramp_width, offset, pixels,
                 )  # fmt: skip
                 tl.store(multipliers + block, mu, mask=real)
-                t = mu / pixels
+                t = (mu / pixels)[None, :]
             elif COARSE == 0:
-                t = tl.load(multipliers + channel, mask=real, other=0.0)
+                t = tl.load(multipliers + channel, mask=real, other=0.0)[None, :]
+            elif COARSE == 1:
+                t = tl.load(multipliers + image.to(tl.int64) * apart + at, mask=used, other=0.0)
             else:
                 blocks = tl.cdiv(width, COARSE)
                 block = (tile_i * TILE_HEIGHT // COARSE) * blocks + tile_j * TILE_WIDTH // COARSE
                 block += channel * (tl.cdiv(height, COARSE) * blocks)
-                t = tl.load(multipliers + block, mask=real, other=0.0)
+                t = tl.load(multipliers + block, mask=real, other=0.0)[None, :]
             # v = t times the slope at the proximal point
             flat = 1 / tl.maximum(sigma * ramp_width + t * (high - low), TINY)
             start = -(sigma * left + t * low) * flat
-            rise = tl.minimum(tl.maximum(q * flat[None, :] + start[None, :], 0.0), 1.0)
-            new = (t * low)[None, :] + (t * (high - low))[None, :] * rise
+            rise = tl.minimum(tl.maximum(q * flat + start, 0.0), 1.0)
+            new = t * low + t * (high - low) * rise
             if OBSERVED:
                 tl.store(v + begin + at, new, mask=used)
                 difference = tl.where(used, new - following, 0.0)

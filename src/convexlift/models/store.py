@@ -40,10 +40,11 @@ from convexlift.models.files import (
     read_sheet,
 )
 from convexlift.networks.activations import Activation
+from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork, Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap
 from convexlift.parts import ProblemPart, known_parts, overridden
-from convexlift.tensors import first_non_finite
+from convexlift.tensors import first_non_finite, is_own
 
 PRECISIONS = ("float16", "float32", "float64")
 
@@ -73,6 +74,11 @@ def save(
     for target in (Path(path), weights, sheet_file):
         if target.is_dir():
             raise ValueError(f"{target} is a folder; name a file in it, such as {target / 'model'}")
+    if isinstance(network, ConditionedNetwork):
+        raise ValueError(
+            "this network has the weights of certain data; save the adaptive network that it was "
+            "made from, or solution.proof for these data"
+        )
     architecture = describe(network)
     tensors = _stored_tensors(network, half)
     network.check_convexity()
@@ -252,7 +258,7 @@ def describe(network: InputConvexNetwork) -> Description:
     if not isinstance(network, InputConvexNetwork):
         raise ValueError(f"only an InputConvexNetwork can be described, not {type(network)}")
     changed = [name for name in overridden(type(network), InputConvexNetwork) if name != "card"]
-    if changed:
+    if changed and not is_own(network):
         raise ValueError(
             f"{type(network).__name__} overrides {listed(changed)} of InputConvexNetwork, which a "
             "description of its layers cannot express; build it as an InputConvexNetwork"
@@ -267,7 +273,9 @@ def build(description: Any) -> InputConvexNetwork:
     description has unknown names, wrong types, or values that the constructors refuse.
     """
     try:
-        return construct(InputConvexNetwork, description, "network", _Builder())
+        adaptive = isinstance(description, Mapping) and "guide" in description
+        kind = AdaptiveNetwork if adaptive else InputConvexNetwork
+        return construct(kind, description, "network", _Builder())
     except RecursionError:
         raise ValueError("the network's maps are nested too deeply") from None
 
@@ -313,7 +321,7 @@ def _encode(value: Any, place: str) -> Any:
     if isinstance(value, list | tuple):
         return [_encode(item, f"{place}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Activation | nn.Module):
-        base = Activation if isinstance(value, Activation) else LinearMap
+        base = next((kind for kind in (Activation, Guide) if isinstance(value, kind)), LinearMap)
         raise ValueError(
             f"{place}: {type(value).__name__} is not registered for files; known are "
             f"{listed(known_parts(base))}; register yours by class {type(value).__name__}(..., "

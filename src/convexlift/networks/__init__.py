@@ -2,7 +2,12 @@
 
 # Not used here: its classes register themselves, so that files may name them.
 from convexlift.networks import exponential_activations as _exponential  # noqa: F401
+from convexlift.networks.adaptive import AdaptiveNetwork as AdaptiveNetwork
+from convexlift.networks.adaptive import ConditionedNetwork as ConditionedNetwork
+from convexlift.networks.adaptive import Guide as Guide
+from convexlift.networks.adaptive import UNetGuide as UNetGuide
 from convexlift.networks.architectures import TotalVariation as TotalVariation
+from convexlift.networks.architectures import adaptive as adaptive
 from convexlift.networks.architectures import baseline as baseline
 from convexlift.networks.architectures import convolutional as convolutional
 from convexlift.networks.architectures import deep as deep
@@ -15,13 +20,18 @@ from convexlift.networks.maps import ForwardDifferences as ForwardDifferences
 from convexlift.networks.maps import LinearMap as LinearMap
 
 __all__ = [
+    "AdaptiveNetwork",
     "AveragePool",
     "Chain",
+    "ConditionedNetwork",
     "Convolution",
     "Dense",
     "ForwardDifferences",
+    "Guide",
     "LinearMap",
     "TotalVariation",
+    "UNetGuide",
+    "adaptive",
     "baseline",
     "convolutional",
     "deep",

@@ -57,7 +57,7 @@ class Activation(ProblemPart, ABC):
         ramp: the derivative, where it is a ramp; else None.
     """
 
-    capabilities = ProblemPart.capabilities | {"ramp", "mean_at_prox", "value_and_loss"}
+    capabilities = ProblemPart.capabilities | {"ramp", "mean_at_prox", "value_and_loss", "scaled"}
     smooth: bool = False
     curvature_at_zero: float = 0.0
     ramp: Ramp | None = None
@@ -66,6 +66,10 @@ class Activation(ProblemPart, ABC):
     def group(self) -> int:
         """How many channels of the preactivation make one channel of h(a)."""
         return 1
+
+    def scaled(self, c: float) -> Activation | None:
+        """The activation a -> c h(a / c), with the same slopes; None if it is not known."""
+        return None
 
     @property
     @abstractmethod
@@ -212,6 +216,10 @@ class PiecewiseLinear(Activation):
     def ramp(self) -> Ramp:  # type: ignore[override]
         """A jump from lo to hi at 0."""
         return Ramp(*self.slopes)
+
+    def scaled(self, c: float) -> Activation:
+        """h itself: it is homogeneous."""
+        return self
 
     def value(self, a: Tensor) -> Tensor:
         """max(lo a, hi a); for autograd h'(a) a, whose derivative is a single product."""

@@ -74,7 +74,11 @@ class BoundLayer(TensorRecord):
 
 @dataclass(frozen=True, eq=False)
 class BoundNetwork(TensorRecord):
-    """A network on images of one shape: the form in which problems use it."""
+    """A network on images of one shape: the form in which problems use it.
+
+    ``output`` is W_L: one weight for each channel, (1, C, 1, 1), or one for each image, channel and
+    pixel, (B, C, H, W), where weights were read off the data.
+    """
 
     layers: tuple[BoundLayer, ...]
     output: Tensor
@@ -86,12 +90,15 @@ class BoundNetwork(TensorRecord):
         return last.activation.slopes[0] <= 0 <= last.activation.slopes[1] and not last.residual
 
     def minimum_bound(self) -> Tensor:
-        """<W_L, min h_L> = -<W_L, h_L*(0)> <= R(x) for every x, if ``bounded_below``."""
+        """<W_L, min h_L> = -<W_L, h_L*(0)> <= R(x) for every x, if ``bounded_below``.
+
+        One number, or one for each image.
+        """
         last = self.layers[-1]
-        flat = last.activation.spread(torch.zeros_like(self.output)[None])
-        lowest = self.output * -last.activation.conjugate(flat)[0]
-        repeated = torch.Size(last.shape).numel() // lowest.numel()  # over the pixels of a channel
-        return repeated * lowest.sum(dtype=torch.float64)
+        flat = last.activation.spread(torch.zeros_like(self.output))
+        lowest = (self.output * -last.activation.conjugate(flat)).flatten(1)
+        repeated = torch.Size(last.shape).numel() // lowest.shape[1]  # over the pixels of a channel
+        return repeated * lowest.sum(1, dtype=torch.float64)
 
     def source_shape(self, source: int, image_shape: Shape) -> Shape:
         """The shape of x, or of a layer's z."""

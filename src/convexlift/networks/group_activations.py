@@ -14,7 +14,7 @@ With phi = |.| the epigraph is the second-order cone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,11 @@ class GroupNorm(Activation, name="GroupNorm"):
 
     size: int
     profile: Activation = field(default_factory=Abs)
+
+    def scaled(self, c: float) -> Activation | None:
+        """Groups of the scaled profile."""
+        profile = self.profile.scaled(c)
+        return None if profile is None else replace(self, profile=profile)
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -155,7 +155,7 @@ class InputConvexNetwork(nn.Module):
         self.output = nn.Parameter(torch.full((outputs,), 1.0 / outputs))
         self._check_structure()
         self.check_convexity()
-        self.bind((in_channels, *(image_size or self._probe_size())))
+        self._bound_layers((in_channels, *(image_size or self._probe_size())))
         self.register_load_state_dict_post_hook(_check_after_loading)  # type: ignore[no-untyped-call]
 
     def arguments(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class InputConvexNetwork(nn.Module):
                 )
         if self.output.is_meta:
             return
-        for name, parameter in self.named_parameters():
+        for name, parameter in (*self.named_parameters(), *self.named_buffers()):
             if (place := first_non_finite(parameter)) is not None:
                 raise ValueError(f"{name} of the network is not finite at {place}; load it again")
         for name, linear_map in self._nonnegative_maps():
@@ -215,14 +215,26 @@ class InputConvexNetwork(nn.Module):
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
         """The network as operators on images of one shape; ``detach`` cuts the autograd graph."""
+        layers = self._bound_layers(image_shape)
+        bound = BoundNetwork(layers, self._output_weights(layers[-1].shape))
+        return bound.detach() if detach else bound
+
+    def select(self, images: Tensor) -> InputConvexNetwork:
+        """The network for some images of a batch: itself, unless its weights belong to images."""
+        return self
+
+    def _output_weights(self, shape: Shape) -> Tensor:
+        """W_L, in a shape that broadcasts to batches of z_L."""
+        return _per_channel(self.output, shape)[None]
+
+    def _bound_layers(self, image_shape: Shape) -> tuple[BoundLayer, ...]:
         self._check_image_shape(image_shape)
         shapes: list[Shape] = [image_shape]
         layers: list[BoundLayer] = []
         for number, layer in self._numbered():
             layers.append(layer.bind(number, shapes))
             shapes.append(layers[-1].shape)
-        bound = BoundNetwork(tuple(layers), _per_channel(self.output, shapes[-1]))
-        return bound.detach() if detach else bound
+        return tuple(layers)
 
     def _check_structure(self) -> None:
         first = self.layers[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -101,6 +101,10 @@ class SmoothedLeakyReLU(SmoothActivation, name="SmoothedLeakyReLU"):
     def ramp(self) -> Ramp:  # type: ignore[override]
         """From kappa at 0 to 1 at nu."""
         return Ramp(self.slope, 1.0, 0.0, self.smoothing)
+
+    def scaled(self, c: float) -> Activation:
+        """With c nu in place of nu."""
+        return replace(self, smoothing=c * self.smoothing)
 
     def value(self, a: Tensor) -> Tensor:
         """kappa a + (1 - kappa) psi_nu(a)."""
@@ -246,6 +250,10 @@ class Huber(SmoothActivation, name="Huber"):
     def ramp(self) -> Ramp:  # type: ignore[override]
         """From -1 at -delta to 1 at delta."""
         return Ramp(-1.0, 1.0, -self.delta, 2 * self.delta, -self.delta / 2)
+
+    def scaled(self, c: float) -> Activation:
+        """With c delta in place of delta."""
+        return replace(self, delta=c * self.delta)
 
     def value(self, a: Tensor) -> Tensor:
         """Quadratic, then linear."""

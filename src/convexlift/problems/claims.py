@@ -19,6 +19,7 @@ from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rounding import (
     Rounded,
     activated,
+    channel_means,
     channel_sums,
     gamma,
     largest,
@@ -172,9 +173,10 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
         below = values[-1]
         parts.append(Rounded(channel_sums(network.output * below.value), below.error, below.size))
     regularizer, error = x.new_zeros(len(x)), x.new_zeros(len(x))
+    per_channel = channel_means(network.output)
     for part in parts:
-        each = largest(part.error) + sum_rate(pixels + len(network.output)) * part.size
-        error = error + (pixels * network.output * each * (1 + 1e-9)).flatten(1).sum(1)
+        each = largest(part.error) + sum_rate(pixels + last.shape[0]) * part.size
+        error = error + (pixels * per_channel * each * (1 + 1e-9)).flatten(1).sum(1)
         regularizer = regularizer + part.value.sum(1)
     regularizer = weight * (regularizer + error)
     w = product(problem.operator, Rounded.exact(x), problem.image_shape)

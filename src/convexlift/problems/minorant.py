@@ -192,7 +192,7 @@ class _Above:
     """The layers above the first: none here, so that t = weight W_L and R = <W_L, z>."""
 
     def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
-        self.w = network.output[None]
+        self.w = network.output
         self.t = weight * self.w
         self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
 
@@ -252,6 +252,6 @@ class _Head(_Above):
 
 def _at(weights: Tensor, place: Place) -> Tensor:
     """Weights of channels, (1, C, 1, 1), or of every entry, at a place."""
-    _, channels, rows = place
-    here = weights[:, channels]
+    images, channels, rows = place
+    here = weights[images if len(weights) > 1 else slice(None), channels]
     return here if here.shape[-2] == 1 else here[..., rows, :]

@@ -78,9 +78,7 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinoran
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
     t: dict[int, Rounded] = {
-        count: Rounded(
-            output.expand(batch, *network.layers[-1].shape), gamma(1) * largest(output[None])
-        )
+        count: Rounded(output.expand(batch, *network.layers[-1].shape), gamma(1) * largest(output))
     }
     beta, error = output.new_zeros(batch), output.new_zeros(batch)
     c = Rounded.exact(output.new_zeros((batch, *problem.image_shape)))

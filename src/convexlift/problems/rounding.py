@@ -130,7 +130,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
     parts = []
     for outputs, inputs in pieces(h, a.value):
         z = h.value(a.value[:, inputs])
-        parts.append(z if weights is None else channel_sums(weights[outputs] * z))
+        parts.append(z if weights is None else channel_sums(weights[:, outputs] * z))
     return Rounded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], error, size)
 
 
@@ -179,6 +179,11 @@ def channel_sums(values: Tensor) -> Tensor:
     if flat.shape[2] % block:
         flat = torch.nn.functional.pad(flat, (0, -flat.shape[2] % block))
     return flat.reshape(*flat.shape[:2], -1, block).sum(3).sum(2)
+
+
+def channel_means(values: Tensor) -> Tensor:
+    """The mean over the pixels of each channel, (B, C, H, W) -> (B, C, 1, 1)."""
+    return values if values.ndim == 2 else values.mean((2, 3), keepdim=True)
 
 
 def block_sum(values: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from torch import Tensor
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
-from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.networks.activations import Activation
+from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.guesses import images_from_data
 from convexlift.tensors import (
     Shape,
     TensorRecord,
@@ -67,6 +68,11 @@ class VariationalProblem(TensorRecord):
         weight: gamma > 0.
         operator: A; the identity (denoising) unless given.
         box: (lower, upper), each a number or None; ``(0, None)`` is x >= 0; None for no bounds.
+        noise: the standard deviation of the noise, for a regularizer that reads the data
+            (``AdaptiveNetwork``); one number, or one for each image.
+
+    An adaptive regularizer is conditioned on the data when the problem is stated. Its certificates
+    say: given the weights that the guide read from these data, no image has a smaller objective.
     """
 
     fidelity: Fidelity
@@ -74,6 +80,7 @@ class VariationalProblem(TensorRecord):
     weight: float
     operator: LinearOperator = field(default_factory=Identity)
     box: Box | tuple[float | None, float | None] | None = None
+    noise: float | Tensor | None = None
     _replacement: ClassVar[BoundNetwork | None] = None
 
     def __post_init__(self) -> None:
@@ -104,6 +111,14 @@ class VariationalProblem(TensorRecord):
         self._check_same_place()
         self._check_parts()
         self._check_shapes()
+        if isinstance(self.regularizer, AdaptiveNetwork):
+            self._condition(self.regularizer)
+        elif self.noise is not None and not isinstance(self.regularizer, ConditionedNetwork):
+            raise ValueError(
+                "noise=... is for regularizers that read the data, and this one does not; "
+                "leave it out"
+            )
+        self._check_network_shape()
         self.fidelity.require_explicable(self.bounds.lower, self._unseen)
         self._check_operator()
         self.regularizer.check_convexity()
@@ -150,7 +165,12 @@ class VariationalProblem(TensorRecord):
         operator = self.operator.select(images)
         if operator is None:
             return None
-        return self._changed(fidelity=self.fidelity.select(images), operator=operator)
+        return self._changed(
+            fidelity=self.fidelity.select(images),
+            operator=operator,
+            regularizer=self.regularizer.select(images),
+            noise=self.noise[images] if isinstance(self.noise, Tensor) else self.noise,
+        )
 
     @property
     def smooth(self) -> bool:
@@ -205,26 +225,7 @@ class VariationalProblem(TensorRecord):
         a constant image of constant data, and the approximate inverse of A, if there is one. Data
         that were not measured are left out where they can be. Zero, if nothing else is allowed.
         """
-        y = self.fidelity.y
-        measured = self.fidelity.measured
-        free = torch.full_like(y, math.inf)
-        best = self.fidelity.minimiser(torch.zeros_like(y), -free, free)
-        diagonal = self.operator.diagonal
-        if diagonal is not None:
-            d = diagonal.to(y).expand_as(y)
-            seen = measured & (d != 0)
-            known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
-            guesses = [fill_from_neighbours(known, seen.to(y))]
-            if self.fidelity.robust:
-                guesses.append(median_of_neighbours(guesses[0]))
-        else:
-            back = self.operator.adjoint(measured * best)
-            scale = self.operator.adjoint(measured * self.operator(torch.ones_like(back)))
-            largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
-            # Pixels that A hardly sees would become very large.
-            guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
-            if self.operator.invertible:
-                guesses.append(self.operator.approximate_inverse(best))
+        guesses = images_from_data(self.fidelity, self.operator)
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, *others = guesses
         # Without another guess, it only matters whether the objective is finite.
@@ -236,6 +237,18 @@ class VariationalProblem(TensorRecord):
             objective = torch.where(lower, another, objective)
         zero = self.bounds.project(torch.zeros_like(x))
         return torch.where(expand_per_image(torch.isfinite(objective), x), x, zero)
+
+    def _condition(self, regularizer: AdaptiveNetwork) -> None:
+        """Let the guide read the data; the regularizer becomes a convex network for them."""
+        if self.noise is None and self.fidelity.likelihood == "gaussian":
+            raise ValueError(
+                "this regularizer reads the data, and its weights are in proportion to the noise: "
+                "give noise=..., the standard deviation of the data, such as noise=25/255"
+            )
+        with full_precision():
+            picture = images_from_data(self.fidelity, self.operator)[-1]
+            conditioned = regularizer.condition(picture, 1.0 if self.noise is None else self.noise)
+        object.__setattr__(self, "regularizer", conditioned)
 
     def _check_same_place(self) -> None:
         y = self.fidelity.y
@@ -260,12 +273,6 @@ class VariationalProblem(TensorRecord):
                 f"these data make images of {shape} after the batch"
             )
         try:
-            self.regularizer.bind(shape)
-        except ValueError as error:
-            raise ValueError(
-                f"the regularizer does not fit images of shape {shape}: {error}"
-            ) from None
-        try:
             with torch.no_grad():
                 predicted = self.operator(y.new_zeros((self.batch_size, *shape))).shape
         except RuntimeError as error:
@@ -277,6 +284,15 @@ class VariationalProblem(TensorRecord):
                 f"the operator maps images of {(self.batch_size, *shape)} to data of "
                 f"{tuple(predicted)}, but the data have {tuple(y.shape)}"
             )
+
+    def _check_network_shape(self) -> None:
+        shape = self.image_shape
+        try:
+            self.regularizer.bind(shape)
+        except ValueError as error:
+            raise ValueError(
+                f"the regularizer does not fit images of shape {shape}: {error}"
+            ) from None
 
     def _check_parts(self) -> None:
         """Examine activations and fidelities of users, before any bound rests on them."""

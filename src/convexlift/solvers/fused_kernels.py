@@ -211,7 +211,8 @@ class FirstLayer:
     @property
     def kind_of(self) -> tuple[Any, ...]:
         """Everything a captured launch depends on, besides the contents of ``data``."""
-        return (self.name, self.mean_name, self.ramp, self.coarse, self.tile,
+        shape = None if self.multipliers is None else self.multipliers.shape
+        return (self.name, self.mean_name, self.ramp, self.coarse, shape, self.tile,
                 self.channels, self.kernel)  # fmt: skip
 
     @property
@@ -241,17 +242,14 @@ class FirstLayer:
         term: LastLayerTerm | PooledEpigraphTerm,
         operator: ConvolutionOperator,
     ) -> FirstLayer:
-        """Choose tiles on which the multiplier is constant; for pooling, the blocks themselves."""
+        """Choose tiles; for pooling, the blocks themselves."""
         assert operator.input_shape is not None
         if isinstance(term, PooledEpigraphTerm):
             if term.size not in POOLED_TILES:
                 raise DoesNotApply(f"pooling by {term.size}; the kernels have {POOLED_TILES}")
             coarse, multipliers, tile = term.size, None, (term.size, term.size)
         else:
-            blockwise = _blockwise(term.weights, operator.input_shape[-2:])
-            if blockwise is None:
-                raise DoesNotApply("multipliers that vary within a tile")
-            coarse, multipliers = blockwise
+            coarse, multipliers = _blockwise(term.weights, operator.input_shape[-2:])
             tile = TILE if operator.weight[0].numel() <= LARGE_FILTER else SMALL_TILE
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
             raise DoesNotApply("filters larger than a tile")
@@ -280,7 +278,7 @@ class FirstLayer:
             self.filters, self.bias, multipliers,
             buffers.table, buffers.clock,
             ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset,
-            height, width,
+            multipliers[0].numel() if len(multipliers) == batch else 0, height, width,
             STEP=step, POOLED=self.mean_name is not None, COARSE=self.coarse, OBSERVED=observed,
             FULL=not (height % rows or width % columns or self.channels % self.chunk),
             COLUMNS=buffers.table.shape[-1],
@@ -310,16 +308,19 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor] | None:
-    """The side of the blocks on which multipliers (C, H, W) are constant, and one value per block.
+def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor]:
+    """The side of the blocks on which multipliers (B or 1, C, H, W) are constant, and their values.
 
-    The side is 0 if they are constant everywhere. None if they are not constant on blocks of
-    ``max(TILE)`` pixels, as behind a pooling.
+    The side is 0 if they are constant everywhere, and 1 if they differ between pixels or images.
+    Behind a pooling they are constant on blocks of ``max(TILE)`` pixels.
     """
-    if t.shape[-2:] == (1, 1):
+    if len(t) == 1 and t.shape[-2:] == (1, 1):
         return 0, t.flatten().contiguous()
     height, width = size
-    t, side = t.expand(-1, height, width), max(TILE)
-    some = t[:, ::side, ::side]
-    whole = some.repeat_interleave(side, 1)[:, :height].repeat_interleave(side, 2)[..., :width]
-    return (side, some.contiguous()) if torch.equal(whole, t) else None
+    whole, side = t.expand(-1, -1, height, width), max(TILE)
+    if len(t) == 1:
+        some = whole[..., ::side, ::side]
+        again = some.repeat_interleave(side, -2)[..., :height, :]
+        if torch.equal(again.repeat_interleave(side, -1)[..., :width], whole):
+            return side, some[0].contiguous()
+    return 1, whole.contiguous()

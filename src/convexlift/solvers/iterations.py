@@ -182,7 +182,7 @@ class TiledIterations(Iterations):
             a, b, e = (float(part[i]) for part in mix)
             for strip, halo in self.operator.strips(rows):
                 here = w[one, :, strip]
-                new = self._prox(padded[one, :, halo], here, sigma[one], strip)
+                new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 if v is not None:
                     v[one, :, strip] = new
                 if measure:
@@ -194,10 +194,10 @@ class TiledIterations(Iterations):
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         self.c = self.operator.padding.adjoint(c)
 
-    def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, strip: slice) -> Tensor:
+    def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, image: slice, strip: slice) -> Tensor:
         """prox_{f*}(w + sigma K x_bar) on one strip."""
         y = self.operator.on_padded(x_bar, self.term.bias).add_(w, alpha=1 / float(sigma))
         weights = self.term.weights
         if weights.shape[-2] != 1:
-            weights = weights[..., strip, :]
+            weights = weights[image if len(weights) > 1 else slice(None), :, strip]
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))

@@ -36,7 +36,7 @@ class SaturatedHead:
 
     Attributes:
         problem: the problem with R replaced by <t, z_{L-1}>; its objective lacks a constant.
-        p: s t_L, the dual variable of the last layer, (1, ...).
+        p: s t_L, the dual variable of the last layer; its first dimension is 1 or the batch.
     """
 
     problem: VariationalProblem
@@ -57,9 +57,9 @@ class SaturatedHead:
             or not math.isfinite(h.slopes[1])
         ):
             return None
-        on = (h.slopes[1] * network.output).expand((1, *last.shape))
+        on = (h.slopes[1] * network.output).expand(-1, *last.shape)
         t = last.operators[len(below)].adjoint(on)
-        smaller = problem.with_network(BoundNetwork(tuple(below), t[0]))
+        smaller = problem.with_network(BoundNetwork(tuple(below), t))
         return SaturatedHead(smaller, problem.weight * on, network)
 
     def holds(self, last: Tensor) -> Tensor:

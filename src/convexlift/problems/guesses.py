@@ -1,0 +1,38 @@
+"""Images made from the data alone: starts of methods, and pictures that guides read."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from convexlift.functionals.fidelity import Fidelity
+from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
+from convexlift.operators.linear import LinearOperator
+from convexlift.tensors import expand_per_image
+
+
+def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tensor]:
+    """One or two images, whatever the box; the last one is the most elaborate."""
+    y = fidelity.y
+    measured = fidelity.measured
+    free = torch.full_like(y, math.inf)
+    best = fidelity.minimiser(torch.zeros_like(y), -free, free)
+    diagonal = operator.diagonal
+    if diagonal is not None:
+        d = diagonal.to(y).expand_as(y)
+        seen = measured & (d != 0)
+        known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
+        guesses = [fill_from_neighbours(known, seen.to(y))]
+        if fidelity.robust:
+            guesses.append(median_of_neighbours(guesses[0]))
+    else:
+        back = operator.adjoint(measured * best)
+        scale = operator.adjoint(measured * operator(torch.ones_like(back)))
+        largest = expand_per_image(scale.abs().flatten(1).amax(1), scale)
+        # Pixels that A hardly sees would become very large.
+        guesses = [torch.where(scale > 1e-3 * largest, back / scale, 0.0)]
+        if operator.invertible:
+            guesses.append(operator.approximate_inverse(best))
+    return guesses
