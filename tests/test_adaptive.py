@@ -1,4 +1,4 @@
-"""Networks whose weights a guide reads off the data: convex in x, certified, saved, trained."""
+"""Networks whose weights a guide reads off the data: convex in x, certified, saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, TiledIterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.primal_dual import Coupling
-from convexlift.training import Implicit, ValueFunction
 
 NOISE = 0.1
 
@@ -328,47 +327,34 @@ def test_every_image_size_works(size):
     assert net.condition(y, NOISE)(y).shape == (1,)
 
 
-# Training
-
-
-@pytest.mark.parametrize(
-    ("strategy", "smoothing"),
-    [(Implicit(damping=0.0), 0.5), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.5)],
-)
-def test_gradients_of_the_guide_agree_with_finite_differences(strategy, smoothing):
-    torch.manual_seed(3)
-    clean, net = torch.rand(1, 1, 6, 6), network(smoothing=smoothing)
-    y = clean + NOISE * torch.randn(clean.shape)
-    stop = cl.StopWhen(gap=1e-12, max_iterations=5000)
-
-    def problem():
-        return cl.VariationalProblem(
-            fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=NOISE
-        )
-
-    def loss():
-        x = cl.solve(problem(), stop=stop).x
-        return float(((x - clean) ** 2).sum() / 2)
-
-    stated = problem()
-    solution = cl.solve(stated, stop=stop)
-    strategy.surrogate(stated, solution, clean).sum().backward()
-    for parameter in (net.guide.last.weight, net.guide.first.weight, net.output):
-        direction = torch.randn(parameter.shape)
-        found = float((parameter.grad * direction).sum())
-        step = 1e-4 / float(direction.norm())
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(direction, alpha=sign * step)
-            ends.append(loss())
-            with torch.no_grad():
-                parameter.add_(direction, alpha=-sign * step)
-        assert found == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.03, abs=1e-6)
-
-
 def test_the_conditioned_network_shares_its_filters():
     net = network()
     conditioned = net.condition(torch.rand(1, 1, 8, 8), NOISE)
     assert isinstance(conditioned, ConditionedNetwork)
     assert conditioned.layers[0].skip is net.layers[0].skip
+
+
+def test_reconstruct_states_the_noise_to_the_guide():
+    net, y = network().float(), torch.rand(1, 1, 24, 20).float()
+    result = cl.reconstruct(y, task="denoise", regularizer=net, sigma=NOISE, noise="gaussian")
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=NOISE, box=(0, 1)
+    )
+    expected = cl.solve(problem)
+    assert result.weight.value == 1.0
+    torch.testing.assert_close(result.x.reshape(expected.x.shape), expected.x)
+
+
+def test_a_folder_with_two_noise_levels_makes_two_batches(tmp_path):
+    from convexlift.images import save_image
+
+    clean = torch.rand(1, 1, 24, 20).float()
+    for i, sigma in enumerate((0.02, 0.2)):
+        save_image(tmp_path / f"{i}.png", (clean + sigma * torch.randn(clean.shape)).clamp(0, 1))
+    sources = cl.reconstruction.find_sources([str(tmp_path)], tmp_path / "out", [".png"])
+    options = cl.reconstruction.reconstructor_for(
+        "denoise", regularizer=network().float(), noise="gaussian", batch=4
+    )
+    result = cl.reconstruction.reconstruct_files(sources, options)
+    assert result.failures == []
+    assert len(list((tmp_path / "out").glob("*.png"))) == 2

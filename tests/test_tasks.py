@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -323,3 +324,27 @@ def test_every_image_needs_a_generator(task):
 def test_what_makes_no_sense(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_joined_data_keep_the_noise_of_every_image():
+    def measured(sigma):
+        return GaussianDenoising(sigma).measure(torch.rand(2, 1, 8, 8), generators(0, 1))
+
+    assert Measurement.join([measured(0.1), measured(0.1)]).noise == 0.1
+    joined = Measurement.join([measured(0.1), measured(0.3)])
+    assert joined.noise.tolist() == [0.1, 0.1, 0.3, 0.3]
+    assert joined.select(slice(1, 3)).noise.tolist() == [0.1, 0.3]
+    unknown = replace(measured(0.1), noise=None)
+    assert Measurement.join([measured(0.1), unknown]).noise is None
+
+
+def test_batches_of_random_noise_state_their_level():
+    task = GaussianDenoising(0.1, up_to=0.5)
+    clean = torch.full((2, 1, 64, 64), 0.5)
+    data = [task.measure(clean, generators(seed, seed + 9)) for seed in range(4)]
+    assert len({each.noise for each in data}) == 4
+    for each in data:
+        assert 0.1 <= each.noise <= 0.5
+        assert float((each.fidelity.y - clean).std()) == pytest.approx(each.noise, rel=0.05)
+    with pytest.raises(ValueError, match="up_to > sigma"):
+        GaussianDenoising(0.1, up_to=0.1)

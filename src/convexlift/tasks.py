@@ -41,12 +41,15 @@ class Measurement(TensorRecord):
         operator: A.
         box: bounds on the images.
         picture: the data as an image A^+ y, the input of the adversarial critic.
+        noise: the standard deviation of the data, if known, for regularizers that read the data;
+            one number, or one for each image.
     """
 
     fidelity: Fidelity
     operator: LinearOperator
     box: Bounds | None
     picture: Tensor
+    noise: float | Tensor | None = None
 
     def problem(self, regularizer: InputConvexNetwork, weight: float) -> VariationalProblem:
         """min_x D(A x, y) + weight R(x) over the box."""
@@ -56,6 +59,7 @@ class Measurement(TensorRecord):
             regularizer=regularizer,
             weight=weight,
             box=self.box,
+            noise=self.noise if regularizer.reads_data else None,
         )
 
     def __len__(self) -> int:
@@ -78,6 +82,7 @@ class Measurement(TensorRecord):
         return replace(
             self, fidelity=self.fidelity.select(rows), operator=operator,
             picture=self.picture[images],
+            noise=self.noise[images] if isinstance(self.noise, Tensor) else self.noise,
         )  # fmt: skip
 
     def joinable(self, other: Measurement) -> bool:
@@ -102,7 +107,17 @@ class Measurement(TensorRecord):
             diagonals = [part.operator(torch.ones_like(part.fidelity.y)) for part in parts]
             operator = Diagonal(torch.cat(diagonals))
         picture = torch.cat([part.picture for part in parts])
-        return Measurement(fidelity, operator, parts[0].box, picture)
+        return Measurement(fidelity, operator, parts[0].box, picture, _joined_noise(parts))
+
+
+def _joined_noise(parts: Sequence[Measurement]) -> float | Tensor | None:
+    """One number if it is the same for all images, None if it is not known for all."""
+    levels: list[float] = []
+    for part in parts:
+        if part.noise is None:
+            return None
+        levels += torch.as_tensor(part.noise, dtype=torch.float64).expand(len(part)).tolist()
+    return levels[0] if len(set(levels)) == 1 else torch.tensor(levels, dtype=torch.float64)
 
 
 class Task(ABC):
@@ -140,19 +155,33 @@ class SaltAndPepper(Task):
 
 @dataclass(frozen=True)
 class GaussianDenoising(Task):
-    """y = x + sigma n with standard normal n; the data term is 1/2 ||x - y||^2."""
+    """y = x + sigma n with standard normal n; the data term is 1/2 ||x - y||^2.
+
+    Args:
+        sigma: the standard deviation.
+        up_to: if given, each batch has another one, drawn from sigma to this: for training
+            regularizers that read the noise level.
+        box: bounds on the images.
+    """
 
     name: ClassVar[str] = "gaussian-denoising"
     sigma: float = 0.1
     box: Bounds | None = (0.0, 1.0)
+    up_to: float | None = None
 
     def __post_init__(self) -> None:
         _require_range(self, "sigma")
+        if self.up_to is not None and not self.sigma < self.up_to < math.inf:
+            raise ValueError(f"GaussianDenoising needs up_to > sigma, got up_to={self.up_to}")
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """The images with Gaussian noise."""
-        noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.sigma, g))
-        return Measurement(SquaredL2(noisy), Identity(), self.box, noisy)
+        sigma = self.sigma
+        if self.up_to is not None:
+            share = torch.rand((), generator=generators[0], device=generators[0].device)
+            sigma += float(share) * (self.up_to - sigma)
+        noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, sigma, g))
+        return Measurement(SquaredL2(noisy), Identity(), self.box, noisy, sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +229,7 @@ class Inpainting(Task):
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
         data = mask * noisy
         picture = fill_from_neighbours(data, mask) if self.fill == "neighbours" else data
-        return Measurement(SquaredL2(data), Mask(mask), self.box, picture)
+        return Measurement(SquaredL2(data), Mask(mask), self.box, picture, self.noise)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,8 @@ ADVERSARIAL = (
 )  # fmt: skip
 BILEVEL = (
     "paper-bilevel", "faces-inpainting-bilevel", "photo-any-size-first", "photo-any-size-second",
-    "photo-any-size", "ct-abdomen-chest-first", "ct-abdomen-chest", "ct-abdomen-chest-deep",
+    "photo-any-size", "photo", "ct-abdomen-chest-first", "ct-abdomen-chest",
+    "ct-abdomen-chest-deep",
 )  # fmt: skip
 
 

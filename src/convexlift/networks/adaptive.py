@@ -183,6 +183,8 @@ class AdaptiveNetwork(InputConvexNetwork):
         output: W_L, the largest weight of each channel for noise of level 1.
     """
 
+    reads_data = True
+
     def __init__(
         self,
         layers: Sequence[ConvexLayer],

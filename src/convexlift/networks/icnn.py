@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +137,8 @@ class InputConvexNetwork(nn.Module):
 
     layers: Sequence[ConvexLayer]
     card: Any = None
+    reads_data: ClassVar[bool] = False
+    """Whether problems must condition it on their data, and state their noise."""
 
     def __init__(
         self,
@@ -218,6 +220,10 @@ class InputConvexNetwork(nn.Module):
         layers = self._bound_layers(image_shape)
         bound = BoundNetwork(layers, self._output_weights(layers[-1].shape))
         return bound.detach() if detach else bound
+
+    def require_fit(self, image_shape: Shape) -> None:
+        """Raise ValueError if the network does not take images of this shape (C, H, W)."""
+        self._bound_layers(image_shape)
 
     def select(self, images: Tensor) -> InputConvexNetwork:
         """The network for some images of a batch: itself, unless its weights belong to images."""

@@ -94,7 +94,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
         y = images if seen is None else images * seen
         fidelity: Fidelity = SquaredL2(y) if noise.kind == "gaussian" else L1(y)
         operator: LinearOperator = Identity() if seen is None else Mask(seen)
-        data = Measurement(fidelity, operator, self.box or contents.box, y)
+        reads_noise = solver.network.reads_data and noise.kind == "gaussian"
+        level = max(noise.level, LEAST_SIGMA) if reads_noise else None
+        data = Measurement(fidelity, operator, self.box or contents.box, y, level)
         task = GaussianDenoising.name if seen is None else Inpainting.name
         task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
         weight = self.choose_weight(data, task, noise, solver)

@@ -240,7 +240,8 @@ class PreparedImage:
 
     def joinable(self, other: PreparedImage) -> bool:
         """Whether both can be solved as one batch."""
-        return self.weight.value == other.weight.value and self.data.joinable(other.data)
+        alike = self.weight.value == other.weight.value and self.data.noise == other.data.noise
+        return alike and self.data.joinable(other.data)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

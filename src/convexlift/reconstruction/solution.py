@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.certificate import certify
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
@@ -33,6 +33,7 @@ TRIAL_ITERATIONS = 20
 
 _BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
 _IMAGES = 24  # of the size of images
+_GUIDE = 2  # channels of weights and guide for each output
 _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are finished later
 _LARGEST_ON_A_GPU = 64
 _SHORTEST = 1e-3  # seconds: a limit that has passed still leaves one evaluation
@@ -101,8 +102,9 @@ class PiecewiseSolver:
         if self.batch is not None:
             return self.batch
         height, width = data.image_shape[-2:]
-        layers = (layer for layer in self.network.layers if isinstance(layer, ConvexLayer))
-        channels = sum(layer.channels for layer in layers)
+        channels = sum(layer.channels for layer in self.network.layers)
+        if self.network.reads_data:  # weights for each pixel, and the guide's layers
+            channels += _GUIDE * self.network.layers[-1].outputs
         each = 4 * height * width * (_BUFFERS * channels + _IMAGES)
         if self.device.type == "cuda":
             free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU

@@ -144,6 +144,8 @@ def choose_weight(
     network = solver.network
     own = TOTAL_VARIATION if isinstance(network, TotalVariation) else {}
     known = card_weight(network.card.weights if network.card else own, task, noise)
+    if network.reads_data:
+        known = 1.0  # its guide reads the noise level
     if choice == "card" and known is not None:
         return Weight(known, "card")
     start = 1.0 if known is None else known

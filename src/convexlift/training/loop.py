@@ -213,7 +213,7 @@ class _TrainingRun:
         self.process = processes.this_process()
         # Images that do not fit the network or each other raise an error before any work.
         first = batches.batch(0, self.process.rank, self.process.world)
-        network.bind(tuple(first.clean.shape[1:]))
+        network.require_fit(tuple(first.clean.shape[1:]))
         self.files = folder if self.process.first else None
         self.module = _LossModule(network, objective, options.mixed_precision)
         self.parallel: nn.Module = self.module
@@ -256,10 +256,13 @@ class _TrainingRun:
             )
         if self.options.clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.options.clip, norm)
-        self.optimiser.step()
-        self.network.project_()
-        if self.options.zero_mean:
-            subtract_means_(self.network)
+        if processes.any_process(not self.module.last.usable, self.device):
+            rate = 0.0  # in the log: no step was taken
+        else:
+            self.optimiser.step()
+            self.network.project_()
+            if self.options.zero_mean:
+                subtract_means_(self.network)
         self.step += 1
         return {
             "step": float(self.step),

@@ -50,12 +50,14 @@ class Loss:
     """A number to differentiate, and numbers to show.
 
     ``value`` is the loss to report; ``backward`` is called on ``surrogate``, whose gradient is the
-    gradient of the loss. They are equal unless reconstructions are differentiated.
+    gradient of the loss. They are equal unless reconstructions are differentiated. A gradient that
+    is not ``usable`` is reported, and no step is taken.
     """
 
     surrogate: Tensor
     value: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    usable: bool = True
 
 
 class Objective(nn.Module, ABC):
@@ -170,10 +172,14 @@ class Bilevel(Objective):
         warm_starts: number of training images, to start each from its last reconstruction; 0 for
             none. Only for batches whose samples do not change (``BatchSampler(..., fixed=True)``).
         decibels: minimise the mean negative PSNR instead of the mean squared error.
+        strict: take no step from a batch in which an image missed the gap of ``stop``: the formulas
+            of hypergradients hold at solutions only.
     """
 
     metric_names = ("train_psnr", "gap", "iterations")
-    setting_names = ("tasks", "hypergradient", "method", "stop", "warm_starts", "decibels")
+    setting_names = (
+        "tasks", "hypergradient", "method", "stop", "warm_starts", "decibels", "strict"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -184,6 +190,7 @@ class Bilevel(Objective):
         stop: StopWhen = LOWER_LEVEL,
         warm_starts: int = 0,
         decibels: bool = False,
+        strict: bool = False,
     ) -> None:
         super().__init__()
         if not tasks:
@@ -195,7 +202,7 @@ class Bilevel(Objective):
             raise ValueError(f"warm_starts must be a number of training images, got {warm_starts}")
         self.tasks = tuple(task for task, _ in tasks)
         self.hypergradient, self.method, self.stop = hypergradient, method, stop
-        self.decibels, self.warm_starts = decibels, warm_starts
+        self.decibels, self.warm_starts, self.strict = decibels, warm_starts, strict
         # Logarithms keep the weights positive, whatever step the optimiser takes.
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
         # The first task's weight is fixed: scaling R has the same effect.
@@ -234,10 +241,12 @@ class Bilevel(Objective):
             "gap": solution.gap.mean(),
             "iterations": solution.iterations.to(torch.float64).mean(),
         }
+        solved = self.stop.gap is None or bool((solution.gap <= self.stop.gap).all())
+        usable = solved or not self.strict
         if self.decibels:
             chain = 20 / math.log(10) / error  # derivative of 10 log10(error) in error / 2
-            return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics)
-        return Loss(half_squares.mean(), error.mean() / 2, metrics)
+            return Loss((chain * half_squares).mean(), -metrics["train_psnr"], metrics, usable)
+        return Loss(half_squares.mean(), error.mean() / 2, metrics, usable)
 
     def settings(self) -> dict[str, Any]:
         """The settings of every objective, and the initial weights of the tasks."""

@@ -164,6 +164,35 @@ PHOTO_ANY_SIZE = replace(
     ),
 )
 
+# Weights for each pixel, read off the noisy image; one network for all noise levels. The widths of
+# the Huber functions are in units of the noise.
+PHOTO = BilevelRecipe(
+    network=NetworkSettings(
+        "adaptive", channels=24, kernel=5, smoothing=0.1, padding="reflect", filters=1.0
+    ),
+    tasks=((GaussianDenoising(sigma=2 / 255, up_to=75 / 255, box=None), 1.0),),
+    hypergradient=Implicit(damping=0.0, iterations=30, tolerance=1e-2),
+    stop=StopWhen(gap=1e-3, max_iterations=200, check_every=20),
+    batch_size=16,
+    crop=72,
+    held_out=32,
+    decibels=True,
+    strict=True,
+    validation_task=GaussianDenoising(sigma=25 / 255, box=None),
+    validation_crop=256,
+    options=TrainingOptions(
+        steps=20_000,
+        learning_rate=2e-2,
+        relative=True,
+        schedule="cosine",
+        warm_up=200,
+        clip=20.0,
+        zero_mean=True,
+        validate_every=2000,
+        checkpoint_every=500,
+    ),
+)
+
 # From cosine filters: Gaussian noise on crops first, which is cheap, then the scanner itself. The
 # upper bound, which no pixel comes near, makes certificates small early.
 CT_ABDOMEN_CHEST_FIRST = BilevelRecipe(

@@ -48,9 +48,11 @@ class NetworkSettings:
         depth: number of layers of a ``ridge``.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
+        widths: channels of the guide of an ``adaptive`` network at each scale.
+        in_channels: channels of the images.
     """
 
-    architecture: Literal["baseline", "deep", "convolutional", "ridge"] = "baseline"
+    architecture: Literal["baseline", "deep", "convolutional", "ridge", "adaptive"] = "baseline"
     image_size: int | None = None
     channels: int = 32
     kernel: int = 5
@@ -58,11 +60,13 @@ class NetworkSettings:
     padding: Boundary = "zero"
     depth: int = 1
     filters: float | None = None
+    widths: tuple[int, ...] = (48, 64, 80)
+    in_channels: int = 1
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
-        names = ["channels", "kernel", "smoothing", "padding"]
-        names += ["depth"] if self.architecture == "ridge" else []
+        names = ["in_channels", "channels", "kernel", "smoothing", "padding"]
+        names += {"ridge": ["depth"], "adaptive": ["widths"]}.get(self.architecture, [])
         arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.architecture in ("baseline", "deep"):
             arguments["image_size"] = self.image_size or image_size
@@ -138,6 +142,7 @@ class BilevelRecipe(Recipe):
             warm-started from the last one.
         decibels: maximise the mean PSNR, so that tasks of different difficulty have equal
             influence, instead of minimising the mean squared error.
+        strict: whether to take no step from a batch whose reconstructions missed the gap.
     """
 
     tasks: tuple[tuple[Task, float], ...]
@@ -146,6 +151,7 @@ class BilevelRecipe(Recipe):
     stop: StopWhen = LOWER_LEVEL
     fixed: bool = False
     decibels: bool = False
+    strict: bool = False
 
 
 AnyRecipe = AdversarialRecipe | BilevelRecipe
@@ -216,6 +222,7 @@ def follow(
         objective = Bilevel(
             recipe.tasks, hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
             warm_starts=len(training) if fixed else 0, decibels=recipe.decibels,
+            strict=recipe.strict,
         )  # fmt: skip
     validation = None
     if checked is not None and held_out is not None:
