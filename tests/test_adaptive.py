@@ -91,10 +91,28 @@ def test_the_value_is_the_weighted_sum_of_the_layer():
     torch.testing.assert_close(net.condition(y, NOISE)(x), expected)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_other_noise_levels_are_other_units(smoothing):
+def deeper() -> list[cl.ConvexLayer]:
+    previous = cl.networks.Convolution(4, 4, 3, nonnegative=True)
+    second = cl.SmoothedReLU(smoothing=0.2)
+    return [
+        *network(smoothing=0.1).layers,
+        cl.ConvexLayer(second, channels=4, previous=previous, bias=False),
+    ]
+
+
+@pytest.mark.parametrize("layers", ["kinks", "smooth", "two layers", "groups"])
+def test_other_noise_levels_are_other_units(layers):
     """With a guide that does not read the level, R(c x; c y, c noise) = c^2 R(x; y, noise)."""
-    net = AdaptiveNetwork(list(network(smoothing=smoothing).layers), Constant(0.3))
+    skip = cl.networks.Convolution(1, 8, 3)
+    made = {
+        "kinks": list(network(smoothing=0.0).layers),
+        "smooth": list(network(smoothing=0.1).layers),
+        "two layers": deeper(),
+        "groups": [
+            cl.ConvexLayer(cl.GroupNorm(2, cl.Huber(0.1)), channels=8, skip=skip, bias=False)
+        ],
+    }
+    net = AdaptiveNetwork(made[layers], Constant(0.3))
     x, y, c = torch.rand(1, 1, 9, 12), torch.rand(1, 1, 9, 12), 2.5
     scaled = net.condition(c * y, c * NOISE)(c * x)
     torch.testing.assert_close(scaled, c**2 * net.condition(y, NOISE)(x))
@@ -129,6 +147,17 @@ def test_solutions_have_the_objective_of_an_independent_solver(name, channels, s
         slack = 1e-6 * abs(best)  # accuracy of the other solver
         assert float(solution.lower_bound[i]) <= best + slack
         assert best - slack <= float(solution.objective[i]) <= best + 3e-5 * abs(best)
+
+
+def test_a_deeper_network_has_the_objective_of_an_independent_solver():
+    net = AdaptiveNetwork(deeper(), network().guide)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 7, 8)), regularizer=net, weight=1.0, noise=NOISE
+    )
+    best, _ = optimum(problem)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-5, max_iterations=6000))
+    assert solution.lower_bound <= best * (1 + 1e-6)
+    assert solution.objective == pytest.approx(best, rel=3e-5)
 
 
 def test_behind_a_blur_and_in_tomography():

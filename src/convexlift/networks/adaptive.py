@@ -275,7 +275,8 @@ def _scaled(layer: ConvexLayer, levels: set[float]) -> ConvexLayer:
             f"{h} depends on the noise level, and a batch has one activation: state one problem "
             f"for each noise level, got {sorted(levels)}"
         )
-    scaled = h.scaled(levels.pop())
+    (level,) = levels
+    scaled = h.scaled(level)
     if scaled is None:
         raise ValueError(f"{h} cannot be scaled by the noise level; use Abs() or Huber(delta)")
     other = copy.copy(layer)
