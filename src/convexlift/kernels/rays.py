@@ -59,7 +59,8 @@ def project(
         for _ in tl.static_range(UNROLL):
             j, f = _split(c_0 + c_i * step, kind)
             at = pixels + ((row * size + j) * GROUP)[:, None]
-            real = (row < end) & (done < count)
+            # One comparison: Triton's interpreter makes no mask of a vector & a scalar.
+            real = row < tl.where(done < count, end, 0)
             left = tl.load(at, mask=(real & _within(j, size))[:, None], other=0.0)
             right = tl.load(at + GROUP, mask=(real & _within(j + 1, size))[:, None], other=0.0)
             total += (1 - f)[:, None] * left

@@ -76,15 +76,15 @@ class ELU(SmoothActivation, name="ELU"):
 
     def value(self, a: Tensor) -> Tensor:
         """a, or alpha (exp(a) - 1)."""
-        return torch.where(a > 0, a, self.alpha * torch.expm1(a.clamp_max(0)))
+        return torch.where(a > 0, a, self.alpha * torch.expm1(_negative_part(a)))
 
     def derivative(self, a: Tensor) -> Tensor:
         """1, or alpha exp(a)."""
-        return torch.where(a > 0, 1.0, self.alpha * torch.exp(a.clamp_max(0)))
+        return torch.where(a > 0, 1.0, self.alpha * torch.exp(_negative_part(a)))
 
     def second_derivative(self, a: Tensor) -> Tensor:
         """0, or alpha exp(a)."""
-        return torch.where(a > 0, 0.0, self.alpha * torch.exp(a.clamp_max(0)))
+        return torch.where(a > 0, 0.0, self.alpha * torch.exp(_negative_part(a)))
 
     def conjugate(self, s: Tensor) -> Tensor:
         """s log(s / alpha) - s + alpha on [0, alpha], 0 on [alpha, 1]."""
@@ -122,9 +122,14 @@ class ELU(SmoothActivation, name="ELU"):
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
         """(1 - s) a + h*(s) on the right; a relative entropy, or linear, on the left."""
         right = (1 - s) * a + self.conjugate(s)
-        below = a.clamp_max(0)
+        below = _negative_part(a)
         tangent = self.alpha * torch.exp(below)
         curved = torch.xlogy(s, s / self.alpha) - s * below - s + tangent
         steep = self.alpha * torch.expm1(below) - s * below
         left = torch.where(s < self.alpha, curved, steep)
         return torch.where(a > 0, right, left).clamp_min(0)
+
+
+def _negative_part(a: Tensor) -> Tensor:
+    """min(a, 0), with slope 1 at zero; the slope of clamp there depends on the version of torch."""
+    return torch.where(a > 0, 0.0, a)
