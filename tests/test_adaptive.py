@@ -318,6 +318,11 @@ def test_bad_noise_levels_are_refused(noise):
         network().condition(torch.rand(2, 1, 8, 8), noise)
 
 
+def test_noise_that_is_not_a_number_is_refused():
+    with pytest.raises(TypeError, match="noise must be a number or a tensor, got '0.1'"):
+        network().condition(torch.rand(1, 1, 8, 8), "0.1")
+
+
 def test_problems_say_what_is_missing_or_too_much():
     y = torch.rand(1, 1, 8, 8)
     with pytest.raises(ValueError, match="give noise="):

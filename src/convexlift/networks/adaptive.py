@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
 """Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
 
 
-class Guide(nn.Module, ProblemPart):
+class Guide(nn.Module, ProblemPart, ABC):
     """(picture, noise) -> a number for each channel and pixel.
 
     A subclass with ``name="..."`` can be saved with its network (``ProblemPart``).
@@ -45,9 +46,9 @@ class Guide(nn.Module, ProblemPart):
     in_channels: int
     outputs: int
 
+    @abstractmethod
     def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
         """Numbers (B, outputs, H, W) for a picture (B, C, H, W) and noise levels (B, 1, 1, 1)."""
-        raise NotImplementedError
 
 
 class UNetGuide(Guide, name="UNetGuide"):
@@ -255,6 +256,8 @@ class AdaptiveNetwork(InputConvexNetwork):
 
 def _levels(noise: float | Tensor, picture: Tensor) -> Tensor:
     """The noise level of each image, (B,)."""
+    if not isinstance(noise, int | float | Tensor):
+        raise TypeError(f"noise must be a number or a tensor, got {noise!r}")
     level = torch.as_tensor(noise, dtype=picture.dtype, device=picture.device).reshape(-1)
     positive = bool(((level > 0) & (level < math.inf)).all())
     if not positive or len(level) not in (1, len(picture)):
