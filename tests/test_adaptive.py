@@ -319,7 +319,7 @@ def test_bad_noise_levels_are_refused(noise):
 
 
 def test_noise_that_is_not_a_number_is_refused():
-    with pytest.raises(TypeError, match="noise must be a number or a tensor, got '0.1'"):
+    with pytest.raises(TypeError, match=r"noise must be a number or a tensor, got '0\.1'"):
         network().condition(torch.rand(1, 1, 8, 8), "0.1")
 
 
