@@ -50,7 +50,7 @@ class Constant(Guide):
         super().__init__()
         self.number, self.in_channels, self.outputs = number, 1, outputs
 
-    def forward(self, picture, noise):
+    def forward(self, picture, noise, seen):
         return picture.new_full((len(picture), self.outputs, *picture.shape[2:]), self.number)
 
 

@@ -256,6 +256,20 @@ def test_further_weights_are_learned_and_the_first_stays():
         assert moved == ([] if step == 0 else [names[step]])
 
 
+def test_turns_choose_the_task_of_a_step_and_weights_can_be_fixed():
+    tasks = [(GaussianDenoising(0.1), 1.0), (SaltAndPepper(0.2), 3.0)]
+    objective = Bilevel(tasks, turns=(0, 1, 0), learn_weights=False, stop=STOP)
+    for step in range(6):
+        loss = objective(learner(), batch_of(pictures(), step))
+        alone = Bilevel([tasks[(0, 1, 0)[step % 3]]], stop=STOP)(
+            learner(), batch_of(pictures(), step)
+        )
+        assert torch.equal(loss.value, alone.value)
+    assert not any(parameter.requires_grad for parameter in objective.parameters())
+    with pytest.raises(ValueError, match=r"every number from 0 to 1, got \(0, 2\)"):
+        Bilevel(tasks, turns=(0, 2))
+
+
 def test_warm_starts_save_iterations_and_survive_a_checkpoint(tmp_path):
     net, images = learner(), pictures(4)
     task, stop = Inpainting(0.4), cl.StopWhen(gap=1e-5, max_iterations=2000, check_every=1)

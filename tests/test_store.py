@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from model_files import CARD, same, save_toy
 from zoo import ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, SIZE, network
 
 import convexlift as cl
+from convexlift import networks
 from convexlift.networks import Convolution
 
 ALL = {**MONOTONE, **FIRST_LAYER_ONLY}
@@ -101,6 +105,42 @@ def test_half_precision(tmp_path):
     sizes = {n: (tmp_path / f"{n}.safetensors").stat().st_size for n in ("half", "single")}
     assert sizes["half"] < 0.75 * sizes["single"]
     assert same(again.double(), cl.load(tmp_path / "half", dtype=torch.float64))
+
+
+def test_eight_bits(tmp_path):
+    """Weights move by half a code at most, zeros stay zeros, and a second time nothing moves."""
+    net = networks.baseline(32, channels=8, hidden=64).float()
+    with torch.no_grad():
+        net.layers[1].previous.project_()
+        net.layers[0].skip.weight[0] = 0.0  # a row without a scale
+    full = cl.save(net, tmp_path / "full")
+    small = cl.save(net, tmp_path / "small", eight_bit=True)
+    assert small.stat().st_size < 0.35 * full.stat().st_size
+    again = cl.load(tmp_path / "small")
+    for name, value in net.state_dict().items():
+        stored = again.state_dict()[name]
+        step = value.flatten(1).abs().amax(1) / 127 if value.ndim > 1 else torch.zeros(1)
+        moved = (stored - value).flatten(1).abs().amax(1) if value.ndim > 1 else stored - value
+        assert stored.dtype is torch.float32
+        assert bool((moved <= 0.5001 * step).all())
+        assert bool((stored[value == 0] == 0).all())
+    cl.save(again, tmp_path / "twice", eight_bit=True)
+    assert (tmp_path / "twice.safetensors").read_bytes() == small.read_bytes()
+
+
+def test_eight_bit_files_that_do_not_match_themselves(tmp_path):
+    net = networks.baseline(32, channels=8, hidden=64).float()
+    weights = cl.save(net, tmp_path / "net", eight_bit=True)
+    tensors = safetensors.torch.load_file(weights)
+    (name,) = [key for key in tensors if key.endswith(":scale")]
+    tensors[name] = tensors[name][:-1]
+    safetensors.torch.save_file(tensors, weights)
+    sheet = json.loads((tmp_path / "net.json").read_text())
+    sheet["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    sheet["tensors"][name]["shape"] = list(tensors[name].shape)
+    (tmp_path / "net.json").write_text(json.dumps(sheet))
+    with pytest.raises(ValueError, match=f"the tensor {name} does not fit any 8-bit tensor"):
+        cl.load(tmp_path / "net")
 
 
 def test_half_precision_refuses_what_overflows(tmp_path):

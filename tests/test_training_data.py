@@ -113,7 +113,7 @@ def test_tensors_that_cannot_be_used():
         ImageSet.from_tensors([])
     with pytest.raises(ValueError, match="2 images need as many names, got 1"):
         ImageSet.from_tensors([torch.zeros(2, 2)] * 2, ["a"])
-    with pytest.raises(ValueError, match=r"image 1 has the shape \(3, 2, 2\); write one grey"):
+    with pytest.raises(ValueError, match=r"image 1 and image 0 are not both grey"):
         ImageSet.from_tensors([torch.zeros(2, 2), torch.zeros(3, 2, 2)])
     with pytest.raises(ValueError, match=r"mine is nan at \(0, 1\)"):
         ImageSet.from_tensors([torch.tensor([[0.0, torch.nan]])], ["mine"])
@@ -369,3 +369,25 @@ def test_samplers_that_cannot_work():
             sampler.batch(0, rank, world)
     with pytest.raises(ValueError, match="step must be at least 0, got -1"):
         sampler.batch(-1)
+
+
+def test_colour_images_are_turned_and_cropped_as_one(tmp_path):
+    """Each channel of a sample in colour is the same view, and values are those of the file."""
+    rows, columns = torch.meshgrid(torch.arange(40), torch.arange(50), indexing="ij")
+    colours = torch.stack([rows, columns, rows + 2 * columns]).to(torch.uint8)
+    Image.fromarray(colours.permute(1, 2, 0).numpy()).save(tmp_path / "a.png")
+    images = ImageSet.from_folder(tmp_path, colour=True)
+    assert images.channels == 3
+    assert images.size(0) == (40, 50)
+    assert torch.equal((255 * images[0]).round().to(torch.uint8), colours)
+    assert torch.equal(ImageSet.from_tensors([colours])[0], images[0])
+    for step in range(8):
+        batch = BatchSampler(images, 2, 16, rotations=True).batch(step)
+        first, second, third = (255 * batch.clean).round().unbind(1)
+        assert batch.clean.shape == (2, 3, 16, 16)
+        assert torch.equal(third, first + 2 * second)
+
+
+def test_a_set_is_grey_or_in_colour():
+    with pytest.raises(ValueError, match="image 1 and image 0 are not both grey"):
+        ImageSet.from_tensors([torch.zeros(3, 8, 8), torch.zeros(8, 8)])

@@ -148,11 +148,12 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     device = choose_device(job.device)
     check_json_file(job.json_file)
     _check_output(job)
-    images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels)
+    colour = recipe.network.in_channels == 3
+    images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels, colour=colour)
     _check_held_out(recipe, len(images))
     damaged = None
     if (folder := _damaged(job)) is not None:
-        damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels)
+        damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels, colour=colour)
     network = None if job.start is None else _load_start(job.start, recipe)
     with process_group(device) as process:
         screen = console() if process.first else Console(quiet=True)

@@ -291,6 +291,18 @@ def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
     return as_plane(_decoded(_format(path).read_plane, path, max_megapixels), str(path))
 
 
+def read_colours(path: Path, *, max_megapixels: float | None = None) -> Plane:
+    """Red, green and blue of one file, (3, H, W); they are equal in grey pictures.
+
+    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
+    """
+    picture = read_picture(path, max_megapixels=max_megapixels)
+    if picture.pages != 1 or picture.channels not in (1, 3) or picture.inverted:
+        raise ValueError(f"{path} is not a single picture in grey or RGB; save it as PNG")
+    colours = np.broadcast_to(picture.stored, (3, *picture.stored.shape[-2:]))
+    return np.stack([as_plane(colour, str(path)) for colour in colours])
+
+
 def _format(path: Path) -> PictureFormat:
     # Pillow recognises its formats by content, so other endings are left to it.
     found = PictureFormat.of(path) or PictureFormat.of(Path("picture.png"))

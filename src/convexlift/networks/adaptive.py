@@ -8,9 +8,10 @@ weights of a convex network, one for each channel and pixel: small where there i
 where the image is flat. The guide never sees x. Once the data are given, every weight is a number,
 and R is convex as before: lift, methods and certificates are the same.
 
-Weights are bounded, from above by W_L and from below by ``floor`` times that. Without bounds,
-training drives some of them to where the problem can no longer be solved. Activations are scaled
-to the noise, c h(a / c): problems of different noise levels are the same problem in other units.
+Weights are bounded, from above by W_L <= ``largest`` and from below by ``floor`` W_L. Without
+bounds, training drives some of them to where the problem can no longer be solved. Activations are
+scaled to the noise, c h(a / c): problems of different noise levels are the same problem in other
+units.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.parts import ProblemPart, require_at_least
+from convexlift.parts import ProblemPart, require_at_least, require_positive
 from convexlift.tensors import Shape, first_non_finite
 
 MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
 """Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
+UNSTATED_NOISE = 0.05
+"""The level c for data whose noise has no standard deviation: impulses, counts behind a scanner."""
 
 
 class Guide(nn.Module, ProblemPart, ABC):
-    """(picture, noise) -> a number for each channel and pixel.
+    """(picture, noise, seen) -> a number for each channel and pixel.
 
     A subclass with ``name="..."`` can be saved with its network (``ProblemPart``).
 
@@ -47,8 +50,14 @@ class Guide(nn.Module, ProblemPart, ABC):
     outputs: int
 
     @abstractmethod
-    def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
-        """Numbers (B, outputs, H, W) for a picture (B, C, H, W) and noise levels (B, 1, 1, 1)."""
+    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+        """Numbers (B, outputs, H, W).
+
+        Args:
+            picture: an image made from the data, (B, C, H, W).
+            noise: its level, (B, 1, 1, 1).
+            seen: 1 where the picture holds data, 0 where it was filled in, (B, 1, H, W).
+        """
 
 
 class UNetGuide(Guide, name="UNetGuide"):
@@ -78,7 +87,7 @@ class UNetGuide(Guide, name="UNetGuide"):
         self.in_channels, self.outputs = in_channels, outputs
         self.widths, self.blocks = list(widths), blocks
         finer, coarser = self.widths[:-1], self.widths[1:]
-        self.first = nn.Conv2d(4 * in_channels + 1, widths[0], 3, padding=1)
+        self.first = nn.Conv2d(4 * in_channels + 5, widths[0], 3, padding=1)
         self.encoders = nn.ModuleList(_residual_blocks(width, blocks) for width in self.widths)
         self.decoders = nn.ModuleList(_residual_blocks(width, blocks) for width in finer)
         pairs = list(zip(finer, coarser, strict=True))
@@ -90,14 +99,14 @@ class UNetGuide(Guide, name="UNetGuide"):
             assert parameter is not None
             parameter.data.mul_(factor)
 
-    def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
         """One pass down to the coarsest scale and up again."""
         height, width = picture.shape[2:]
         multiple = 2 ** len(self.widths)
         padding = (0, -width % multiple, 0, -height % multiple)
+        pixels = torch.cat([(picture - MEAN) / SPREAD, 1 - seen], 1)
         # Replicated, not reflected: that works for every size.
-        pixels = F.pad((picture - MEAN) / SPREAD, padding, mode="replicate")
-        z = F.pixel_unshuffle(pixels, 2)
+        z = F.pixel_unshuffle(F.pad(pixels, padding, mode="replicate"), 2)
         level = (noise / LEVEL).log().expand(-1, 1, *z.shape[2:])
         z = self.first(torch.cat([z, level], 1))
         kept = []
@@ -178,7 +187,8 @@ class AdaptiveNetwork(InputConvexNetwork):
         layers: the layers of the convex network, first to last.
         guide: gives one number for each channel and pixel of the last layer.
         in_channels: channels of the image.
-        floor: the smallest weight, relative to the largest.
+        floor: the smallest weight, relative to W_L.
+        largest: the upper bound of W_L in training.
 
     Attributes:
         output: W_L, the largest weight of each channel for noise of level 1.
@@ -193,8 +203,10 @@ class AdaptiveNetwork(InputConvexNetwork):
         *,
         in_channels: int = 1,
         floor: float = 0.003,
+        largest: float = 3.0,
     ) -> None:
         super().__init__(layers, in_channels=in_channels)
+        require_positive(self, largest=largest)
         if any(layer.bias is not None for layer in layers):
             raise ValueError("an adaptive network has no biases; write bias=False")
         if not 0 < floor <= 1:
@@ -205,7 +217,7 @@ class AdaptiveNetwork(InputConvexNetwork):
                 f"for each pixel, but the network has in_channels={in_channels} and "
                 f"{layers[-1].outputs} outputs"
             )
-        self.guide, self.floor = guide, floor
+        self.guide, self.floor, self.largest = guide, floor, largest
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, for files."""
@@ -214,15 +226,29 @@ class AdaptiveNetwork(InputConvexNetwork):
             "guide": self.guide,
             "in_channels": self.in_channels,
             "floor": self.floor,
+            "largest": self.largest,
         }
 
-    def weights(self, picture: Tensor, noise: float | Tensor = 1.0) -> Tensor:
+    @torch.no_grad()
+    def project_(self) -> None:
+        """As for every network; and W_L stays below ``largest``."""
+        super().project_()
+        self.output.clamp_(max=self.largest)
+
+    def weights(
+        self,
+        picture: Tensor,
+        noise: float | Tensor = UNSTATED_NOISE,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """c W(y), (B, C, H, W), differentiable in the guide and in W_L.
 
         Args:
             picture: an image made from the data, (B, C, H, W): the noisy image, an image with
                 missing pixels filled in, a filtered back projection.
             noise: the standard deviation of the noise, one number or one for each image.
+            seen: 1 where the picture holds data, 0 where it was filled in, (B, 1, H, W); 1
+                everywhere unless given.
         """
         if picture.ndim != 4 or picture.shape[1] != self.in_channels:
             raise ValueError(
@@ -232,15 +258,23 @@ class AdaptiveNetwork(InputConvexNetwork):
         if (place := first_non_finite(picture)) is not None:
             raise ValueError(f"the picture for the guide is {float(picture[place])} at {place}")
         level = _levels(noise, picture).reshape(-1, 1, 1, 1)
-        share = torch.sigmoid(self.guide(picture, level)).square()
+        here = torch.ones_like(picture[:, :1]) if seen is None else seen
+        if here.shape != picture[:, :1].shape:
+            raise ValueError(f"seen must be (B, 1, H, W) like the picture, got {tuple(here.shape)}")
+        share = torch.sigmoid(self.guide(picture, level, here.to(picture))).square()
         if not bool(torch.isfinite(share).all()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
         largest = level * self.output.reshape(1, -1, 1, 1)
         return largest * (self.floor + (1 - self.floor) * share)
 
-    def condition(self, picture: Tensor, noise: float | Tensor = 1.0) -> ConditionedNetwork:
+    def condition(
+        self,
+        picture: Tensor,
+        noise: float | Tensor = UNSTATED_NOISE,
+        seen: Tensor | None = None,
+    ) -> ConditionedNetwork:
         """The convex network for data with this picture and noise; see ``weights``."""
-        output = self.weights(picture, noise)
+        output = self.weights(picture, noise, seen)
         levels = set(_levels(noise, picture).tolist())
         layers = [_scaled(layer, levels) for layer in self.layers]
         made = ConditionedNetwork(layers, output, in_channels=self.in_channels)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.operators.linear import NORM_MARGIN, LinearOperator, power_iteration
+from convexlift.operators.linear import NORM_MARGIN, LinearOperator, lanczos_norm
 from convexlift.tensors import Shape
 
 Boundary = Literal["zero", "circular", "reflect", "replicate"]
@@ -239,7 +239,7 @@ class ConvolutionOperator(LinearOperator):
         return norm
 
     def _bound(self, shape: Shape) -> float:
-        """A bound that needs no iteration, where one is known; else power iteration.
+        """A bound that needs no iteration, where one is known; else Lanczos' method.
 
         A zero-padded convolution is a piece of the circular one on a torus larger by the
         margin, and skipping outputs (stride) only shrinks it: the largest spectral norm over
@@ -254,17 +254,15 @@ class ConvolutionOperator(LinearOperator):
             if folded:
                 return self._nonnegative_norm(kernel, shape)
             return float(torch.linalg.matrix_norm(kernel.sum((-2, -1)), ord=2))
-        if self.weight.shape[1] == 1 and self.stride == 1:
+        if self.weight.shape[1] <= FEW_CHANNELS and self.stride == 1:
             pad = (0, 0) if self.boundary == "circular" else self.margin
             torus = [n + 2 * m for n, m in zip(shape[-2:], pad, strict=True)]
             if all(k <= n for k, n in zip(kernel.shape[-2:], torus, strict=True)):
-                # Filter by filter: all spectra together would be larger than V x.
-                spectra = (torch.fft.rfft2(one, s=torus).abs().square() for one in kernel)
-                inside = math.sqrt(float(functools.reduce(Tensor.add_, spectra).max()))
+                inside = _norm_on_torus(kernel, torus)
                 if not folded:
                     return inside
-                small = self._cropped(self.weight.detach(), shape, 8 * max(kernel.shape[-2:]))
-                at_edges = power_iteration(small, small._resolve(None))
+                small = self._cropped(self.weight.detach(), shape, 4 * max(kernel.shape[-2:]))
+                at_edges = lanczos_norm(small, small._resolve(None))
                 return max(inside, NORM_MARGIN * at_edges)
         return super()._norm(shape)
 
@@ -291,6 +289,18 @@ class ConvolutionOperator(LinearOperator):
         """The convolution with stride 1, on an image of at most ``size`` x ``size``."""
         smaller = (shape[0], *(min(n, size) for n in shape[-2:]))
         return ConvolutionOperator(weight, smaller, 1, self.boundary)
+
+
+def _norm_on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
+    """The largest spectral norm among the matrices sum_k (F k)* (F k), one for each frequency."""
+    # Filter by filter: all spectra together would be larger than V x.
+    spectra = (torch.fft.rfft2(one, s=torus) for one in kernel)
+    if kernel.shape[1] == 1:
+        return math.sqrt(
+            float(functools.reduce(Tensor.add_, (f.abs().square() for f in spectra)).max())
+        )
+    grams = (torch.einsum("cij,dij->ijcd", f.conj(), f) for f in spectra)
+    return math.sqrt(float(torch.linalg.eigvalsh(functools.reduce(Tensor.add_, grams)).max()))
 
 
 class SpectralFilter(LinearOperator):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from convexlift.operators.power_iteration import power_iteration as power_iteration
+from convexlift.operators.lanczos import lanczos_norm as lanczos_norm
 from convexlift.parts import ProblemPart
 from convexlift.tensors import Shape, TensorRecord, is_own
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from convexlift.operators.convolution import ConvolutionOperator
 
 NORM_MARGIN = 1.02
-"""Power iteration approaches a norm from below; reported norms are larger by this factor."""
+"""Lanczos' method approaches a norm from below; reported norms are larger by this factor."""
 
 
 class LinearOperator(ProblemPart, TensorRecord, ABC):
@@ -96,7 +96,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
     def norm(self, input_shape: Shape | None = None) -> float:
         """An upper estimate of ||A||, computed once for each shape.
 
-        By power iteration, times ``NORM_MARGIN``, unless a subclass knows better.
+        By Lanczos' method, times ``NORM_MARGIN``, unless a subclass knows better.
         """
         shape = self._resolve(input_shape)
         # Made on first use: subclasses need not call a constructor of this class.
@@ -106,7 +106,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
         return known[shape]
 
     def _norm(self, shape: Shape) -> float:
-        return NORM_MARGIN * power_iteration(self, shape)
+        return NORM_MARGIN * lanczos_norm(self, shape)
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """An upper bound on |A| |x|, channel by channel, for all |x| <= bound (|A*| if adjoint).
@@ -314,7 +314,7 @@ class Composition(LinearOperator, name="Composition"):
         return _combined(torch.mul, [factor.diagonal for factor in self.factors])
 
     def _norm(self, shape: Shape) -> float:
-        """The product of the factors' norms bounds it; power iteration is often closer."""
+        """The product of the factors' norms bounds it; Lanczos' method is often closer."""
         product = math.prod(factor.norm(inner) for factor, inner in self.steps(shape))
         return min(product, super()._norm(shape))
 

@@ -12,6 +12,9 @@ from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import expand_per_image
 
+IMPULSE = 0.15
+"""A pixel this far from the median of its neighbours is taken for an impulse, in [0, 1]."""
+
 
 def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tensor]:
     """One or two images, whatever the box; the last one is the most elaborate."""
@@ -36,3 +39,21 @@ def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tenso
         if operator.invertible:
             guesses.append(operator.approximate_inverse(best))
     return guesses
+
+
+def picture_for_guide(fidelity: Fidelity, operator: LinearOperator) -> tuple[Tensor, Tensor]:
+    """An image made from the data, and a map (B, 1, H, W): 1 where it holds data, 0 elsewhere.
+
+    The noisy image itself; missing pixels filled in; medians in place of impulses; the approximate
+    inverse of A.
+    """
+    first, *others = images_from_data(fidelity, operator)
+    diagonal = operator.diagonal
+    if diagonal is None:
+        picture = others[-1] if others else first
+        return picture, torch.ones_like(picture[:, :1])
+    seen = fidelity.measured & (diagonal.to(first).expand_as(first) != 0)
+    if others:
+        clean = (first - others[-1]).abs() <= IMPULSE
+        first, seen = torch.where(clean, first, others[-1]), seen & clean
+    return first, seen.to(first).amin(1, keepdim=True)

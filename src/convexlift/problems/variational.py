@@ -15,11 +15,11 @@ from convexlift.checks import adjoint_error, examine_activation, examine_fidelit
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
-from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
+from convexlift.networks.adaptive import UNSTATED_NOISE, AdaptiveNetwork, ConditionedNetwork
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.problems.guesses import images_from_data
+from convexlift.problems.guesses import images_from_data, picture_for_guide
 from convexlift.tensors import (
     Shape,
     TensorRecord,
@@ -246,8 +246,9 @@ class VariationalProblem(TensorRecord):
                 "give noise=..., the standard deviation of the data, such as noise=25/255"
             )
         with full_precision():
-            picture = images_from_data(self.fidelity, self.operator)[-1]
-            conditioned = regularizer.condition(picture, 1.0 if self.noise is None else self.noise)
+            picture, seen = picture_for_guide(self.fidelity, self.operator)
+            noise = UNSTATED_NOISE if self.noise is None else self.noise
+            conditioned = regularizer.condition(picture, noise, seen)
         object.__setattr__(self, "regularizer", conditioned)
 
     def _check_same_place(self) -> None:

@@ -18,17 +18,15 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.convolution import SpectralFilter, energies, filtered
-from convexlift.operators.linear import LinearOperator, power_iteration
+from convexlift.operators.linear import LinearOperator, lanczos_norm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
 from convexlift.solvers.primal_dual import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
-POWER_STEPS = 80
-RAY_STEPS = 40
 MARGIN = 1.05
-"""Safety factor: filtered spectra are flat, where power iteration converges slowly."""
+"""Safety factor: filtered spectra are flat, where estimates converge slowly."""
 PATCH = 48
 """Side of the patch on which H is scaled: boundary effects do not depend on the image size."""
 
@@ -122,9 +120,9 @@ def majorant(K: LinearOperator, height: int, width: int, like: Tensor) -> Tensor
         return symbol
     patch = K.patch(PATCH)
     if patch is not K:
-        return _scale(patch, POWER_STEPS, like) * symbol
+        return _scale(patch, like) * symbol
     if K not in _SCALES:
-        _SCALES[K] = _scale(K, RAY_STEPS, like)
+        _SCALES[K] = _scale(K, like)
     return _SCALES[K] * symbol
 
 
@@ -132,11 +130,11 @@ _SCALES: WeakKeyDictionary[LinearOperator, float] = WeakKeyDictionary()
 """Scales of scanners: costly (many products with A), and shared by all data of one scanner."""
 
 
-def _scale(K: LinearOperator, steps: int, like: Tensor) -> float:
+def _scale(K: LinearOperator, like: Tensor) -> float:
     """The least c with K* K <= c H, H the symbol of K, times a small safety margin."""
     assert K.input_shape is not None
     shape = K.input_shape
     symbol = K.symbol(shape[-2], shape[-1], like)
     assert symbol is not None
     whitened = K @ SpectralFilter(symbol.rsqrt(), shape[-1])
-    return (MARGIN * power_iteration(whitened, shape, steps)) ** 2
+    return (MARGIN * lanczos_norm(whitened, shape)) ** 2

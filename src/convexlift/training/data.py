@@ -24,6 +24,7 @@ from convexlift.files.pictures import (
     PictureFormat,
     Plane,
     as_plane,
+    read_colours,
     read_plane,
     to_float,
     white,
@@ -33,9 +34,10 @@ from convexlift.parts import require_at_least
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Grey images with names, in memory; 8-bit and 16-bit images are stored as such.
+    """Images with names, in memory; 8-bit and 16-bit images are stored as such.
 
-    Created by ``from_folder``, ``from_folders`` or ``from_tensors``.
+    Created by ``from_folder``, ``from_folders`` or ``from_tensors``. Grey images are planes (H, W),
+    colour images are (3, H, W); a set has one kind.
     """
 
     names: tuple[str, ...]
@@ -46,12 +48,21 @@ class ImageSet:
             raise ValueError("an ImageSet needs at least one image")
         if len(self.names) != len(self.planes):
             raise ValueError(f"{len(self.planes)} images need as many names, got {len(self.names)}")
-        for plane in self.planes:
+        for name, plane in zip(self.names, self.planes, strict=True):
+            if plane.ndim != self.planes[0].ndim:
+                raise ValueError(
+                    f"{name} and {self.names[0]} are not both grey, nor both in colour"
+                )
             plane.setflags(write=False)
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, limit: int | None = None, max_megapixels: float | None = None
+        cls,
+        folder: Path,
+        *,
+        limit: int | None = None,
+        max_megapixels: float | None = None,
+        colour: bool = False,
     ) -> ImageSet:
         """The pictures of a folder, sorted by name; hidden and other files are ignored.
 
@@ -59,9 +70,11 @@ class ImageSet:
             folder: searched without its subfolders.
             limit: maximum number of pictures to read, or None for all.
             max_megapixels: replaces the limits on the size that the header of a file may declare.
+            colour: whether to read red, green and blue, instead of a grey plane.
         """
         paths = _picture_paths(Path(folder), limit)
-        planes = tuple(read_plane(path, max_megapixels=max_megapixels) for path in paths)
+        read = read_colours if colour else read_plane
+        planes = tuple(read(path, max_megapixels=max_megapixels) for path in paths)
         return cls(tuple(path.name for path in paths), planes)
 
     @classmethod
@@ -71,6 +84,7 @@ class ImageSet:
         *,
         limit: int | None = None,
         max_megapixels: float | None = None,
+        colour: bool = False,
     ) -> ImageSet:
         """The pictures of several folders, one folder after the other; named "folder/file".
 
@@ -78,6 +92,7 @@ class ImageSet:
             folders: distinct folders.
             limit: maximum number of pictures to read from each folder, or None for all.
             max_megapixels: replaces the limits on the size that the header of a file may declare.
+            colour: whether to read red, green and blue, instead of a grey plane.
         """
         places = [Path(folder).resolve() for folder in folders]
         if not places:
@@ -86,7 +101,7 @@ class ImageSet:
             if place in places[:i]:
                 raise ValueError(f"{folders[i]} is given twice; name each folder once")
         sets = [
-            cls.from_folder(Path(folder), limit=limit, max_megapixels=max_megapixels)
+            cls.from_folder(Path(folder), limit=limit, max_megapixels=max_megapixels, colour=colour)
             for folder in folders
         ]
         named = zip(places, sets, strict=True)
@@ -97,7 +112,7 @@ class ImageSet:
 
     @classmethod
     def from_tensors(cls, images: Sequence[Tensor], names: Sequence[str] | None = None) -> ImageSet:
-        """Copies of tensors (H, W) or (1, H, W); integers are scaled as in picture files."""
+        """Copies of tensors (H, W), (1, H, W) or (3, H, W); integers are scaled as in files."""
         if names is None:
             names = [f"image {i}" for i in range(len(images))]
         if len(names) != len(images):
@@ -106,19 +121,27 @@ class ImageSet:
         for image, name in zip(images, names, strict=True):
             values = image.detach().cpu()
             array = (values.float() if values.is_floating_point() else values).numpy()
-            planes.append(as_plane(array, name))
+            colours = array.ndim == 3 and len(array) == 3
+            planes.append(
+                np.stack([as_plane(a, name) for a in array]) if colours else as_plane(array, name)
+            )
         return cls(tuple(names), tuple(planes))
 
     def __len__(self) -> int:
         return len(self.planes)
 
     def __getitem__(self, i: int) -> Tensor:
-        """Image i, (1, H, W) in float32; a new tensor."""
-        return torch.from_numpy(to_float(self.planes[i]))[None]
+        """Image i, (C, H, W) in float32; a new tensor."""
+        return torch.from_numpy(to_float(self.planes[i])).reshape(self.channels, *self.size(i))
+
+    @property
+    def channels(self) -> int:
+        """1 for grey images, 3 for images in colour."""
+        return 1 if self.planes[0].ndim == 2 else 3
 
     def size(self, i: int) -> tuple[int, int]:
         """(H, W) of image i."""
-        height, width = self.planes[i].shape
+        height, width = self.planes[i].shape[-2:]
         return height, width
 
     def select(self, wanted: Callable[[str], bool]) -> ImageSet:
@@ -194,7 +217,7 @@ class ImageSet:
 class Batch:
     """Clean images with their positions in the run, which may determine their noise."""
 
-    clean: Tensor  # (B, 1, H, W), float32
+    clean: Tensor  # (B, C, H, W), float32
     indices: Tensor  # (B,), index of each image in the set
     positions: Tensor  # (B,), position in the batch of all ranks together
     step: int
@@ -272,12 +295,13 @@ class BatchSampler:
             )
         positions = range(rank, self.batch_size, world)
         indices = [self._index(step * self.batch_size + k) for k in positions]
-        pixels = np.empty((len(positions), 1, *self._size()), dtype=np.float32)
+        shape = (len(positions), self.images.channels, *self._size())
+        pixels = np.empty(shape, dtype=np.float32)
         for sample, k, i in zip(pixels, positions, indices, strict=True):
             purpose = (
                 ("fixed sample", self.seed, i) if self.fixed else ("sample", self.seed, step, k)
             )
-            sample[0] = self._view(self.images.planes[i], mix(*purpose))
+            sample[:] = self._view(self.images.planes[i], mix(*purpose))
         whites = [white(self.images.planes[i]) for i in indices]
         pixels /= np.asarray(whites, dtype=np.float32)[:, None, None, None]
         return Batch(
@@ -302,14 +326,14 @@ class BatchSampler:
         The mixed-radix digits of ``chance`` are its top, its left and its symmetry.
         """
         height, width = self._size()
-        chance, top = divmod(chance, plane.shape[0] - height + 1)
-        chance, left = divmod(chance, plane.shape[1] - width + 1)
-        view = plane[top : top + height, left : left + width]
+        chance, top = divmod(chance, plane.shape[-2] - height + 1)
+        chance, left = divmod(chance, plane.shape[-1] - width + 1)
+        view = plane[..., top : top + height, left : left + width]
         if (self.flips or self.rotations) and chance & 1:
-            view = view[:, ::-1]
+            view = view[..., ::-1]
         if self.rotations:
-            view = view[::-1] if chance & 2 else view
-            view = view.T if chance & 4 else view
+            view = view[..., ::-1, :] if chance & 2 else view
+            view = view.swapaxes(-1, -2) if chance & 4 else view
         return view
 
 

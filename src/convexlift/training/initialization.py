@@ -73,7 +73,7 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
     filters = cosine_filters(-(-count // 2) if paired else count, size)
     if paired:
         filters = torch.stack([filters, -filters], 1).flatten(0, 1)[:count]
-    weight.copy_(filters[:, None].expand(-1, in_channels, -1, -1))
+    weight.copy_(_over_channels(filters, in_channels))
     if first.bias is not None:
         first.bias.zero_()
     scale, channels = strength, first.outputs
@@ -85,6 +85,18 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
         if layer.bias is not None:
             layer.bias.zero_()
     network.output.fill_(scale)
+
+
+def _over_channels(filters: Tensor, in_channels: int) -> Tensor:
+    """Filters on all channels alike; of RGB images, half of them, and the others on chroma."""
+    if in_channels != 3:
+        return filters[:, None].expand(-1, in_channels, -1, -1)
+    axes = torch.tensor([[1, 1, 1], [1, 0, -1], [1, -2, 1]], dtype=filters.dtype)
+    axes = axes / axes.norm(dim=1, keepdim=True)
+    luma = len(filters) - len(filters) // 2
+    places = [(axes[0], k) for k in range(luma)]
+    places += [(axes[1 + i % 2], i // 2) for i in range(len(filters) - luma)]
+    return torch.stack([axis[:, None, None] * filters[k] for axis, k in places])
 
 
 @torch.no_grad()

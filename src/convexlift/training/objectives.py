@@ -165,6 +165,9 @@ class Bilevel(Objective):
 
     Args:
         tasks: one or more, each with its initial weight for R.
+        turns: the numbers of the tasks that steps take, from the first step on and then again;
+            by default one task after the other.
+        learn_weights: whether the weights of further tasks are learned, or keep their values.
         hypergradient: how to differentiate the reconstructions; by default
             ``suitable_hypergradient(network)``.
         method: of the lower level; by default the one that suits the problem.
@@ -178,13 +181,16 @@ class Bilevel(Objective):
 
     metric_names = ("train_psnr", "gap", "iterations")
     setting_names = (
-        "tasks", "hypergradient", "method", "stop", "warm_starts", "decibels", "strict"
+        "tasks", "hypergradient", "method", "stop", "warm_starts", "decibels", "strict", "turns",
+        "learn_weights",
     )  # fmt: skip
 
     def __init__(
         self,
         tasks: Sequence[tuple[Task, float]],
         *,
+        turns: Sequence[int] | None = None,
+        learn_weights: bool = True,
         hypergradient: Hypergradient | None = None,
         method: Method | None = None,
         stop: StopWhen = LOWER_LEVEL,
@@ -201,13 +207,19 @@ class Bilevel(Objective):
         if warm_starts < 0:
             raise ValueError(f"warm_starts must be a number of training images, got {warm_starts}")
         self.tasks = tuple(task for task, _ in tasks)
+        self.turns = tuple(range(len(tasks)) if turns is None else turns)
+        if set(self.turns) != set(range(len(tasks))):
+            raise ValueError(
+                f"turns must contain every number from 0 to {len(tasks) - 1}, got {self.turns}"
+            )
+        self.learn_weights = learn_weights
         self.hypergradient, self.method, self.stop = hypergradient, method, stop
         self.decibels, self.warm_starts, self.strict = decibels, warm_starts, strict
         # Logarithms keep the weights positive, whatever step the optimiser takes.
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
         # The first task's weight is fixed: scaling R has the same effect.
         self.register_buffer("first_log_weight", logarithms[:1])
-        self.other_log_weights = nn.Parameter(logarithms[1:])
+        self.other_log_weights = nn.Parameter(logarithms[1:], requires_grad=learn_weights)
         self._first_weights = tuple(weight for _, weight in tasks)
         self._images: dict[int, Tensor] = {}
 
@@ -224,7 +236,7 @@ class Bilevel(Objective):
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
         """Solve the lower level, then differentiate through it."""
         self._check_warm_starts(batch)
-        turn = batch.step % len(self.tasks)
+        turn = self.turns[batch.step % len(self.turns)]
         task = self.tasks[turn]
         measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
         weight = self._log_weights()[turn].exp()

@@ -165,32 +165,46 @@ PHOTO_ANY_SIZE = replace(
 )
 
 # Weights for each pixel, read off the noisy image; one network for all noise levels. The widths of
-# the Huber functions are in units of the noise.
+# the Huber functions are in units of the noise. The weight of L1 data terms, which have no noise
+# level, is 1 / UNSTATED_NOISE: in units of that level, R has the weight 1 there, too.
 PHOTO = BilevelRecipe(
     network=NetworkSettings(
         "adaptive", channels=24, kernel=5, smoothing=0.1, padding="reflect", filters=1.0
     ),
-    tasks=((GaussianDenoising(sigma=2 / 255, up_to=75 / 255, box=None), 1.0),),
-    hypergradient=Implicit(damping=0.0, iterations=30, tolerance=1e-2),
+    tasks=(
+        (GaussianDenoising(sigma=2 / 255, up_to=75 / 255, box=None), 1.0),
+        (Inpainting(missing=0.3, noise=0.03), 1.0),
+        (SaltAndPepper(fraction=0.25), 20.0),
+    ),
+    turns=(0, 0, 1, 0, 0, 2),
+    learn_weights=False,
+    hypergradient=Implicit(damping=1e-3, iterations=30, tolerance=1e-2),
     stop=StopWhen(gap=1e-3, max_iterations=200, check_every=20),
-    batch_size=16,
+    batch_size=32,
     crop=72,
+    rotations=True,
     held_out=32,
     decibels=True,
     strict=True,
     validation_task=GaussianDenoising(sigma=25 / 255, box=None),
     validation_crop=256,
     options=TrainingOptions(
-        steps=20_000,
+        steps=15_000,
         learning_rate=2e-2,
         relative=True,
         schedule="cosine",
         warm_up=200,
         clip=20.0,
         zero_mean=True,
-        validate_every=2000,
+        validate_every=2500,
         checkpoint_every=500,
     ),
+)
+
+PHOTO_COLOUR = replace(
+    PHOTO,
+    network=replace(PHOTO.network, in_channels=3, channels=48),
+    batch_size=16,
 )
 
 # From cosine filters: Gaussian noise on crops first, which is cheap, then the scanner itself. The

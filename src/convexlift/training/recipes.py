@@ -88,6 +88,7 @@ class Recipe:
         batch_size: of all processes together.
         crop: side of random crops; None for whole images.
         flips: mirror images at random.
+        rotations: turn and mirror square crops at random, in all 8 ways.
         images: number of training images to use; None for all.
         held_out: number of training images reserved for validation, if there is a task to validate.
         validation_task: reconstructed in validation; by default the task trained for.
@@ -102,6 +103,7 @@ class Recipe:
     batch_size: int = 8
     crop: int | None = None
     flips: bool = True
+    rotations: bool = False
     images: int | None = None
     held_out: int = 16
     validation_task: Task | None = None
@@ -135,6 +137,9 @@ class BilevelRecipe(Recipe):
 
     Attributes:
         tasks: with the initial weight of R in each.
+        turns: the numbers of the tasks that steps take, over and over; None for one after the
+            other.
+        learn_weights: whether the weights of all tasks but the first are learned.
         hypergradient: how to differentiate; None for the one that suits the network.
         method: of the lower level.
         stop: of the lower level.
@@ -146,6 +151,8 @@ class BilevelRecipe(Recipe):
     """
 
     tasks: tuple[tuple[Task, float], ...]
+    turns: tuple[int, ...] | None = None
+    learn_weights: bool = True
     hypergradient: Hypergradient | None = None
     method: Method | None = None
     stop: StopWhen = LOWER_LEVEL
@@ -209,8 +216,9 @@ def follow(
         subtract_means_(network)
     fixed = isinstance(recipe, BilevelRecipe) and recipe.fixed
     batches = BatchSampler(
-        training, recipe.batch_size, recipe.crop, recipe.flips, seed=recipe.seed, fixed=fixed
-    )
+        training, recipe.batch_size, recipe.crop, recipe.flips, recipe.rotations,
+        seed=recipe.seed, fixed=fixed,
+    )  # fmt: skip
     objective: Objective
     if isinstance(recipe, AdversarialRecipe):
         weight, search, method = recipe.weight, recipe.search, None
@@ -220,7 +228,8 @@ def follow(
             raise ValueError("damaged images are for adversarial recipes only; leave them out")
         weight, search, method = recipe.tasks[0][1], False, recipe.method
         objective = Bilevel(
-            recipe.tasks, hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
+            recipe.tasks, turns=recipe.turns, learn_weights=recipe.learn_weights,
+            hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
             warm_starts=len(training) if fixed else 0, decibels=recipe.decibels,
             strict=recipe.strict,
         )  # fmt: skip
@@ -342,6 +351,8 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
 
 
 def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
+    if isinstance(recipe, BilevelRecipe) and not recipe.learn_weights:
+        return "fixed in training: the network learned what is right for them"
     if isinstance(recipe, BilevelRecipe):
         return "learned with the network, relative to the fixed weight of the first task"
     if result.validation is None:
