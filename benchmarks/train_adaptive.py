@@ -80,13 +80,12 @@ class Training:
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
         """Clean crops, turned and mirrored, noisy ones, and noise levels (B, 1, 1, 1)."""
         count, channels, height, width = self.pictures.shape
-        place = {"size": (BATCH, 1, 1, 1), "device": self.pictures.device}
-        rows = (
-            torch.randint(height - CROP + 1, **place)
-            + torch.arange(CROP).to(place["device"])[:, None]
-        )
-        columns = torch.randint(width - CROP + 1, **place) + torch.arange(CROP).to(place["device"])
-        every = torch.arange(channels).to(place["device"])[:, None, None]
+        device = self.pictures.device
+        place = {"size": (BATCH, 1, 1, 1), "device": device}
+        side = torch.arange(CROP, device=device)  # made there: a graph cannot copy from the host
+        rows = torch.randint(height - CROP + 1, **place) + side[:, None]
+        columns = torch.randint(width - CROP + 1, **place) + side
+        every = torch.arange(channels, device=device)[:, None, None]
         x = self.pictures[torch.randint(count, **place), every, rows, columns].float() / 255
         for turned in (x.flip(-1), x.flip(-2), x.transpose(-1, -2)):
             x = torch.where(torch.rand(**place) < 0.5, turned, x)

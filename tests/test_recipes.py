@@ -35,6 +35,8 @@ def test_every_preset_runs(name):
         options=replace(recipe.options, steps=2, validate_every=2),
     )  # fmt: skip
     images = crops(4, size)
+    if recipe.network.in_channels == 3:
+        images = cl.training.ImageSet.from_tensors([images[i].expand(3, -1, -1) for i in range(4)])
     if isinstance(recipe, AdversarialRecipe):
         recipe = replace(recipe, search=False, task=_for_size(recipe.task, size))
     else:

@@ -109,13 +109,14 @@ def test_half_precision(tmp_path):
 
 def test_eight_bits(tmp_path):
     """Weights move by half a code at most, zeros stay zeros, and a second time nothing moves."""
-    net = networks.baseline(32, channels=8, hidden=64).float()
+    net = networks.baseline(32, channels=16, hidden=256).float()
     with torch.no_grad():
         net.layers[1].previous.project_()
         net.layers[0].skip.weight[0] = 0.0  # a row without a scale
     full = cl.save(net, tmp_path / "full")
     small = cl.save(net, tmp_path / "small", eight_bit=True)
-    assert small.stat().st_size < 0.35 * full.stat().st_size
+    large = sum(t.numel() for t in net.state_dict().values() if t.ndim > 1)
+    assert small.stat().st_size < full.stat().st_size - 2.5 * large
     again = cl.load(tmp_path / "small")
     for name, value in net.state_dict().items():
         stored = again.state_dict()[name]
@@ -129,7 +130,7 @@ def test_eight_bits(tmp_path):
 
 
 def test_eight_bit_files_that_do_not_match_themselves(tmp_path):
-    net = networks.baseline(32, channels=8, hidden=64).float()
+    net = networks.baseline(32, channels=16, hidden=256).float()
     weights = cl.save(net, tmp_path / "net", eight_bit=True)
     tensors = safetensors.torch.load_file(weights)
     (name,) = [key for key in tensors if key.endswith(":scale")]
