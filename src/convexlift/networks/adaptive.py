@@ -29,6 +29,8 @@ from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.parts import ProblemPart, require_at_least
 from convexlift.tensors import Shape, first_non_finite
 
+PREMISE = "given the weights that the guide read from these data, "
+"""What certificates take for granted; nothing is said about the guide's choice."""
 MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
 """Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
 
@@ -137,21 +139,36 @@ class ConditionedNetwork(InputConvexNetwork):
 
     Attributes:
         output: (B, C, H, W), nonnegative.
+        largest: (B, C, 1, 1), the largest weights that the guide could have given.
     """
 
     output: Tensor  # type: ignore[assignment]
+    largest: Tensor
+    premise = PREMISE
 
     def __init__(
-        self, layers: Sequence[ConvexLayer], output: Tensor, *, in_channels: int = 1
-    ) -> None:
+        self, layers: Sequence[ConvexLayer], output: Tensor, largest: Tensor, *,
+        in_channels: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(layers, in_channels=in_channels)
         del self.output  # a parameter of networks in general; here a result, perhaps with a graph
         self.register_buffer("output", output)
+        self.register_buffer("largest", largest, persistent=False)  # no part of R, nor of proofs
         self.check_convexity()
+
+    @property
+    def weight_map(self) -> Tensor:
+        """sum_c W_c(y) over sum_c of the largest weights, (B, 1, H, W) in [floor, 1].
+
+        How strongly R smooths at each pixel: small where the guide saw detail.
+        """
+        largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
+        return self.output.detach().sum(1, keepdim=True) / largest
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        return type(self)(list(self.layers), self.output[images], in_channels=self.in_channels)
+        parts = self.output[images], self.largest[images]
+        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         if tuple(self.output.shape[1:]) != tuple(shape):
@@ -164,8 +181,8 @@ class ConditionedNetwork(InputConvexNetwork):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies are for other devices and precisions, where the graph of a guide has no use.
         layers = copy.deepcopy(list(self.layers), memo)
-        output = self.output.detach().clone()
-        return type(self)(layers, output, in_channels=self.in_channels)
+        parts = self.output.detach().clone(), self.largest.clone()
+        return type(self)(layers, *parts, in_channels=self.in_channels)
 
 
 class AdaptiveNetwork(InputConvexNetwork):
@@ -185,6 +202,7 @@ class AdaptiveNetwork(InputConvexNetwork):
     """
 
     reads_data = True
+    premise = PREMISE
 
     def __init__(
         self,
@@ -235,17 +253,21 @@ class AdaptiveNetwork(InputConvexNetwork):
         share = torch.sigmoid(self.guide(picture, level)).square()
         if not bool(torch.isfinite(share).all()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
-        largest = level * self.output.reshape(1, -1, 1, 1)
-        return largest * (self.floor + (1 - self.floor) * share)
+        return self._largest(level) * (self.floor + (1 - self.floor) * share)
 
     def condition(self, picture: Tensor, noise: float | Tensor = 1.0) -> ConditionedNetwork:
         """The convex network for data with this picture and noise; see ``weights``."""
         output = self.weights(picture, noise)
-        levels = set(_levels(noise, picture).tolist())
-        layers = [_scaled(layer, levels) for layer in self.layers]
-        made = ConditionedNetwork(layers, output, in_channels=self.in_channels)
+        levels = _levels(noise, picture)
+        layers = [_scaled(layer, set(levels.tolist())) for layer in self.layers]
+        largest = self._largest(levels.reshape(-1, 1, 1, 1)).detach()
+        made = ConditionedNetwork(layers, output, largest, in_channels=self.in_channels)
         made.card = self.card
         return made
+
+    def _largest(self, level: Tensor) -> Tensor:
+        """c W_L, (B, C, 1, 1), for noise levels (B, 1, 1, 1)."""
+        return level * self.output.reshape(1, -1, 1, 1)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         raise ValueError(
