@@ -585,11 +585,11 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
-        scope = "in the box" if self.guarantee == "GLOBAL" else near
+        none = f"{self.premise}no image {'in the box' if self.guarantee == 'GLOBAL' else near}"
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
-            f"objective {self.objective!r}; {self.premise}no image {scope} is below {self.lower_bound!r}"
-            f" (gap {self.gap:.3g}); network {self.network_sha256[:12]}; made by {makers}"
+            f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
+            f"{self.gap:.3g}); network {self.network_sha256[:12]}; made by {makers}"
         )
 
 
