@@ -60,10 +60,10 @@ class Reconstructor(Options, ABC):
         counted = isinstance(self.batch, int) and self.batch >= 1
         self.require("batch", self.batch == "auto" or counted, "auto or a whole number from 1 on")
         for name in self.positive:
-            value = getattr(self, name)
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            positive = value is None or (number and 0 < value < math.inf)
-            self.require(name, positive, "a number > 0", " (text)" * isinstance(value, str))
+            value, default = getattr(self, name), getattr(type(self), name)
+            number = isinstance(value, Real | Tensor | np.ndarray) and not isinstance(value, bool)
+            fine = bool(0 < value < math.inf) if number else value is None is default
+            self.require(name, fine, "a number > 0", " (text)" * isinstance(value, str))
         if self.method not in METHODS:
             known = ", ".join(METHODS)
             raise InputError(f"there is no method {self.method!r}; choose one of {known}")
@@ -191,7 +191,7 @@ class Reconstructor(Options, ABC):
     def network(self) -> InputConvexNetwork:
         """The regularizer, on the CPU."""
         if isinstance(self.regularizer, InputConvexNetwork):
-            network = copy.deepcopy(self.regularizer).to(device="cpu", dtype=torch.float32)
+            network = copy.deepcopy(self.regularizer)
         else:
             network = TotalVariation() if self.regularizer == "tv" else load(self.regularizer)
         if self.weight_map and not network.reads_data:
@@ -199,7 +199,7 @@ class Reconstructor(Options, ABC):
                 f"--weight-map shows the weights that a regularizer reads off the data, and "
                 f"{_plain(self.regularizer)} does not read them; leave it out"
             )
-        return network
+        return network.to(device="cpu", dtype=torch.float32)
 
     @cached_property
     def sha256(self) -> str | None:
@@ -213,7 +213,7 @@ class Reconstructor(Options, ABC):
     ) -> Weight:
         """By the rule, times the strength."""
         chosen = weights.choose_weight(self.rule, data, task, noise, solver, self.search)
-        return replace(chosen, value=self.strength * chosen.value)
+        return replace(chosen, value=float(self.strength) * chosen.value)
 
 
 def _plain(value: Any) -> Any:
