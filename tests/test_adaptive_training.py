@@ -173,7 +173,7 @@ def test_the_command_prints_how_many_steps_were_not_taken(monkeypatch):
     text = " ".join(refused.output.split())
     assert "step 1 of 2" in text
     assert ", 1 step not taken step 2" in text
-    assert "2 steps not taken of 2: their reconstructions missed the gap of the recipe." in text
+    assert "2 of 2 steps were not taken: reconstructions missed the gap of the recipe." in text
     assert json.loads(Path("refused.json").read_text())["steps_not_taken"] == 2
 
 

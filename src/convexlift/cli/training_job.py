@@ -273,6 +273,7 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
         def show(report: StepReport) -> None:
             nonlocal validated, skipped
             skipped += not step_taken(report.row)
+            not_taken = f", {skipped} step{'s' * (skipped > 1)} not taken" if skipped else ""
             loss = f"loss {report.row['loss']:.4g}" if "loss" in report.row else "start"
             if report.score is not None:
                 validated = f", PSNR {report.row['psnr']:.2f} dB"
@@ -280,16 +281,11 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
                     screen.print(
                         f"step {report.step} of {steps}: {loss}{validated}, "
                         f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}"
-                        + _not_taken(skipped, ", ")
+                        f"{not_taken}"
                     )
-            description = f"{loss}{validated}{_not_taken(skipped, ', ')}"
-            update(completed=report.step, description=description)
+            update(completed=report.step, description=f"{loss}{validated}{not_taken}")
 
         yield show
-
-
-def _not_taken(steps: int, before: str) -> str:
-    return f"{before}{steps} step{'s' * (steps != 1)} not taken" if steps else ""
 
 
 def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any]:
@@ -324,10 +320,12 @@ def _show(card: ModelCard, result: RecipeResult, model: Path, screen: Console) -
         ]
         header = ("Validation", "PSNR", "SSIM", "Weight")
         screen.print(table(header, cells, left=["Validation"]))
-    steps = int(trained.rows[-1]["step"])
-    missed = f" of {steps}: their reconstructions missed the gap of the recipe.\n"
+    if trained.skipped:
+        screen.print(
+            f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "
+            "not taken: reconstructions missed the gap of the recipe.", soft_wrap=True
+        )  # fmt: skip
     text = (
-        f"{_not_taken(trained.skipped, '')}{missed if trained.skipped else ''}"
         f"{trained.seconds:.0f} s. Model: {model}\n"
         f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"
         f"  # weight {card.weight:.4g} for {card.task}"
