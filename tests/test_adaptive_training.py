@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from test_adaptive import NOISE, network
 from training_runs import crops
+from typer.testing import CliRunner
 
 import convexlift as cl
-from convexlift.images import psnr
+from convexlift.cli import app, training_job
+from convexlift.images import psnr, save_image
+from convexlift.networks import AdaptiveNetwork
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
+    PRESETS,
     BatchSampler,
     Bilevel,
     Implicit,
@@ -106,3 +116,89 @@ def test_a_training_can_be_resumed(tmp_path):
     parts, _ = trained(6, **settings, resume=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, parts.state_dict()[name]), name
+
+
+# The command line
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    for i, part in enumerate(crops(6)[i] for i in range(6)):
+        save_image(tmp_path / "pictures" / f"{i}.png", part)
+
+
+def by_command(output: str, *more: str, size=("--channels", "2", "--kernel", "3", "--widths", "4")):
+    words = ["train", "bilevel", "pictures", "--adaptive", "--output", output, "--steps", "2"]
+    quick = ["--crop", "12", "--batch-size", "2", "--held-out", "2", "--device", "cpu"]
+    return CliRunner().invoke(app, [*words, *quick, *size, *more])
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_command_trains_an_adaptive_network_and_resumes_exactly(monkeypatch):
+    assert by_command("whole").exit_code == 0
+
+    @contextlib.contextmanager
+    def interrupting(steps, screen):
+        yield lambda report: report.step == 1 and signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_job, "_progress", interrupting)
+        cut = by_command("parts")
+    assert cut.exit_code == 130
+    assert "after step 1 of 2" in cut.output
+    done = by_command("parts", "--resume")
+    assert done.exit_code == 0, done.output
+    for name in ("model.safetensors", "log.csv"):
+        assert Path("whole", name).read_bytes() == Path("parts", name).read_bytes()
+    trained = cl.load("parts/model")
+    assert isinstance(trained, AdaptiveNetwork)
+    assert (trained.layers[0].channels, trained.guide.widths) == (2, [4])
+    assert trained.card.weights == {"gaussian-denoising": 1.0}
+    assert trained.card.recipe["network"]["architecture"] == "adaptive"
+    tasks = PRESETS["photo"].tasks
+    assert trained.card.recipe["tasks"][0][0]["up_to"] == tasks[0][0].up_to
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_command_prints_how_many_steps_were_not_taken(monkeypatch):
+    taken = by_command("taken", "--json", "taken.json")
+    assert "not taken" not in taken.output
+    assert json.loads(Path("taken.json").read_text())["steps_not_taken"] == 0
+    hopeless = replace(PRESETS["photo"], stop=cl.StopWhen(gap=0.0, max_iterations=1))
+    monkeypatch.setitem(PRESETS, "photo", hopeless)
+    refused = by_command("refused", "--json", "refused.json", "--validate-every", "1")
+    assert refused.exit_code == 0, refused.output
+    text = " ".join(refused.output.split())
+    assert "step 1 of 2" in text
+    assert ", 1 step not taken step 2" in text
+    assert "2 of 2 steps were not taken: reconstructions missed the gap of the recipe." in text
+    assert json.loads(Path("refused.json").read_text())["steps_not_taken"] == 2
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--preset", "paper-bilevel"], "networks that read the data, and paper-bilevel is for"),
+        (["--widths", "4,a"], "--widths is whole numbers and commas, such as 48,64,80, got '4,a'"),
+        (["--widths", "0"], "a guide needs widths of at least 1"),
+        (["--channels", "0"], "out_channels must be at least 1, got 0"),
+        (["--kernel", "4"], "an odd kernel_size, got 4"),
+        (["--start", "photo-any-size"], "photo-any-size does not read the data"),
+        (["--start", "x", "--kernel", "3"], "--kernel is for a new network, and --start names"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_sentence(options, message):
+    result = by_command("out", *options, size=())
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.usefixtures("pictures")
+def test_widths_are_for_adaptive_networks():
+    result = CliRunner().invoke(app, ["train", "bilevel", "pictures", "--widths", "4"])
+    assert result.exit_code == 2
+    assert "--widths is for networks that read the data. Add --adaptive." in result.output

@@ -28,7 +28,14 @@ from torch import Tensor
 import convexlift
 from convexlift.files.atomic import atomic_path
 from convexlift.functionals.data_terms import KullbackLeibler
-from convexlift.images import load_example, poisson_counts, psnr, save_image
+from convexlift.images import (
+    WEIGHT_CAPTION,
+    load_example,
+    poisson_counts,
+    psnr,
+    save_image,
+    weight_picture,
+)
 from convexlift.models.files import ModelCard
 from convexlift.models.store import load
 from convexlift.operators.imaging import Blur
@@ -89,12 +96,13 @@ class DemoResult:
 
     @property
     def pictures(self) -> dict[str, Tensor]:
-        """The pictures of the report."""
+        """The pictures of the report; weights, if the regularizer read them off the data."""
+        weights = self.solution.weight_map
         return {
             "degraded": self.task.data.picture,
             "reconstructed": self.solution.x,
             "clean": self.clean,
-        }
+        } | ({} if weights is None else {"weights": weight_picture(weights)})
 
     @property
     def psnr_before(self) -> float:
@@ -324,6 +332,7 @@ def page(demo: Demo, folder: Path) -> str:
         rows=rows(demo),
         next=NEXT,
         accent=BOUND,
+        weight_caption=WEIGHT_CAPTION,
         picture=lambda result, kind: _embedded(_picture_file(folder, result, kind).read_bytes()),
         plot=lambda result: _embedded(_png(plot_convergence([result], demo.options.gap), dpi=180)),
     )

@@ -18,6 +18,8 @@ from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_plane, to_float
 from convexlift.tensors import first_non_finite
 
+WEIGHT_CAPTION = "Bright: smoothed strongly; dark: detail kept"
+"""Of pictures of weights that a regularizer read off the data."""
 _GAUSSIAN = tuple(math.exp(-((k / 1.5) ** 2) / 2) for k in range(-5, 6))
 
 
@@ -57,6 +59,14 @@ def save_image(path: Path, image: Tensor) -> None:
     pixels = (255 * plane).round().to(torch.uint8).numpy()
     with atomic_path(path) as part:
         pillow().fromarray(pixels).save(part, format="PNG")
+
+
+def weight_picture(weights: Tensor) -> Tensor:
+    """A map of weights (B, 1, H, W) in [0, 1] as one picture (1, 1, H, W), for ``WEIGHT_CAPTION``.
+
+    The square root, since many weights are small.
+    """
+    return weights.mean(0, keepdim=True).sqrt()
 
 
 def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:

@@ -385,6 +385,7 @@ class Proof:
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
         channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
         given = self.arrays["network.output"].ndim == 4  # for each pixel, where read off the data
+        self.premise = "given the weights that the guide read from these data, " * given
         output = self.tensor("network.output", every if given else channels)
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
         self.output = output if given else np.broadcast_to(output[:, None, None], every)
@@ -580,13 +581,14 @@ class Verdict(NamedTuple):
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
+    premise: str  # of the bound: a clause where weights were read off the data, else empty
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
-        scope = "in the box" if self.guarantee == "GLOBAL" else near
+        none = f"{self.premise}no image {'in the box' if self.guarantee == 'GLOBAL' else near}"
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
-            f"objective {self.objective!r}; no image {scope} is below {self.lower_bound!r} (gap "
+            f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
             f"{self.gap:.3g}); network {self.network_sha256[:12]}; made by {makers}"
         )
 
@@ -610,7 +612,7 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         require(fine, f"claims[{i}] span {[below, above]}, but only {[low, high]} is proved")
         relative = math.nextafter((high - low) / abs(high), math.inf) if high else math.inf
         relative = 0.0 if high == low else relative
-        origin = proof.head["made_by"], proof.head["network_sha256"]
+        origin = proof.head["made_by"], proof.head["network_sha256"], proof.premise
         found.append(Verdict(high, low, relative, guarantee, proof.radius, *origin))
     return tuple(found)
 

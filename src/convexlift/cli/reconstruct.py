@@ -56,6 +56,10 @@ MORE: dict[str, dict[str, Any]] = {
     "mask_colour": {"param_decls": ("--mask-colour", "--mask-color")},
     "colour_tolerance": {"param_decls": ("--colour-tolerance", "--color-tolerance")},
     "gap_map": {"help": "Also write NAME.gap.npy and .png: a map of the gap."},
+    "weight_map": {
+        "help": "Also write NAME.weights.npy and .png: how strongly a regularizer that reads the "
+        "data smooths at each pixel; bright: smoothed strongly, dark: detail kept."
+    },
 }
 """Further arguments of ``typer.Option``."""
 

@@ -102,7 +102,8 @@ def run_job(
             reconstructor.check(sources)
             saved = [file for file in pair(options["regularizer"]) if file.is_file()]
             check_targets(
-                sources, force=force, resume=resume, gap_map=reconstructor.gap_map, proof=proof,
+                sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
+                weight_map=reconstructor.weight_map, proof=proof,
                 also_read=[*reconstructor.reads([source.path for source in sources]), *saved],
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
             )  # fmt: skip
@@ -117,7 +118,8 @@ def run_job(
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
-            narrator = Narrator(screen, update, debug, len(sources), options["tolerance"])
+            premise = reconstructor.network.premise
+            narrator = Narrator(screen, update, debug, len(sources), options["tolerance"], premise)
             warnings.showwarning = narrator.warn
             try:
                 result = reconstruct_files(
@@ -169,15 +171,16 @@ class Narrator(BatchListener):
         debug: show tracebacks of files that failed.
         total: number of files.
         tolerance: the gap at which solves stop.
+        premise: of certificates, if they have one; see ``InputConvexNetwork``.
     """
 
     def __init__(
         self, screen: Console, update: Callable[..., None], debug: bool, total: int,
-        tolerance: float,
+        tolerance: float, premise: str = "",
     ) -> None:  # fmt: skip
         self.screen, self.update = screen, update
         self.unsaid = ""  # which stream could not be written, and why
-        self.debug, self.total, self.tolerance = debug, total, tolerance
+        self.debug, self.total, self.tolerance, self.premise = debug, total, tolerance, premise
         self.done = 0
 
     def reading(self, source: Source) -> None:
@@ -213,7 +216,9 @@ class Narrator(BatchListener):
         self._print(f"  note: {message}")
 
     def summarise(self, result: BatchResult) -> None:
-        """Print how many files are done, and which ones failed."""
+        """Print the premise, how many files are done, and which ones failed."""
+        if self.premise and (result.records or result.earlier):
+            self._print(f"Certified up to the gap: {self.premise}no image has a smaller objective.")
         if self.total == 1 and not result.failures and not result.earlier:
             return
         done = result.earlier + result.records
@@ -272,11 +277,7 @@ def line(result: Reconstruction) -> str:
     parts = [f"{record['input']} -> {record['output']}:"]
     if result.noise is not None:
         parts.append(f"{result.noise};")
-    scaled = "" if record["settings"]["task"] == "ct" else ", scaled to the noise"
-    rule = {"card": f"of the card{scaled}", "given": "given"}.get(
-        weight.rule, f"{weight.rule}, {len(weight.trials)} solves"
-    )
-    parts.append(f"weight {weight.value:.3g} ({rule});")
+    parts.append(f"weight {weight.value:.3g} ({_rule(result)});")
     gap = "none" if record["gap"] is None else f"{record['gap']:.1e}"
     ended = record["status"].lower().replace("_", " ")
     parts.append(
@@ -288,6 +289,19 @@ def line(result: Reconstruction) -> str:
         from_ = "" if before is None else f"{before:.2f} -> "
         parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB")
     return " ".join(parts).replace(" ;", ";")
+
+
+def _rule(result: Reconstruction) -> str:
+    """How the weight was found."""
+    weight, settings = result.weight, result.record["settings"]
+    found = f"{weight.rule}, {len(weight.trials)} solves"
+    if weight.rule == "given":
+        found = "given"
+    elif weight.rule == "card" and result.weight_map is not None:
+        found = "the regularizer scales with the noise"
+    elif weight.rule == "card":
+        found = "of the card" if settings["task"] == "ct" else "of the card, scaled to the noise"
+    return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"
 
 
 def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:

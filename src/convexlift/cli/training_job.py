@@ -45,13 +45,14 @@ from convexlift.training import (
     ImageSet,
     Implicit,
     JacobianFree,
+    NetworkSettings,
     RecipeResult,
     Unrolled,
     ValueFunction,
     absorb_weight_,
     follow,
 )
-from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport
+from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport, step_taken
 from convexlift.training.processes import process_group
 from convexlift.training.recipes import training_card, validated_task
 from convexlift.training.run_files import FULL, WriteError
@@ -68,6 +69,7 @@ HYPERGRADIENTS: dict[str, Hypergradient] = {
 def changed_recipe(job: TrainOptions) -> AnyRecipe:
     """The recipe of the preset, changed by the options."""
     recipe = _preset(job)
+    recipe = replace(recipe, network=_network(job, recipe.network))
     options = replace(recipe.options, **_given(job, "steps", "learning_rate", "validate_every"))
     changes = _given(job, "batch_size", "crop", "images", "held_out", "seed", "penalty")
     if isinstance(job, BilevelOptions) and job.hypergradient is not None:
@@ -83,14 +85,43 @@ def _preset(job: TrainOptions) -> AnyRecipe:
     kind, other = "adversarial", "bilevel"
     if isinstance(job, BilevelOptions):
         kind, other = other, kind
-    if job.preset in job.presets:
-        return PRESETS[job.preset]
-    if job.preset in PRESETS:
-        raise UserError(
-            f"{job.preset} is a preset of `convexlift train {other}`. Use that command."
-        )
+    name = job.preset or ("photo" if _adaptive(job) else "photo-any-size-first")
+    if name in job.presets:
+        return PRESETS[name]
+    if name in PRESETS:
+        raise UserError(f"{name} is a preset of `convexlift train {other}`. Use that command.")
     known = ", ".join(job.presets)
-    raise UserError(f"There is no {kind} preset {job.preset!r}. Choose one of {known}.")
+    raise UserError(f"There is no {kind} preset {name!r}. Choose one of {known}.")
+
+
+def _adaptive(job: TrainOptions) -> bool:
+    return isinstance(job, BilevelOptions) and job.adaptive
+
+
+def _network(job: TrainOptions, settings: NetworkSettings) -> NetworkSettings:
+    """The network of the recipe, changed by the options."""
+    changes = _given(job, "channels", "kernel", "widths")
+    adaptive = settings.architecture == "adaptive"
+    if _adaptive(job) and not adaptive:
+        raise UserError(
+            f"--adaptive needs a recipe for networks that read the data, and {job.preset} is for "
+            "others. Leave out one of the two."
+        )
+    if changes and job.start is not None:
+        raise UserError(
+            f"--{next(iter(changes))} is for a new network, and --start names a trained one. "
+            "Leave out one of the two."
+        )
+    if "widths" in changes:
+        if not adaptive:
+            raise UserError("--widths is for networks that read the data. Add --adaptive.")
+        try:
+            changes["widths"] = tuple(int(width) for width in changes["widths"].split(","))
+        except ValueError:
+            raise UserError(
+                f"--widths is whole numbers and commas, such as 48,64,80, got {changes['widths']!r}"
+            ) from None
+    return replace(settings, **changes)
 
 
 def _given(job: TrainOptions, *names: str) -> dict[str, Any]:
@@ -155,6 +186,8 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     if (folder := _damaged(job)) is not None:
         damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels, colour=colour)
     network = None if job.start is None else _load_start(job.start, recipe)
+    if network is not None and _adaptive(job) and not network.reads_data:
+        raise UserError(f"{job.start} does not read the data. Leave out --start or --adaptive.")
     with process_group(device) as process:
         screen = console() if process.first else Console(quiet=True)
         if process.first:
@@ -236,10 +269,12 @@ def _check_held_out(recipe: AnyRecipe, count: int) -> None:
 def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
     """A progress bar on a terminal; in a pipe, a line for each validation."""
     with progress(screen, MofNCompleteColumn(), TimeRemainingColumn(), total=steps) as update:
-        validated = ""
+        validated, skipped = "", 0
 
         def show(report: StepReport) -> None:
-            nonlocal validated
+            nonlocal validated, skipped
+            skipped += not step_taken(report.row)
+            not_taken = f", {skipped} step{'s' * (skipped > 1)} not taken" if skipped else ""
             loss = f"loss {report.row['loss']:.4g}" if "loss" in report.row else "start"
             if report.score is not None:
                 validated = f", PSNR {report.row['psnr']:.2f} dB"
@@ -247,8 +282,9 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
                     screen.print(
                         f"step {report.step} of {steps}: {loss}{validated}, "
                         f"SSIM {report.row['ssim']:.3f}, weight {report.row['weight']:.4g}"
+                        f"{not_taken}"
                     )
-            update(completed=report.step, description=f"{loss}{validated}")
+            update(completed=report.step, description=f"{loss}{validated}{not_taken}")
 
         yield show
 
@@ -261,6 +297,7 @@ def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any
         "model": str(model),
         "best_step": trained.step,
         "steps": int(trained.rows[-1]["step"]),
+        "steps_not_taken": trained.skipped,
         "seconds": trained.seconds,
         "validations": [
             {name: value if math.isfinite(value) else None for name, value in row.items()}
@@ -284,6 +321,11 @@ def _show(card: ModelCard, result: RecipeResult, model: Path, screen: Console) -
         ]
         header = ("Validation", "PSNR", "SSIM", "Weight")
         screen.print(table(header, cells, left=["Validation"]))
+    if trained.skipped:
+        screen.print(
+            f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "
+            "not taken: reconstructions missed the gap of the recipe.", soft_wrap=True
+        )  # fmt: skip
     text = (
         f"{trained.seconds:.0f} s. Model: {model}\n"
         f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"

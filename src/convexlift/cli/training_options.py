@@ -37,7 +37,7 @@ class TrainOptions:
     """Options of both commands; None keeps the value of the preset's recipe."""
 
     presets: ClassVar[tuple[str, ...]]
-    preset: str
+    preset: str | None
 
     folders: Annotated[list[Path], Argument(metavar="FOLDER", help="Folders with clean pictures.")]
     output: Annotated[
@@ -47,6 +47,8 @@ class TrainOptions:
     batch_size: Annotated[int | None, Option(help="Images per step, over all processes.")] = None
     learning_rate: Annotated[float | None, Option(help="Adam's learning rate.")] = None
     crop: Annotated[int | None, Option(help="Train on random square crops of this side.")] = None
+    channels: Annotated[int | None, Option(help="Number of filters of the network.")] = None
+    kernel: Annotated[int | None, Option(help="Size of its filters.")] = None
     images: Annotated[int | None, Option(help="Number of images to train on.")] = None
     held_out: Annotated[int | None, Option(help="Number of images held out for validation.")] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
@@ -99,9 +101,24 @@ class BilevelOptions(TrainOptions):
 
     presets = BILEVEL
 
-    preset: Annotated[str, Option(help=f"The recipe: {', '.join(BILEVEL)}.")] = (
-        "photo-any-size-first"
-    )
+    preset: Annotated[
+        str | None,
+        Option(
+            help=f"The recipe: {', '.join(BILEVEL)}. By default photo-any-size-first; photo with "
+            "--adaptive."
+        ),
+    ] = None
+    adaptive: Annotated[
+        bool,
+        Option(
+            "--adaptive",
+            help="Train a regularizer that reads the data, for all noise levels. Its weight is 1.",
+        ),
+    ] = False
+    widths: Annotated[
+        str | None,
+        Option(help="Channels of the guide of an adaptive network, the finest scale first: 48,64."),
+    ] = None
     hypergradient: Annotated[
         Differentiation | None, Option(help="How to differentiate reconstructions.")
     ] = None

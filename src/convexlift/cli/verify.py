@@ -28,7 +28,8 @@ def verify(
 
     The checker shares no code with the solver: it recomputes objective and lower bound from the
     image, the data, the network and the dual variables in the file, and accounts for rounding. The
-    printed numbers are proved: no image has an objective below the lower bound.
+    printed numbers are proved: no image has an objective below the lower bound. For a regularizer
+    that reads the data, that is so given the weights that its guide read, which are in the file.
 
     Exit status: 0 all files confirmed, 1 some rejected, 2 bad usage, 130 interrupted.
     """

@@ -8,7 +8,7 @@ weights of a convex network, one for each channel and pixel: small where there i
 where the image is flat. The guide never sees x. Once the data are given, every weight is a number,
 and R is convex as before: lift, methods and certificates are the same.
 
-Weights are bounded, from above by W_L <= ``largest`` and from below by ``floor`` W_L. Without
+Weights are bounded, from above by W_L <= ``ceiling`` and from below by ``floor`` W_L. Without
 bounds, training drives some of them to where the problem can no longer be solved. Activations are
 scaled to the noise, c h(a / c): problems of different noise levels are the same problem in other
 units.
@@ -30,6 +30,8 @@ from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.parts import ProblemPart, require_at_least, require_positive
 from convexlift.tensors import Shape, first_non_finite
 
+PREMISE = "given the weights that the guide read from these data, "
+"""What certificates take for granted; nothing is said about the guide's choice."""
 MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
 """Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
 UNSTATED_NOISE = 0.05
@@ -146,21 +148,36 @@ class ConditionedNetwork(InputConvexNetwork):
 
     Attributes:
         output: (B, C, H, W), nonnegative.
+        largest: (B, C, 1, 1), the largest weights that the guide could have given.
     """
 
     output: Tensor  # type: ignore[assignment]
+    largest: Tensor
+    premise = PREMISE
 
     def __init__(
-        self, layers: Sequence[ConvexLayer], output: Tensor, *, in_channels: int = 1
-    ) -> None:
+        self, layers: Sequence[ConvexLayer], output: Tensor, largest: Tensor, *,
+        in_channels: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(layers, in_channels=in_channels)
         del self.output  # a parameter of networks in general; here a result, perhaps with a graph
         self.register_buffer("output", output)
+        self.register_buffer("largest", largest, persistent=False)  # no part of R, nor of proofs
         self.check_convexity()
+
+    @property
+    def weight_map(self) -> Tensor:
+        """sum_c W_c(y) over sum_c of the largest weights, (B, 1, H, W) in [floor, 1].
+
+        How strongly R smooths at each pixel: small where the guide saw detail.
+        """
+        largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
+        return self.output.detach().sum(1, keepdim=True) / largest
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        return type(self)(list(self.layers), self.output[images], in_channels=self.in_channels)
+        parts = self.output[images], self.largest[images]
+        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         if tuple(self.output.shape[1:]) != tuple(shape):
@@ -173,8 +190,8 @@ class ConditionedNetwork(InputConvexNetwork):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies are for other devices and precisions, where the graph of a guide has no use.
         layers = copy.deepcopy(list(self.layers), memo)
-        output = self.output.detach().clone()
-        return type(self)(layers, output, in_channels=self.in_channels)
+        parts = self.output.detach().clone(), self.largest.clone()
+        return type(self)(layers, *parts, in_channels=self.in_channels)
 
 
 class AdaptiveNetwork(InputConvexNetwork):
@@ -188,13 +205,14 @@ class AdaptiveNetwork(InputConvexNetwork):
         guide: gives one number for each channel and pixel of the last layer.
         in_channels: channels of the image.
         floor: the smallest weight, relative to W_L.
-        largest: the upper bound of W_L in training.
+        ceiling: the upper bound of W_L in training.
 
     Attributes:
         output: W_L, the largest weight of each channel for noise of level 1.
     """
 
     reads_data = True
+    premise = PREMISE
 
     def __init__(
         self,
@@ -203,10 +221,10 @@ class AdaptiveNetwork(InputConvexNetwork):
         *,
         in_channels: int = 1,
         floor: float = 0.003,
-        largest: float = 3.0,
+        ceiling: float = 3.0,
     ) -> None:
         super().__init__(layers, in_channels=in_channels)
-        require_positive(self, largest=largest)
+        require_positive(self, ceiling=ceiling)
         if any(layer.bias is not None for layer in layers):
             raise ValueError("an adaptive network has no biases; write bias=False")
         if not 0 < floor <= 1:
@@ -217,7 +235,7 @@ class AdaptiveNetwork(InputConvexNetwork):
                 f"for each pixel, but the network has in_channels={in_channels} and "
                 f"{layers[-1].outputs} outputs"
             )
-        self.guide, self.floor, self.largest = guide, floor, largest
+        self.guide, self.floor, self.ceiling = guide, floor, ceiling
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, for files."""
@@ -226,14 +244,14 @@ class AdaptiveNetwork(InputConvexNetwork):
             "guide": self.guide,
             "in_channels": self.in_channels,
             "floor": self.floor,
-            "largest": self.largest,
+            "ceiling": self.ceiling,
         }
 
     @torch.no_grad()
     def project_(self) -> None:
-        """As for every network; and W_L stays below ``largest``."""
+        """As for every network; and W_L stays below ``ceiling``."""
         super().project_()
-        self.output.clamp_(max=self.largest)
+        self.output.clamp_(max=self.ceiling)
 
     def weights(
         self,
@@ -264,8 +282,7 @@ class AdaptiveNetwork(InputConvexNetwork):
         share = torch.sigmoid(self.guide(picture, level, here.to(picture))).square()
         if not bool(torch.isfinite(share).all()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
-        largest = level * self.output.reshape(1, -1, 1, 1)
-        return largest * (self.floor + (1 - self.floor) * share)
+        return self._largest(level) * (self.floor + (1 - self.floor) * share)
 
     def condition(
         self,
@@ -275,11 +292,16 @@ class AdaptiveNetwork(InputConvexNetwork):
     ) -> ConditionedNetwork:
         """The convex network for data with this picture and noise; see ``weights``."""
         output = self.weights(picture, noise, seen)
-        levels = set(_levels(noise, picture).tolist())
-        layers = [_scaled(layer, levels) for layer in self.layers]
-        made = ConditionedNetwork(layers, output, in_channels=self.in_channels)
+        levels = _levels(noise, picture)
+        layers = [_scaled(layer, set(levels.tolist())) for layer in self.layers]
+        largest = self._largest(levels.reshape(-1, 1, 1, 1)).detach()
+        made = ConditionedNetwork(layers, output, largest, in_channels=self.in_channels)
         made.card = self.card
         return made
+
+    def _largest(self, level: Tensor) -> Tensor:
+        """c W_L, (B, C, 1, 1), for noise levels (B, 1, 1, 1)."""
+        return level * self.output.reshape(1, -1, 1, 1)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         raise ValueError(

@@ -139,6 +139,8 @@ class InputConvexNetwork(nn.Module):
     card: Any = None
     reads_data: ClassVar[bool] = False
     """Whether problems must condition it on their data, and state their noise."""
+    premise: ClassVar[str] = ""
+    """The condition under which "no image has a smaller objective", the claim of certificates."""
 
     def __init__(
         self,
@@ -228,6 +230,11 @@ class InputConvexNetwork(nn.Module):
     def select(self, images: Tensor) -> InputConvexNetwork:
         """The network for some images of a batch: itself, unless its weights belong to images."""
         return self
+
+    @property
+    def weight_map(self) -> Tensor | None:
+        """How strongly R smooths at each pixel; None unless weights were read off the data."""
+        return None
 
     def _output_weights(self, shape: Shape) -> Tensor:
         """W_L, in a shape that broadcasts to batches of z_L."""

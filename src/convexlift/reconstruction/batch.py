@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.images import save_image
+from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
@@ -145,7 +145,10 @@ class _Run:
         A result is finished if its files are there and belong together, and if no Ctrl-C ended its
         solve.
         """
-        places = source.results(gap_map=self.reconstructor.gap_map, proof=self.proof)
+        options = self.reconstructor
+        places = source.results(
+            gap_map=options.gap_map, weight_map=options.weight_map, proof=self.proof
+        )
         try:
             if not all(place.is_file() for place in places):
                 return None
@@ -207,7 +210,8 @@ class _Run:
         try:
             _require_bound(result)
             record["inputs"] = self.inputs[source]
-            write_result(source, result, proof=self.proof)
+            weights = self.reconstructor.weight_map
+            write_result(source, result, weight_map=weights, proof=self.proof)
         except Exception as error:
             self.fail(source, error)
             return
@@ -228,8 +232,10 @@ def _require_bound(result: Reconstruction) -> None:
         )
 
 
-def write_result(source: Source, result: Reconstruction, *, proof: bool = False) -> None:
-    """Write the image, its gap map and proof if there are any, and the record, which comes last.
+def write_result(
+    source: Source, result: Reconstruction, *, weight_map: bool = False, proof: bool = False
+) -> None:
+    """Write the image, its maps and proof if there are any, and the record, which comes last.
 
     The record has its temporary name before the image is written: if the process is killed in
     between, ``--resume`` can tell that the image is a result.
@@ -241,22 +247,31 @@ def write_result(source: Source, result: Reconstruction, *, proof: bool = False)
             result.save(source.target)
         record["output_sha256"] = digest(source.target)
         if result.gap_map is not None:
-            _write_gap_map(result.gap_map.float(), *source.gap_maps)
+            _write_map(result.gap_map, gap_picture(result.gap_map), *source.gap_maps)
             record["gap_map"] = [str(place) for place in source.gap_maps]
+        weights = result.weight_map
+        if weight_map and weights is not None:
+            _write_map(weights, weight_picture(weights), *source.weight_maps)
+            record["weight_map"] = [str(place) for place in source.weight_maps]
         if proof:
             with naming(source.proof):
                 record["proof"] = str(result.solution.proof.save(source.proof))
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _write_gap_map(values: Tensor, numbers: Path, picture: Path) -> None:
-    """The numbers, and their sum over planes on a logarithmic scale, white at the largest value."""
+def _write_map(values: Tensor, shown: Tensor, numbers: Path, picture: Path) -> None:
+    """The numbers of every plane, and a picture of them."""
     with naming(numbers), atomic_path(numbers) as part, part.open("wb") as file:
-        np.save(file, values[:, 0].numpy(), allow_pickle=False)
+        np.save(file, values[:, 0].float().cpu().numpy(), allow_pickle=False)
+    with naming(picture):
+        save_image(picture, shown)
+
+
+def gap_picture(values: Tensor) -> Tensor:
+    """The sum over planes on a logarithmic scale, white at the largest value."""
     total = values.double().sum((0, 1)).clamp_min(0)
     scaled = (total / total.max().clamp_min(1e-300)).clamp_min(10.0**-DECADES)
-    with naming(picture):
-        save_image(picture, (1 + torch.log10(scaled) / DECADES).clamp(0, 1))
+    return (1 + torch.log10(scaled) / DECADES).clamp(0, 1)
 
 
 # Results of an earlier run -----------------------------------------------------------------------

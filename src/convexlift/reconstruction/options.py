@@ -30,7 +30,9 @@ class Options:
         weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
             ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so that the
             residual is as large as the noise.
-        strength: factor that multiplies the weight.
+        strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
+            a regularizer that reads the data, which scales with the noise, that weight is 1. Give
+            a weight as a number, or a strength, not both.
         tolerance: certified relative gap to stop at.
         time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
         max_iterations: most iterations for each file.
@@ -39,6 +41,8 @@ class Options:
         device: processor to compute on; ``auto`` takes a GPU if there is one.
         batch: images of one size solved at once: ``auto``, as many as fit, or a number.
         gap_map: whether to compute where the gap is.
+        weight_map: whether a map of the weights is wanted: an error for a regularizer that does not
+            read the data.
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
         truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
             SSIM.
@@ -57,12 +61,13 @@ class Options:
     device: "str | torch.device" = "auto"
     batch: int | Literal["auto"] = "auto"
     gap_map: bool = False
+    weight_map: bool = False
     box: "Bounds | None" = None
     truth: "ImageLike | None" = None
     max_megapixels: float | None = None
 
     task: ClassVar[str]
-    python_only: ClassVar[tuple[str, ...]] = ("strength", "check_every", "box")
+    python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
 
 

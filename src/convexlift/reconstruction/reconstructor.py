@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,7 +49,7 @@ class Reconstructor(Options, ABC):
 
     positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
     search: ClassVar[StopWhen] = weights.SEARCH
-    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "max_megapixels")
+    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
 
     def __post_init__(self) -> None:
@@ -59,13 +60,21 @@ class Reconstructor(Options, ABC):
         counted = isinstance(self.batch, int) and self.batch >= 1
         self.require("batch", self.batch == "auto" or counted, "auto or a whole number from 1 on")
         for name in self.positive:
-            value = getattr(self, name)
-            self.require(name, value is None or 0 < value < math.inf, "a number > 0")
+            value, default = getattr(self, name), getattr(type(self), name)
+            number = isinstance(value, Real | Tensor | np.ndarray) and not isinstance(value, bool)
+            fine = bool(0 < value < math.inf) if number else value is None is default
+            self.require(name, fine, "a number > 0", " (text)" * isinstance(value, str))
         if self.method not in METHODS:
             known = ", ".join(METHODS)
             raise InputError(f"there is no method {self.method!r}; choose one of {known}")
         if self.weight is not None:
             object.__setattr__(self, "weight", weights.checked_weight(self.weight))
+        if isinstance(self.weight, float) and self.strength != 1:
+            raise InputError(
+                "--strength multiplies the weight that a rule finds, and --weight states it: leave "
+                f"out --strength and write --weight {self.weight * self.strength:g}, or leave out "
+                "--weight"
+            )
         if is_path(self.truth) and not Path(self.truth).exists():
             raise InputError(f"there is no truth {self.truth}; check the name")
 
@@ -182,8 +191,15 @@ class Reconstructor(Options, ABC):
     def network(self) -> InputConvexNetwork:
         """The regularizer, on the CPU."""
         if isinstance(self.regularizer, InputConvexNetwork):
-            return copy.deepcopy(self.regularizer).to(device="cpu", dtype=torch.float32)
-        return TotalVariation() if self.regularizer == "tv" else load(self.regularizer)
+            network = copy.deepcopy(self.regularizer)
+        else:
+            network = TotalVariation() if self.regularizer == "tv" else load(self.regularizer)
+        if self.weight_map and not network.reads_data:
+            raise InputError(
+                f"--weight-map shows the weights that a regularizer reads off the data, and "
+                f"{_plain(self.regularizer)} does not read them; leave it out"
+            )
+        return network.to(device="cpu", dtype=torch.float32)
 
     @cached_property
     def sha256(self) -> str | None:
@@ -197,7 +213,7 @@ class Reconstructor(Options, ABC):
     ) -> Weight:
         """By the rule, times the strength."""
         chosen = weights.choose_weight(self.rule, data, task, noise, solver, self.search)
-        return replace(chosen, value=self.strength * chosen.value)
+        return replace(chosen, value=float(self.strength) * chosen.value)
 
 
 def _plain(value: Any) -> Any:
@@ -263,6 +279,11 @@ class Reconstruction(PreparedImage):
     record: dict[str, Any] = field(repr=False)
 
     @property
+    def weight_map(self) -> Tensor | None:
+        """How strongly R smooths at each pixel, (planes, 1, H, W); see ``cl.Solution``."""
+        return self.solution.weight_map
+
+    @property
     def problem(self) -> VariationalProblem:
         """The problem that was solved."""
         return self.solution.proof.problem
@@ -294,13 +315,14 @@ def record_of(
     }
     objective, bound = (torch.tensor(columns[name], dtype=torch.float64).sum()
                         for name in ("objective", "lower_bound"))  # fmt: skip
-    noise = prepared.noise
+    noise, guarantee = prepared.noise, _summary(columns["guarantee"])
     record: dict[str, Any] = {
         "input": prepared.name,
         "output": None,
         "size": list(solution.x.shape[-2:]),
         "status": _summary(columns["status"]),
-        "guarantee": _summary(columns["guarantee"]),
+        "guarantee": guarantee,
+        "meaning": dict(zip(columns["guarantee"], solution.meaning, strict=True))[guarantee],
         "objective": float(objective),
         "lower_bound": _finite(float(bound)),
         "gap": _finite(float(relative_gap(objective, bound))),

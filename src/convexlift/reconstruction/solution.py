@@ -261,11 +261,12 @@ def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
     claim = solution.proof.claim
     if not keep_duals:
         claim = replace(claim, duals=Blocks({}), data_dual=None)
-    claim = claim.to(device="cpu")
+    claim, weights = claim.to(device="cpu"), solution.weight_map
     return replace(
         solution, x=claim.x, objective=claim.objective, lower_bound=claim.lower_bound,
         gap=claim.gap, iterations=solution.iterations.cpu(), duals=claim.duals, state=None,
         proof=Proof(first.proof.problem, claim),
+        weight_map=None if weights is None else weights.cpu(),
     )  # fmt: skip
 
 

@@ -34,16 +34,26 @@ class Source:
     @property
     def gap_maps(self) -> list[Path]:
         """The map of the gap: an NPY file and a picture."""
-        return [self.target.with_name(f"{self.target.stem}.gap{end}") for end in (".npy", ".png")]
+        return self._maps("gap")
+
+    @property
+    def weight_maps(self) -> list[Path]:
+        """The map of the weights, likewise."""
+        return self._maps("weights")
+
+    def _maps(self, of: str) -> list[Path]:
+        return [self.target.with_name(f"{self.target.stem}.{of}{end}") for end in (".npy", ".png")]
 
     @property
     def proof(self) -> Path:
         """The proof file."""
         return self.target.with_suffix(".proof")
 
-    def results(self, *, gap_map: bool = True, proof: bool = True) -> list[Path]:
-        """All files that may be written: the result, its record, maps of the gap, the proof."""
-        maps = self.gap_maps if gap_map else []
+    def results(
+        self, *, gap_map: bool = True, weight_map: bool = True, proof: bool = True
+    ) -> list[Path]:
+        """All files that may be written: the result, its record, maps, the proof."""
+        maps = [*(self.gap_maps if gap_map else ()), *(self.weight_maps if weight_map else ())]
         return [self.target, self.record, *maps, *([self.proof] if proof else [])]
 
 
@@ -187,6 +197,7 @@ def check_targets(
     force: bool,
     resume: bool = False,
     gap_map: bool = False,
+    weight_map: bool = False,
     proof: bool = False,
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
@@ -200,6 +211,7 @@ def check_targets(
         force: whether files that exist may be replaced.
         resume: whether results of an earlier run, which have a record, may be replaced.
         gap_map: whether maps of the gap are written.
+        weight_map: whether maps of the weights are written.
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
@@ -209,7 +221,7 @@ def check_targets(
         inputs |= {resolved(place) for place in (source.path, *sides(source.path))}
     written: set[Path] = set()
     for source in sources:
-        places = source.results(gap_map=gap_map, proof=proof)
+        places = source.results(gap_map=gap_map, weight_map=weight_map, proof=proof)
         there = any(place.exists() for place in places)
         may = force or (resume and there and _is_result(source))
         for place in places:

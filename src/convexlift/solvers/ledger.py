@@ -144,6 +144,7 @@ class Ledger:
             self.state,
             whole.duals,
             Proof(self.problem, whole),
+            self.problem.regularizer.weight_map,
         )
 
     def _confirm(self, done: Tensor, rough: Tensor) -> None:

@@ -133,6 +133,9 @@ class Solution:
         state: pass it back as ``solve(problem, start=solution.state)`` to continue.
         duals: the feasible dual variables that prove the lower bound, whatever the method.
         proof: the same, ready to be saved: ``solution.proof.save(path)``, checked by ``cl.verify``.
+        weight_map: how strongly R smooths at each pixel, (B, 1, H, W) in (0, 1], for a regularizer
+            that reads the data, relative to the largest weights that its guide could give; else
+            None.
     """
 
     x: Tensor
@@ -147,6 +150,13 @@ class Solution:
     state: Any
     duals: Blocks
     proof: Proof
+    weight_map: Tensor | None
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What is certified about each image, in words."""
+        premise = self.proof.problem.regularizer.premise
+        return tuple(premise + guarantee.value for guarantee in self.guarantee)
 
     def __str__(self) -> str:
         lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]
@@ -157,4 +167,6 @@ class Solution:
                 f"lower bound {float(self.lower_bound[i]):.6g}, gap {float(self.gap[i]):.1e} "
                 f"({self.guarantee[i].name.lower().replace('_', ' ')})"
             )
+        if self.proof.problem.regularizer.premise:
+            lines += [f"  {meaning}" for meaning in dict.fromkeys(self.meaning)]
         return "\n".join(lines)

@@ -95,8 +95,11 @@ def explain(problem: VariationalProblem, *, method: Method | None = None) -> Exp
     require_problem(problem)
     method, why = _chosen_method(problem, method)
     with torch.no_grad(), full_precision():
-        choices = method.solver(problem).choices
-    return Explanation((Choice("method", str(method), why), *choices))
+        choices = [Choice("method", str(method), why), *method.solver(problem).choices]
+    if premise := problem.regularizer.premise:
+        claim = f"{premise}no image has a smaller objective"
+        choices.append(Choice("certificate", claim, "the regularizer reads the data"))
+    return Explanation(tuple(choices))
 
 
 def suitable_method(problem: VariationalProblem) -> Method:

@@ -132,6 +132,11 @@ class Trained:
     interrupted: bool
     seconds: float
 
+    @property
+    def skipped(self) -> int:
+        """Number of steps that were not taken, since their gradient was not ``usable``."""
+        return sum(not step_taken(row) for row in self.rows)
+
 
 StepCallback = Callable[[StepReport], object]
 
@@ -184,6 +189,11 @@ def train(
                 break
     done = run.step >= options.steps or run.patience_is_over()
     return run.result(interrupted=not done)
+
+
+def step_taken(row: Row) -> bool:
+    """Whether the weights changed in a step of the log; not if its gradient was not ``usable``."""
+    return row.get("learning_rate") != 0
 
 
 class _TrainingRun:

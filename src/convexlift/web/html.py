@@ -14,6 +14,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from torch import Tensor
 
+from convexlift.images import WEIGHT_CAPTION, weight_picture
 from convexlift.reconstruction import PreparedImage
 from convexlift.solvers.solution import Status
 from convexlift.web.pictures import (
@@ -104,7 +105,8 @@ def verdict(result: RunResult) -> str:
     if gap is None:
         return banner(ending, "bad", "There is no lower bound yet: run it longer.")
     proved = f"Certified gap {gap:.1e}"
-    meaning = f"no image has an objective more than {100 * gap:.2g} % below this one."
+    premise = result.reconstruction.problem.regularizer.premise
+    meaning = f"{premise}no image has an objective more than {100 * gap:.2g} % below this one."
     if gap >= 1:
         meaning = "the lower bound says little yet; run it longer."
     if result.status is Status.CONVERGED:
@@ -246,7 +248,7 @@ def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _maps(result: RunResult) -> list[Figure]:
-    """Where the error is, if the truth is known, and where the gap is."""
+    """Where the error is, if the truth is known, where the gap is, and weights, if they vary."""
     maps, found = [], result.reconstruction
     if found.truth is not None:
         error = (found.solution.x.cpu() - found.truth).abs().mean((0, 1))
@@ -262,6 +264,10 @@ def _maps(result: RunResult) -> list[Figure]:
         high = max(float(flat.kthvalue(max(1, int(0.995 * len(flat)))).values), least)
         pixels = false_colours(preview(values[None, None])[0, 0], high)
         figures.append((data_url(pixels), caption.format(high), result.job.picture.size))
+    if found.weight_map is not None:
+        pixels = false_colours(preview(weight_picture(found.weight_map))[0, 0], 1.0)
+        caption = f"Weights read off the data. {WEIGHT_CAPTION}"
+        figures.append((data_url(pixels), caption, result.job.picture.size))
     return figures
 
 

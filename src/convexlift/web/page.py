@@ -11,6 +11,7 @@ import gradio as gr
 import torch
 
 import convexlift
+from convexlift.networks.adaptive import PREMISE
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
 from convexlift.web.html import TEMPLATES
@@ -116,7 +117,8 @@ def build(
                 RaceTab(site, tab)
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
-                gr.Markdown(about.render(limits=limits, version=convexlift.__version__))
+                facts = {"limits": limits, "premise": PREMISE, "version": convexlift.__version__}
+                gr.Markdown(about.render(facts))
     # Gradio's own bound counts all events together, so that waiting runs would block uploads. The
     # request filter bounds each group of events instead (Queue.require_place).
     blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)

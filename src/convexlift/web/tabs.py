@@ -121,7 +121,7 @@ class Tab(ABC):
         with gr.Accordion("More", open=False):
             self.strength = gr.Slider(
                 *STRENGTHS, value=1.0, step=0.1, label="Strength",
-                info="factor of the recommended weight",
+                info="1 suits the noise; above 1 smoother, below 1 sharper",
             )  # fmt: skip
             self.seed = gr.Number(
                 value=0, precision=0, minimum=0, label="Seed of the simulated damage"

@@ -1,0 +1,327 @@
+"""What users see of regularizers that read the data: maps of weights, the premise, strength."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reconstruct_runs import noisy, one_record, run
+from test_adaptive import NOISE, denoising, guided_by, network
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift import demo as demo_module
+from convexlift.cli import app
+from convexlift.images import WEIGHT_CAPTION, load_image, save_image, weight_picture
+from convexlift.networks import AdaptiveNetwork, ConditionedNetwork, Guide
+
+PREMISE = "given the weights that the guide read from these data, "
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+class Edges(Guide, name="EdgesOfTests"):
+    """Small numbers where the picture is not flat: what a trained guide does."""
+
+    in_channels, outputs = 1, 4
+
+    def forward(self, picture, noise):
+        steps = torch.zeros_like(picture)
+        steps[..., 1:] = (picture[..., 1:] - picture[..., :-1]).abs()
+        return (3 - 8 * steps / noise).expand(-1, 4, -1, -1)
+
+
+def edges() -> AdaptiveNetwork:
+    return AdaptiveNetwork(list(network().layers), Edges())
+
+
+def half_flat(size: int = 24) -> torch.Tensor:
+    """Stripes on the left, a flat surface on the right."""
+    picture = torch.full((1, 1, size, size), 0.5)
+    picture[..., 1 : size // 2 : 2] = 0.9
+    return picture
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A noisy picture, and a saved regularizer."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    save_image(tmp_path / "noisy.png", torch.from_numpy(noisy(sigma=NOISE)))
+    cl.save(network().float(), tmp_path / "net")
+    return tmp_path
+
+
+def reconstruct(*more: str):
+    words = ("denoise", "noisy.png", "-o", "out.png", "--regularizer", "net", "--sigma", NOISE)
+    return run(*words, "--tolerance", "1e-2", *more, quick=False)
+
+
+# Maps
+
+
+def test_the_map_is_the_share_of_the_largest_weights():
+    solution = cl.solve(denoising())
+    net, y = network(), denoising().fidelity.y
+    largest = NOISE * net.output.detach()
+    by_hand = net.weights(y, NOISE).detach().sum(1, keepdim=True) / largest.sum()
+    torch.testing.assert_close(solution.weight_map, by_hand)
+    assert solution.weight_map.shape == (2, 1, 9, 12)
+
+
+@pytest.mark.parametrize("number", [-math.inf, -1.0, 0.0, math.inf])
+def test_the_map_of_a_constant_guide_is_its_number(number):
+    shown = guided_by(number, floor=0.01).condition(torch.rand(1, 1, 5, 6), NOISE).weight_map
+    share = float(torch.sigmoid(torch.tensor(number))) ** 2
+    torch.testing.assert_close(shown, torch.full((1, 1, 5, 6), 0.01 + 0.99 * share))
+
+
+def test_the_map_does_not_depend_on_the_unit_of_the_data():
+    net, y = network(), torch.rand(1, 1, 9, 12)
+    constant = AdaptiveNetwork(list(net.layers), Edges())
+    one, other = (constant.condition(c * y, c * NOISE).weight_map for c in (1.0, 3.0))
+    torch.testing.assert_close(one, other)
+
+
+def test_it_is_dark_where_there_is_detail():
+    picture = weight_picture(edges().condition(half_flat(), NOISE).weight_map)[0, 0]
+    assert float(picture[:, 1:12].max()) < 0.1
+    assert float(picture[:, 13:].min()) > 0.9
+    assert WEIGHT_CAPTION == "Bright: smoothed strongly; dark: detail kept"
+
+
+def test_a_network_without_weights_has_a_map_of_zeros():
+    net = network()
+    with torch.no_grad():
+        net.output.zero_()
+    assert not net.condition(torch.rand(1, 1, 8, 8), NOISE).weight_map.any()
+
+
+def test_maps_belong_to_their_images():
+    """They follow selections, copies and conversions of the network."""
+    problem = denoising(batch=3)
+    whole = problem.regularizer.weight_map
+    assert torch.equal(problem.select(torch.tensor([2])).regularizer.weight_map, whole[2:])
+    single = problem.to(dtype=torch.float32).regularizer
+    assert isinstance(single, ConditionedNetwork)
+    torch.testing.assert_close(single.weight_map.double(), whole, rtol=1e-6, atol=1e-7)
+
+
+def test_fixed_regularizers_have_no_map():
+    solution = cl.solve(
+        cl.VariationalProblem(
+            fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=1
+        )
+    )
+    assert solution.weight_map is None
+    result = cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, tolerance=1e-2)
+    assert result.weight_map is None
+    with pytest.raises(ValueError, match="tv does not read them; leave it out"):
+        cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, weight_map=True)
+
+
+def test_maps_are_not_part_of_proofs(tmp_path):
+    import safetensors.numpy
+
+    path = cl.solve(denoising()).proof.save(tmp_path / "x.proof")
+    names = [n for n in safetensors.numpy.load(path.read_bytes()) if n.startswith("network.")]
+    assert sorted(names) == ["network.layers.0.skip.weight", "network.output"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, "auto"])
+def test_planes_solved_in_pieces_have_the_maps_of_all(batch):
+    planes = torch.rand(3, 1, 24, 20).float()
+    net = network().float()
+    result = cl.reconstruct(
+        planes, regularizer=net, sigma=NOISE, noise="gaussian", batch=batch, tolerance=1e-2
+    )
+    torch.testing.assert_close(result.weight_map, net.condition(planes, NOISE).weight_map)
+
+
+def test_the_command_line_writes_it(files):
+    result = reconstruct("--weight-map")
+    assert result.exit_code == 0, result.output
+    numbers = np.load(files / "out.weights.npy")
+    with torch.no_grad():
+        expected = network().float().condition(load_image(files / "noisy.png"), NOISE).weight_map
+    np.testing.assert_allclose(numbers, expected[:, 0], rtol=1e-5)
+    shown = load_image(files / "out.weights.png")
+    torch.testing.assert_close(shown, expected.sqrt(), rtol=0, atol=0.5 / 255 + 1e-6)
+    assert one_record(files, "out")["weight_map"] == ["out.weights.npy", "out.weights.png"]
+
+
+def test_maps_are_not_overwritten_and_are_resumed(files):
+    (files / "out.weights.npy").write_text("mine")
+    result = reconstruct("--weight-map")
+    assert result.exit_code == 2
+    assert "out.weights.npy exists" in result.output
+    assert reconstruct("--weight-map", "--force").exit_code == 0
+    assert "by an earlier run" in reconstruct("--weight-map", "--resume").output
+    (files / "out.weights.png").unlink()
+    assert "by an earlier run" not in reconstruct("--weight-map", "--resume").output
+    assert (files / "out.weights.png").exists()
+
+
+def test_a_map_that_does_not_exist_is_refused_before_any_work(files):
+    result = run("denoise", "noisy.png", "-o", "out.png", "--weight-map")
+    assert result.exit_code == 2
+    assert "tv does not read them; leave it out" in result.output
+    assert not (files / "out.png").exists()
+
+
+# The premise
+
+
+def test_every_text_about_a_certificate_has_the_premise(tmp_path):
+    problem = denoising()
+    solution = cl.solve(problem)
+    assert problem.regularizer.premise == network().premise == PREMISE
+    everywhere = "no image in the box has an objective below the lower bound"
+    assert solution.meaning == (PREMISE + everywhere,) * 2
+    assert str(solution).count(PREMISE + everywhere) == 1
+    assert f"{PREMISE}no image has a smaller objective" in str(cl.explain(problem))
+    verdicts = cl.verify(solution.proof.save(tmp_path / "x.proof"))
+    assert {verdict.premise for verdict in verdicts} == {PREMISE}
+    assert f"; {PREMISE}no image in the box is below" in str(verdicts[0])
+
+
+def test_other_regularizers_need_no_premise(tmp_path):
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    solution = cl.solve(problem)
+    assert solution.meaning == ("no image in the box has an objective below the lower bound",)
+    (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
+    assert verdict.premise == ""
+    for text in (str(solution), str(cl.explain(problem)), str(verdict)):
+        assert "given" not in text
+
+
+def test_the_command_line_says_it_once(files):
+    (files / "photos").mkdir()
+    for i in range(2):
+        (files / "photos" / f"{i}.png").write_bytes((files / "noisy.png").read_bytes())
+    words = ("denoise", "photos", "-o", "out", "--sigma", NOISE, "--tolerance", "1e-2", "--proof")
+    result = run(*words, "--regularizer", "net", "--json", "all.json", quick=False)
+    assert result.exit_code == 0, result.output
+    sentence = f"Certified up to the gap: {PREMISE}no image has a smaller objective."
+    assert result.output.count(sentence) == 1
+    for record in json.loads((files / "all.json").read_text())["files"]:
+        assert record["meaning"].startswith(PREMISE)
+    checked = CliRunner().invoke(app, ["verify", "out/0.proof"])
+    assert checked.exit_code == 0
+    assert PREMISE in checked.output
+    assert "given the weights" not in run(*words, "--force").output
+
+
+@pytest.mark.parametrize("page", ["regularizers.md", "faq.md", "proofs.md", "web-page.md"])
+def test_the_documentation_has_the_premise(page):
+    assert PREMISE.strip(", ") in " ".join((DOCS / page).read_text().split())
+
+
+def test_the_report_of_the_demo_shows_weights_and_premise(tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    net = network().float()
+    weights = {"salt-and-pepper": 1.0, "inpainting": 1.0}
+    net.card = cl.ModelCard(
+        name="net", summary="Not trained.", task="inpainting", weight=1.0, weights=weights
+    )
+    monkeypatch.setattr(demo_module, "load", lambda name, device: net)
+    options = demo_module.DemoOptions(size=32, gap=0.5, max_iterations=10)
+    *_, page = demo_module.write_report(
+        demo_module.run_demo(options, torch.device("cpu")), tmp_path
+    )
+    text = " ".join(page.read_text().split())
+    assert f"The lower bound is a proof: {PREMISE}no such image has a smaller objective." in text
+    assert text.count(f"<figcaption>Weights. {WEIGHT_CAPTION}</figcaption>") == 3
+    for task in ("denoising", "inpainting", "deblurring"):
+        assert load_image(tmp_path / f"{task}-weights.png").shape == (1, 1, 32, 32)
+
+
+def test_the_page_shows_weights_and_premise(files, monkeypatch):
+    pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
+    from web_runs import crop, denoising, finished
+
+    from convexlift.web import html, result, run
+
+    monkeypatch.setattr(run, "fitting", lambda task, size: ("net", "tv"))
+    for planes in (1, 3):
+        done = finished(denoising(crop(32, planes), regularizer="net", strength=1.5))
+        shown = html.details("denoise", done, result.record(done))
+        assert f"Weights read off the data. {WEIGHT_CAPTION}" in shown
+        assert shown.count("<img") == 3
+        sentence = f"{PREMISE.capitalize()}no image has an objective more than"
+        assert sentence in html.verdict(done)
+        assert done.reconstruction.weight.value == 1.5
+    plain = finished(denoising(crop(32), regularizer="tv"))
+    assert "Weights" not in html.details("denoise", plain, result.record(plain))
+    assert "given" not in html.verdict(plain).lower()
+
+
+# Strength
+
+
+def test_strength_is_the_weight_of_a_regularizer_that_scales_with_the_noise():
+    net, y = network().float(), torch.rand(1, 1, 16, 16).float()
+    given = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "max_iterations": 20}
+    strong, weighted = (
+        cl.reconstruct(y, strength=1.5, **given),
+        cl.reconstruct(y, weight=1.5, **given),
+    )
+    assert torch.equal(strong.x, weighted.x)
+    assert (strong.weight.value, strong.weight.rule) == (1.5, "card")
+
+
+def test_more_strength_makes_smoother_images():
+    y = torch.from_numpy(noisy(sigma=NOISE)).float()
+    roughness = []
+    for strength in (0.5, 1.0, 2.0):
+        result = cl.reconstruct(y, regularizer=network().float(), sigma=NOISE, strength=strength)
+        roughness.append(float(result.solution.history["regularizer"][-1, 0]))
+    assert roughness == sorted(roughness, reverse=True)
+
+
+def test_strength_multiplies_what_a_rule_finds():
+    y, given = noisy(), {"sigma": 0.05, "regularizer": "tv", "tolerance": 1e-2}
+    for rule in ("card", "auto"):
+        once, twice = (cl.reconstruct(y, weight=rule, strength=s, **given) for s in (1, 2.0))
+        assert twice.weight.value == pytest.approx(2 * once.weight.value)
+
+
+def test_the_command_line_prints_the_strength(files):
+    result = reconstruct("--strength", "1.5")
+    assert "weight 1.5 (the regularizer scales with the noise; strength 1.5);" in result.output
+    assert one_record(files, "out")["settings"]["strength"] == 1.5
+    result = run("denoise", "noisy.png", "-o", "tv.png", "--sigma", "0.1", "--strength", "0.5")
+    assert re.search(r"weight 0\.043 \(of the card, scaled to the noise; strength 0\.5\)",
+                     result.output)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf, "2", True, None, [1.0]])
+def test_bad_strengths_are_refused(value):
+    with pytest.raises(ValueError, match="strength= is a number > 0, got"):
+        cl.reconstruct(noisy(), sigma=0.05, strength=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("0", "--strength is a number > 0, got 0"), ("-1", "number > 0, got -1"),
+     ("nan", "--strength is a number > 0, got nan"), ("much", "Invalid value for '--strength'")],
+)  # fmt: skip
+def test_bad_strengths_on_the_command_line(files, value, said):
+    result = reconstruct("--strength", value)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not (files / "out.png").exists()
+
+
+def test_a_weight_and_a_strength_are_one_too_many(files):
+    result = reconstruct("--weight", "2", "--strength", "1.5")
+    assert result.exit_code == 2
+    assert "leave out --strength and write --weight 3, or leave out --weight" in result.output
+    with pytest.raises(ValueError, match=r"leave out strength= and write weight= 3"):
+        cl.reconstruct(noisy(), weight=2.0, strength=1.5)
