@@ -18,7 +18,8 @@ import convexlift as cl
 from convexlift.cli import app, training_job
 from convexlift.images import psnr, save_image
 from convexlift.networks import AdaptiveNetwork
-from convexlift.tasks import GaussianDenoising
+from convexlift.problems.guesses import picture_for_guide
+from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 from convexlift.training import (
     PRESETS,
     BatchSampler,
@@ -202,3 +203,53 @@ def test_widths_are_for_adaptive_networks():
     result = CliRunner().invoke(app, ["train", "bilevel", "pictures", "--widths", "4"])
     assert result.exit_code == 2
     assert "--widths is for networks that read the data. Add --adaptive." in result.output
+
+
+def test_weights_without_bounds_make_training_go_backwards():
+    """Large weights cannot be solved for in the iterations of a training: their gradients are not
+    gradients. The ceiling keeps networks where they can, and strict training refuses the rest.
+    """
+    images, stop = crops(4), cl.StopWhen(gap=1e-3, max_iterations=60)
+    task = GaussianDenoising(0.1, box=None)
+    batch = BatchSampler(images, 4).batch(0)
+    batch = replace(batch, clean=batch.clean.double())
+    bounded = network(smoothing=0.1)
+    unbounded = network(smoothing=0.1)
+    with torch.no_grad():
+        bounded.output.fill_(1e3)
+        unbounded.output.fill_(1e3)
+    bounded.project_()
+    assert float(bounded.output.detach().max()) == bounded.ceiling
+    exact = cl.StopWhen(gap=1e-9, max_iterations=20_000)
+
+    def gradient(net, stop):
+        loss = Bilevel([(task, 1.0)], stop=stop, strict=True)(net, batch)
+        (slope,) = torch.autograd.grad(loss.surrogate, net.output)
+        return slope, loss
+
+    for net, solvable in ((bounded, True), (unbounded, False)):
+        (found, loss), (true, _) = gradient(net, stop), gradient(net, exact)
+        assert loss.usable == solvable
+        assert (float((found - true).norm()) < 0.2 * float(true.norm())) == solvable
+
+
+def test_other_damage_reaches_the_guide():
+    """Missing pixels and impulses are filled in, and the guide is told where."""
+    torch.manual_seed(0)
+    clean = crops(1)[0][None].double()
+    generator = [torch.Generator().manual_seed(0)]
+    holes = Inpainting(0.3, 0.01).measure(clean, generator)
+    picture, seen = picture_for_guide(holes.fidelity, holes.operator)
+    assert torch.equal(seen, (holes.operator.diagonal != 0).to(seen))
+    assert float((picture - clean).abs().mean()) < 0.05
+    impulses = SaltAndPepper(0.25).measure(clean, generator)
+    picture, seen = picture_for_guide(impulses.fidelity, impulses.operator)
+    hit = impulses.fidelity.y != clean
+    assert float((seen[hit] == 0).double().mean()) > 0.8
+    assert float(seen[~hit].mean()) > 0.8
+    assert float((picture - clean).abs().mean()) < 0.3 * float(
+        (impulses.fidelity.y - clean).abs().mean()
+    )
+    net = network(smoothing=0.1)
+    told, untold = net.weights(picture, 0.05, seen), net.weights(picture, 0.05)
+    assert not torch.equal(told, untold)
