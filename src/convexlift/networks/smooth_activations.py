@@ -278,6 +278,10 @@ class Huber(SmoothActivation, name="Huber"):
             y.abs() <= self.delta + eta, y / (1 + eta / self.delta), y - eta * y.sign()
         )
 
+    def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
+        """t clip(y / (delta + t/sigma), -1, 1)."""
+        return (y / (t / sigma + self.delta)).clamp_(-1, 1).mul_(t)
+
     def multiplier(self, y: Tensor, z: Tensor, sigma_a: Tensor, sigma_z: Tensor) -> Tensor:
         """On the rays in closed form; between them a^3 + p a = q, with r = sigma_z/sigma_a,
 
