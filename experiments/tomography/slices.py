@@ -22,8 +22,6 @@ from convexlift.training import ImageSet, mix
 from experiments.images import Images
 
 FULL_SIZE = 512
-UNIT = 0.1
-"""Integrals are divided by this, as in the paper, which makes the counts larger."""
 TEST_PATIENT = "TCGA-17-Z011"
 SHOWN = f"{TEST_PATIENT}_011.png"
 """The test slice of all curves and pictures, if it is there."""
@@ -117,7 +115,7 @@ def scanner(size: int) -> cl.LinearOperator:
     The field of view stays the same, and with it the counts in a bin.
     """
     views, bins = round(200 * size / FULL_SIZE), round(400 * size / FULL_SIZE)
-    return cl.ParallelBeam(size, views, bins, 256.0) * (1 / UNIT)
+    return cl.paper_scanner(size, views, bins)
 
 
 def _spread(paths: Sequence[Path], count: int | None) -> Sequence[Path]:
