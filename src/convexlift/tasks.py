@@ -243,6 +243,7 @@ class SparseViewCT(Task):
         scanner: A, a ``ParallelBeam``, a ``FanBeam`` of a full turn, or a multiple of one.
         background: r, the expected counts without an object; positive.
         filter: of the filtered back projection.
+        clamp: bounds that it is clamped to, as the authors' is to 0 and 1.
         box: bounds on the images. Without an upper bound, the certificate covers needlessly large
             images, and takes more iterations to become small.
     """
@@ -251,6 +252,7 @@ class SparseViewCT(Task):
     scanner: LinearOperator = field(default_factory=paper_scanner)
     background: float = PAPER_BACKGROUND
     filter: Filter = "hann"
+    clamp: Bounds | None = None
     box: Bounds | None = (0.0, None)
 
     def __post_init__(self) -> None:
@@ -275,6 +277,8 @@ class SparseViewCT(Task):
         mean = (A(clean) + self.background).clamp_min(0)
         y = _each(mean, generators, poisson_counts)
         picture = fbp(A, y - self.background, self.filter)
+        if self.clamp is not None:
+            picture = picture.clamp(*self.clamp)
         return Measurement(KullbackLeibler(y, self.background), A, self.box, picture)
 
 
