@@ -1,8 +1,9 @@
 """CT slices for training, validation and test, and the paper's scanner for their size.
 
-With a data folder they are the slices in ct/train and ct/test, which are not the paper's (these
-cannot be redistributed); without one they are random ellipses that resemble them: a body with
-lungs, bones and organs, in the same units, (HU + 1024) / 2524.
+With a data folder they are the slices in ct/train and ct/test; without one they are random ellipses
+that resemble them: a body with lungs, bones and organs, in the same units, (HU + 1024) / 2524.
+Neither are the paper's, which come from the Mayo Clinic. Its authors published the one in its
+figure, with counts and filtered back projection; it is not shipped, and not used here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Slices:
 
     @property
     def shown(self) -> Images:
-        """The slice of curves and pictures, which never is the paper's."""
+        """The slice of curves and pictures, which is not the one in the paper's figure."""
         return Images(self.test.names[:1], self.test[0][None], self.source, faithful=False)
 
 
