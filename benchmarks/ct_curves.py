@@ -54,7 +54,6 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.images import load_image, psnr
-from convexlift.operators.tomography.beams import PAPER_UNIT
 from convexlift.tasks import SparseViewCT
 from experiments.measuring import find_reference
 from experiments.runner.run import machine
@@ -145,7 +144,7 @@ def load_slice(arguments: argparse.Namespace) -> Tensor:
 def scanner(size: int) -> cl.LinearOperator:
     """The paper's, with as many pixels and in proportion as many views and bins."""
     views, bins = round(200 * size / 512), round(400 * size / 512)
-    return cl.ParallelBeam(size, views, bins, 256.0) * (1 / PAPER_UNIT)
+    return cl.paper_scanner(size, views, bins)
 
 
 def compare(

@@ -1,9 +1,11 @@
-"""Images of the experiments: the paper's faces and CT slices, or else the ones in the package.
+"""Images of the experiments: the paper's faces and other CT slices, or those in the package.
 
 A data folder has the layout
 
     faces/train, faces/test, faces/mask.png     256 x 256, the paper's split and its mask
     ct/train, ct/test                           512 x 512
+    paper-ct                                    the authors' slice as phantom.npy, sino.npy and
+                                                fbp.npy; for tests of the scanner only
 
 It is the folder of ``--data``, or of the environment variable CONVEXLIFT_DATA, or
 ``../shared/data``.

@@ -356,7 +356,10 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
     assert "of the paper" not in sentence("images_used", data.values)
 
 
-def test_slices_are_never_the_papers(tmp_path):
+def test_slices_for_training_and_test_are_not_called_the_papers(tmp_path):
+    """Nor do they become so where the slice of its figure is in the folder."""
+    (tmp_path / "paper-ct").mkdir()
+    np.save(tmp_path / "paper-ct" / "phantom.npy", np.ones((512, 512), np.float32))
     for name in ("train/NLST-101287_1.png", "train/A_1.png", "test/TCGA-17-Z011_011.png"):
         save_image(tmp_path / "ct" / name, torch.rand(512, 512))
     slices = load_slices(tmp_path, 512, SliceCounts(1, 1, 1))

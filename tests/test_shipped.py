@@ -29,7 +29,7 @@ PROMISED = {
 }
 OF_PICTURES = {name: task for name, task in PROMISED.items() if task != "ct"}
 TASKS = {task.name: task for task in (GaussianDenoising(), Inpainting(), SaltAndPepper())}
-CT = SparseViewCT(scanner=10.0 * cl.ParallelBeam(256, 100, 400, 256.0))
+CT = SparseViewCT(scanner=cl.paper_scanner(256, 100, 400))
 TV_WEIGHTS = {  # around the best ones for natural images
     "gaussian-denoising": (0.06, 0.08, 0.1),
     "inpainting": (0.01, 0.014, 0.018),

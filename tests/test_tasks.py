@@ -311,6 +311,7 @@ def test_every_image_needs_a_generator(task):
         (lambda: SparseViewCT(background=0.0), r"SparseViewCT needs background > 0, got 0\.0"),
         (lambda: SparseViewCT(scanner=cl.Identity()), "a FanBeam of a full turn, .* got Identity"),
         (lambda: SparseViewCT(filter="box"), "filter must be one of .* got 'box'"),
+        (lambda: SparseViewCT(clamp=(1.0, 0.0)), r"lower < upper, got lower=1\.0 and upper=0\.0"),
         (
             lambda: SparseViewCT(scanner=SCANNER).measure(images(1, 8, 8), generators(0)),
             r"the scanner takes images of \(1, 32, 32\), but these are \(1, 8, 8\)",

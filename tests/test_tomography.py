@@ -308,17 +308,6 @@ def test_copies_and_pickles_work_alike():
         assert torch.equal(other(x), y)
 
 
-def test_the_papers_scanner():
-    scanner = beams.paper_scanner()
-    assert scanner.input_shape == (1, 512, 512)
-    assert scanner.output_shape((1, 512, 512)) == (1, 200, 400)
-    assert scanner.factor == pytest.approx(10)
-    grid, beam = scanner.operator.grid, scanner.operator
-    assert grid.pixel_width == grid.pixel_height == 0.5
-    assert -beam.bins[0] + beam.bin_width / 2 == pytest.approx(128 * math.sqrt(2))
-    assert repr(beam) == "ParallelBeam(512 x 512 pixels, 200 angles, 400 bins)"
-
-
 def test_counts_become_an_image_with_a_proof():
     """Poisson numbers of a small scan, total variation, x >= 0."""
     A = 10 * cl.ParallelBeam(24, 16, 34, 12.0)

@@ -23,7 +23,7 @@ CT, FILES = "docs/ct.md", "docs/command-line.md"
 WITH_CODE = [name for name, page in PAGES.items() if name not in (CT, FILES) and pages.blocks(page)]
 SMALLER = {
     "cl.scans.read_volume(path)": "an_eighth(cl.scans.read_volume(path))",
-    "SparseViewCT()": "SparseViewCT(scanner=10 * cl.ParallelBeam(64, 40, 64, 256.0))",
+    "SparseViewCT()": "SparseViewCT(scanner=cl.paper_scanner(64, 40, 64))",
     "ParallelBeam(128, angles=120, bins=192": "ParallelBeam(16, angles=24, bins=24",
     "(1, 10, 192)": "(1, 10, 24)",
     "image_size=128": "image_size=16",

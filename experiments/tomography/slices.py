@@ -1,8 +1,9 @@
 """CT slices for training, validation and test, and the paper's scanner for their size.
 
-With a data folder they are the slices in ct/train and ct/test, which are not the paper's (these
-cannot be redistributed); without one they are random ellipses that resemble them: a body with
-lungs, bones and organs, in the same units, (HU + 1024) / 2524.
+With a data folder they are the slices in ct/train and ct/test; without one they are random ellipses
+that resemble them: a body with lungs, bones and organs, in the same units, (HU + 1024) / 2524.
+Neither are the paper's, which come from the Mayo Clinic. Its authors published the one in its
+figure, with counts and filtered back projection; it is not shipped, and not used here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from convexlift.training import ImageSet, mix
 from experiments.images import Images
 
 FULL_SIZE = 512
-UNIT = 0.1
-"""Integrals are divided by this, as in the paper, which makes the counts larger."""
 TEST_PATIENT = "TCGA-17-Z011"
 SHOWN = f"{TEST_PATIENT}_011.png"
 """The test slice of all curves and pictures, if it is there."""
@@ -52,7 +51,7 @@ class Slices:
 
     @property
     def shown(self) -> Images:
-        """The slice of curves and pictures, which never is the paper's."""
+        """The slice of curves and pictures, which is not the one in the paper's figure."""
         return Images(self.test.names[:1], self.test[0][None], self.source, faithful=False)
 
 
@@ -117,7 +116,7 @@ def scanner(size: int) -> cl.LinearOperator:
     The field of view stays the same, and with it the counts in a bin.
     """
     views, bins = round(200 * size / FULL_SIZE), round(400 * size / FULL_SIZE)
-    return cl.ParallelBeam(size, views, bins, 256.0) * (1 / UNIT)
+    return cl.paper_scanner(size, views, bins)
 
 
 def _spread(paths: Sequence[Path], count: int | None) -> Sequence[Path]:

@@ -69,7 +69,7 @@ class TomographySettings:
     learning_rate: float = 5e-4
     penalty: float = 5.0
     filters: float = 0.13  # strength of the cosine filters at the start, over the image size
-    filter: Literal["ram-lak", "shepp-logan", "cosine", "hann"] = "hann"  # of the critic's images
+    filter: Literal["ram-lak", "shepp-logan", "cosine", "hann"] = "hann"  # of our critic's images
     as_printed: bool = True  # whether the paper's recipe is followed to the letter as well
     size: int = FULL_SIZE
     counts: SliceCounts = COUNTS
@@ -90,7 +90,7 @@ TRAINING, AS_PRINTED = "training", "training-as-printed"
 def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
     """Training, test, reference, a search for steps, and one run for each method."""
     slices = load_slices(study.data, values.size, values.counts)
-    task = SparseViewCT(scanner=scanner(values.size), box=BOX, filter=values.filter)
+    task = printed_task(values)
     training = Training(
         TRAINING, changed_recipe(values, task), slices.training, slices.validation, study,
         cost=0.3 * values.steps, title="Training",
@@ -110,11 +110,20 @@ def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
     ]
 
 
+def printed_task(values: TomographySettings) -> SparseViewCT:
+    """The paper's, back projections included, with the scanner for this size and our box."""
+    recipe = PRESETS[values.preset]
+    assert isinstance(recipe, AdversarialRecipe)
+    assert isinstance(recipe.task, SparseViewCT)
+    return replace(recipe.task, scanner=scanner(values.size), box=BOX)
+
+
 def changed_recipe(values: TomographySettings, task: SparseViewCT) -> AdversarialRecipe:
     """The paper's recipe with filters of mean zero, a larger learning rate and a weaker penalty.
 
-    It starts from cosine filters, as steep as the penalty wants a critic to be: |grad R| of such
-    a total variation grows with the image size, hence the division by it.
+    Its critic sees back projections with ``values.filter``. It starts from cosine filters, as
+    steep as the penalty wants a critic to be: |grad R| of such a total variation grows with the
+    image size, hence the division by it.
     """
     recipe = printed_recipe(values, task)
     network = replace(recipe.network, filters=values.filters / values.size)
@@ -124,7 +133,7 @@ def changed_recipe(values: TomographySettings, task: SparseViewCT) -> Adversaria
     )  # fmt: skip
     return replace(
         recipe, network=network, batch_size=values.batch_size, penalty=values.penalty,
-        options=options,
+        options=options, task=replace(task, filter=values.filter, clamp=None),
     )  # fmt: skip
 
 

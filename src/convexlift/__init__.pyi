@@ -40,6 +40,7 @@ from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
+from convexlift.operators.tomography.beams import paper_scanner as paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import fbp as fbp
 from convexlift.problems.certificate import Certificate as Certificate
 from convexlift.problems.certificate import certify as certify

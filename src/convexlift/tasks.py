@@ -19,6 +19,7 @@ from torch import Tensor
 
 from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2
 from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.terms import Box
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
 from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
@@ -245,6 +246,7 @@ class SparseViewCT(Task):
         filter: of the filtered back projection.
         box: bounds on the images. Without an upper bound, the certificate covers needlessly large
             images, and takes more iterations to become small.
+        clamp: bounds on the picture; the authors' pictures are between 0 and 1.
     """
 
     name: ClassVar[str] = "ct"
@@ -252,6 +254,7 @@ class SparseViewCT(Task):
     background: float = PAPER_BACKGROUND
     filter: Filter = "hann"
     box: Bounds | None = (0.0, None)
+    clamp: Bounds | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.background < math.inf:
@@ -263,6 +266,7 @@ class SparseViewCT(Task):
             )
         if self.filter not in FILTERS:
             raise ValueError(f"filter must be one of {FILTERS}, got {self.filter!r}")
+        Box.of(self.clamp)  # raises if there is nothing between the bounds
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """Counts, and their filtered back projection."""
@@ -274,7 +278,7 @@ class SparseViewCT(Task):
             )
         mean = (A(clean) + self.background).clamp_min(0)
         y = _each(mean, generators, poisson_counts)
-        picture = fbp(A, y - self.background, self.filter)
+        picture = Box.of(self.clamp).project(fbp(A, y - self.background, self.filter))
         return Measurement(KullbackLeibler(y, self.background), A, self.box, picture)
 
 

@@ -17,7 +17,7 @@ from convexlift import scans
 from convexlift.files.pictures import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
-from convexlift.operators.tomography.beams import PAPER_BACKGROUND, PAPER_UNIT, ParallelBeam
+from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path, squeezed
 from convexlift.reconstruction.noise import Noise, photons_of
@@ -39,7 +39,6 @@ from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
 
-PAPER_EXTENT = 256.0
 OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
             "angle_unit", "rows", "truth")  # fmt: skip
 """Options for measured scans only."""
@@ -122,7 +121,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         truth = images.clamp_min(0)
         background = PAPER_BACKGROUND if self.background is None else self.background
         task = SparseViewCT(
-            scanner=_scanner(*truth.shape[-2:], self.views, self.bins), background=background,
+            scanner=_scanner(tuple(truth.shape[-2:]), self.views, self.bins), background=background,
             box=self.box or SparseViewCT.box,
         )  # fmt: skip
         generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(truth))]
@@ -304,12 +303,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             return torch.from_numpy(array.astype(np.float32))
 
 
-@lru_cache(maxsize=2)
-def _scanner(height: int, width: int, views: int, bins: int) -> LinearOperator:
-    """The paper's scanner for other sizes; the last two are cached, for they are slow to build."""
-    pixel = PAPER_EXTENT / max(height, width)
-    beam = ParallelBeam((height, width), views, bins, (pixel * height, pixel * width))
-    return beam * (1 / PAPER_UNIT)
+_scanner = lru_cache(maxsize=2)(paper_scanner)
+"""The last two scanners are cached, for they are slow to build."""
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:

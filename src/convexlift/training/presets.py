@@ -32,9 +32,9 @@ PAPER_INPAINTING = replace(  # section 5.3, nu = 0.01; the mask there is a fixed
     search=True,
 )
 
-PAPER_CT = AdversarialRecipe(  # section 5.2; the critic sees filtered back projections
+PAPER_CT = AdversarialRecipe(  # section 5.2; the critic sees back projections as the authors'
     network=NetworkSettings("baseline", image_size=512),
-    task=SparseViewCT(),
+    task=SparseViewCT(filter="ram-lak", clamp=(0.0, 1.0)),
     penalty=30.0,
     batch_size=20,
     flips=False,

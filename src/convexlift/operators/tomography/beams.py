@@ -21,8 +21,10 @@ DETECTORS: tuple[Detector, ...] = ("flat", "curved")
 """Bins at equal distances on a line, or at equal angles as seen from the source."""
 PAPER_BACKGROUND = 50.0
 """The counts r that are added to A x, in ``KullbackLeibler(y, background=r)``."""
-PAPER_UNIT = 0.1
-"""Integrals are divided by this, which makes the counts larger."""
+PAPER_EXTENT = 256.0
+"""The longer side of the image, in units of length."""
+PAPER_UNIT = 0.1 * math.sqrt(2) * PAPER_EXTENT / 400
+"""Integrals are divided by this, a tenth of the width of a bin, which makes the counts larger."""
 
 
 class ParallelBeam(RayTransform, name="ParallelBeam"):
@@ -201,13 +203,26 @@ class FanBeam(RayTransform, name="FanBeam"):
         }
 
 
-def paper_scanner() -> Scaled:
-    """A = (ray transform) / 0.1 of the paper's experiments in tomography.
+def paper_scanner(
+    image_size: int | tuple[int, int] = 512, views: int = 200, bins: int = 400
+) -> Scaled:
+    """A = (ray transform) / ``PAPER_UNIT`` of the paper's experiments in tomography.
 
-    512 x 512 pixels over the square from -128 to 128, 200 parallel beams from 0 to before pi, 400
-    bins over the diagonal. Data are Poisson numbers of A x + ``PAPER_BACKGROUND``.
+    Parallel beams at the angles (k + 1/2) pi / views - pi / 2, and bins over the diagonal of an
+    image whose longer side is 256. Data are Poisson numbers of A x + ``PAPER_BACKGROUND``. The
+    paper does not print scale and angles: these explain the counts that its authors released, with
+    chi^2 / n = 1.0008.
+
+    Args:
+        image_size: N, or (height, width), in pixels; 512 in the paper, as the others' defaults.
+        views: the number of angles.
+        bins: the number of rays for each angle. Fewer, and wider, bins keep their scale.
     """
-    return ParallelBeam(512, 200, 400, 256.0) * (1 / PAPER_UNIT)
+    height, width = _pair(image_size)
+    pixel = PAPER_EXTENT / max(height, width)
+    angles = [(k + 0.5) * math.pi / views - math.pi / 2 for k in range(views)]
+    beam = ParallelBeam((height, width), angles, bins, (pixel * height, pixel * width))
+    return beam * (1 / PAPER_UNIT)
 
 
 def _checked_grid(
