@@ -72,6 +72,13 @@ class Contents:
     like: Tensor | None = None
 
     @property
+    def channels(self) -> int:
+        """3 for pictures in colour and arrays (..., 3, H, W), else 1."""
+        if self.like is not None:
+            return 3 if self.like.ndim > 2 and self.like.shape[-3] == 3 else 1
+        return 3 if self.picture.channels == 3 else 1
+
+    @property
     def box(self) -> Bounds:
         """Bounds of the images."""
         return (0.0, 1.0 if self.volume is None else 2.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -92,11 +92,12 @@ class Denoiser(DenoiseOptions, Reconstructor):
         else:
             noise = self._noise(contents, seen, solver.device)
         y = images if seen is None else images * seen
-        fidelity: Fidelity = SquaredL2(y) if noise.kind == "gaussian" else L1(y)
-        operator: LinearOperator = Identity() if seen is None else Mask(seen)
+        grouped = self._grouping(contents)
+        fidelity: Fidelity = (SquaredL2 if noise.kind == "gaussian" else L1)(grouped(y))
+        operator: LinearOperator = Identity() if seen is None else Mask(grouped(seen))
         reads_noise = solver.network.reads_data and noise.kind == "gaussian"
         level = max(noise.level, LEAST_SIGMA) if reads_noise else None
-        data = Measurement(fidelity, operator, self.box or contents.box, y, level)
+        data = Measurement(fidelity, operator, self.box or contents.box, grouped(y), level)
         task = GaussianDenoising.name if seen is None else Inpainting.name
         task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
         weight = self.choose_weight(data, task, noise, solver)
@@ -104,13 +105,27 @@ class Denoiser(DenoiseOptions, Reconstructor):
         description = f"convexlift {self.task}"
         return PreparedImage(
             name=contents.name, data=data, weight=weight, noise=noise,
-            restored=contents.restored,
-            write=lambda x, place: contents.write(x, place, description),
+            restored=lambda x: contents.restored(_as_planes(x)),
+            write=lambda x, place: contents.write(_as_planes(x), place, description),
             given=y,
             truth=truth,
             about=contents.about() | missing,
             notes=(*contents.notes, *self._notes(contents), *filter(None, [weight.note])),
         )  # fmt: skip
+
+    def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
+        """Planes as they are, or red, green and blue as one image, for a regularizer of colours."""
+        if self.colour is not None and contents.channels == 3:
+            return lambda planes: (
+                planes.unflatten(0, (-1, 3))[:, :, 0] if len(planes) > 1 else planes
+            )
+        if self.network.in_channels == 3:
+            grey = str(self.regularizer).removesuffix("-colour")
+            raise InputError(
+                f"{self.regularizer} is for pictures in colour, and {contents.name} is grey; use "
+                f"--regularizer {grey}"
+            )
+        return lambda planes: planes
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
         """Truths."""
@@ -206,6 +221,11 @@ class Denoiser(DenoiseOptions, Reconstructor):
         if turned != 1 and beside:
             which = " and ".join(beside) + (" was" if len(beside) == 1 else " were")
             yield f"its {which} laid on it as it is displayed (orientation {turned})"
+
+
+def _as_planes(x: Tensor) -> Tensor:
+    """(planes, 1, H, W), whatever was solved together."""
+    return x.reshape(-1, 1, *x.shape[-2:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

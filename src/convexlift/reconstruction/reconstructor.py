@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from convexlift.images import psnr, ssim
-from convexlift.models.files import sheet
+from convexlift.models.files import names, sheet
 from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
@@ -112,8 +112,12 @@ class Reconstructor(Options, ABC):
             check_every=self.check_every,
         )  # fmt: skip
         batch = None if self.batch == "auto" else self.batch
-        network = copy.deepcopy(self.network).to(self.place)
-        return PiecewiseSolver(network, self.place, stop, self.method, batch)
+        networks = [
+            net and copy.deepcopy(net).to(self.place) for net in (self.network, self.colour)
+        ]
+        network, colour = networks
+        assert network is not None
+        return PiecewiseSolver(network, self.place, stop, self.method, batch, colour=colour)
 
     def solve(
         self,
@@ -156,7 +160,9 @@ class Reconstructor(Options, ABC):
 
     def problem(self, image: PreparedImage) -> VariationalProblem:
         """The problem of a prepared image, on the CPU."""
-        return stated(image.data, self.network, image.weight.value, self.method)
+        joint = image.data.image_shape[0] > 1 and self.colour is not None
+        network = self.colour if joint and self.colour is not None else self.network
+        return stated(image.data, network, image.weight.value, self.method)
 
     def settings(self) -> dict[str, Any]:
         """All options of the command line, and others that were given, as plain values."""
@@ -200,6 +206,15 @@ class Reconstructor(Options, ABC):
                 f"{_plain(self.regularizer)} does not read them; leave it out"
             )
         return network.to(device="cpu", dtype=torch.float32)
+
+    @cached_property
+    def colour(self) -> InputConvexNetwork | None:
+        """The regularizer for pictures in colour: itself, or the shipped one called NAME-colour."""
+        if self.network.in_channels == 3:
+            return self.network
+        twin = f"{self.regularizer}-colour"
+        shipped = isinstance(self.regularizer, str) and twin in names()
+        return load(twin) if shipped else None
 
     @cached_property
     def sha256(self) -> str | None:
@@ -346,6 +361,7 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     if prepared.truth is None:
         return {}
     truth, given = prepared.truth.float(), prepared.given
+    x = x.reshape(truth.shape) if x.numel() == truth.numel() else x  # colours as planes
     quality: dict[str, Any] = {}
     for suffix, image in (("", x), ("_before", given)):
         if image is not None and image.shape == truth.shape:

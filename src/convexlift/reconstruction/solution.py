@@ -88,6 +88,7 @@ class PiecewiseSolver:
         method: a name in ``solvers.named_methods.METHODS``.
         batch: images at once, or None for as many as fit.
         interruption: the reason to end all iterations, if there is one.
+        colour: the regularizer for images of three channels, if there is one.
     """
 
     network: InputConvexNetwork
@@ -96,16 +97,23 @@ class PiecewiseSolver:
     method: str = "default"
     batch: int | None = None
     interruption: Interruption = field(default_factory=Interruption)
+    colour: InputConvexNetwork | None = None
+
+    def network_for(self, data: Measurement) -> InputConvexNetwork:
+        """The regularizer for images with as many channels as these."""
+        fits = self.colour is not None and self.colour.in_channels == data.image_shape[0]
+        return self.colour if fits and self.colour is not None else self.network
 
     def fitting(self, data: Measurement) -> int:
         """How many images of this size to solve at once."""
         if self.batch is not None:
             return self.batch
-        height, width = data.image_shape[-2:]
-        channels = sum(layer.channels for layer in self.network.layers)
-        if self.network.reads_data:  # weights for each pixel, and the guide's layers
-            channels += _GUIDE * self.network.layers[-1].outputs
-        each = 4 * height * width * (_BUFFERS * channels + _IMAGES)
+        planes, height, width = data.image_shape
+        network = self.network_for(data)
+        channels = sum(layer.channels for layer in network.layers)
+        if network.reads_data:  # weights for each pixel, and the guide's layers
+            channels += _GUIDE * network.layers[-1].outputs
+        each = 4 * height * width * (_BUFFERS * channels + _IMAGES * planes)
         if self.device.type == "cuda":
             free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU
         else:
@@ -163,7 +171,7 @@ class PiecewiseSolver:
         self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
     ) -> Solution:
         """The solution of images that fit the memory, with the status of an interruption."""
-        problem = stated(self.here(data), self.network, weight, self.method)
+        problem = stated(self.here(data), self.network_for(data), weight, self.method)
         solution = self.solve_once(problem, stop, None, callback)
         ended = self.interruption.status
         if ended is None:
