@@ -239,6 +239,7 @@ class Activation(NamedTuple):
     dual: Callable[[Array], list[Array]]  # terms of h*(s)
     group: int = 1
     steepest: Callable[[Array], Array] | None = None  # |h'| up to |a|, where slopes are unbounded
+    formulas: int = 1  # short ones, in an evaluation of h or h*
 
     def norms(self, a: Array) -> Array:
         """|a_g|, for groups; a itself otherwise."""
@@ -255,7 +256,7 @@ class Activation(NamedTuple):
         if not np.isfinite(bound):
             require(self.steepest is not None, "no bound on the slopes of this activation")
             bound = self.steepest(np.abs(a.value) + a.error)  # type: ignore[misc]
-        return Ball(h.value, (h.error + bound * a.error) * (1 + ROUNDINGS))
+        return Ball(h.value, (self.formulas * h.error + bound * a.error) * (1 + ROUNDINGS))
 
     def slope(self, p: Array, t: Array) -> Array:
         """p / t, moved into the domain of the conjugate; there exactly, whatever the rounding."""
@@ -270,7 +271,29 @@ class Activation(NamedTuple):
     def conjugate(self, s: Array) -> Ball:
         """h*(s)."""
         h = formula(*self.dual(self.norms(s)))
-        return Ball(h.value, h.error * (self.group + 2))  # norms have errors of their own
+        # Norms have errors of their own.
+        return Ball(h.value, h.error * (self.group + 2) * self.formulas)
+
+
+def mixture(widths: Array, shares: Array) -> Activation:
+    """sum_j c_j H_j(a), H_j(a) = m (a - m/2) / t_j, m = clip(a, -t_j, t_j), sum_j c_j = 1.
+
+    h'(a) = min_i A_i + k_i a for a >= 0, so h'(b) = s for b = max_i (s - A_i) / k_i, s >= 0.
+    """
+    c = shares / shares.sum(0)
+    k = (c / widths)[::-1].cumsum(0)[::-1]
+    parts = [*zip(c / widths, widths.ravel(), strict=True)]
+    clip: Any = lambda a, t: np.clip(a, -t, t)
+    value: Any = lambda a: [w * clip(a, t) * (a - clip(a, t) / 2) for w, t in parts]
+
+    def dual(s: Array) -> list[Array]:
+        lines = zip(c.cumsum(0) - c, np.maximum(k, 1e-300), strict=True)
+        b = reduce(np.maximum, [(np.abs(s) - start) / rise for start, rise in lines])
+        # b is the point of a slope that differs by roundings from s: h* by t_J times as much.
+        last = 0 * b + widths[-1]
+        return [*(w * clip(b, t) ** 2 / 2 for w, t in parts), last, -last]
+
+    return Activation(-1.0, 1.0, value, dual, formulas=len(parts))
 
 
 def activation(described: Any) -> Activation:
@@ -385,9 +408,9 @@ class Proof:
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
         channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
         given = self.arrays["network.output"].ndim == 4  # for each pixel, where read off the data
-        output = self.tensor("network.output", every if given else channels)
+        output = self.tensor("network.output", None if given else channels)
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
-        self.output = output if given else np.broadcast_to(output[:, None, None], every)
+        self.output = np.broadcast_to(output if given else output[:, None, None], every)
         self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
@@ -464,9 +487,22 @@ class Proof:
         height, width = scan["pixel_size"]
         return rays(lines, shape[1:], (number(height), number(width)))
 
+    def activation(self, layer: Any, name: str) -> Activation:
+        """The activation of a layer; mixtures have a tensor of shares."""
+        ((kind, q),) = layer["activation"].items()
+        if kind != "HuberMixture":
+            return activation(layer["activation"])
+        widths = np.array([number(t) for t in q["widths"]])
+        require((np.diff(widths) > 0).all(), f"the widths of {name} do not increase")
+        shares = self.tensor(f"network.{name}.shares", (layer["channels"], widths.size))
+        usable = (shares >= 0).all() and (shares.sum(1) > 0).all()
+        require(usable, f"the tensor 'network.{name}.shares' has negative entries, or only zeros")
+        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
+
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
-        name, h, links = f"layers.{i}", activation(described["activation"]), described["links"]
+        name, links = f"layers.{i}", described["links"]
+        h = self.activation(described, name)
         require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []

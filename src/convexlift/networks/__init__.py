@@ -5,6 +5,7 @@ from convexlift.networks import exponential_activations as _exponential  # noqa:
 from convexlift.networks.adaptive import AdaptiveNetwork as AdaptiveNetwork
 from convexlift.networks.adaptive import ConditionedNetwork as ConditionedNetwork
 from convexlift.networks.adaptive import Guide as Guide
+from convexlift.networks.adaptive import NoiseGuide as NoiseGuide
 from convexlift.networks.adaptive import UNetGuide as UNetGuide
 from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.architectures import adaptive as adaptive
@@ -29,6 +30,7 @@ __all__ = [
     "ForwardDifferences",
     "Guide",
     "LinearMap",
+    "NoiseGuide",
     "TotalVariation",
     "UNetGuide",
     "adaptive",

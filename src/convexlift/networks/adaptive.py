@@ -5,8 +5,9 @@
 with the noise level c: a partially input-convex network (Amos, Xu and Kolter 2017). An ordinary
 network, the *guide*, reads an image made from the data y and its noise level, and gives the output
 weights of a convex network, one for each channel and pixel: small where there is detail, large
-where the image is flat. The guide never sees x. Once the data are given, every weight is a number,
-and R is convex as before: lift, methods and certificates are the same.
+where the image is flat. A simpler one, ``NoiseGuide``, reads the noise level only. The guide never
+sees x. Once the data are given, every weight is a number, and R is convex as before: lift, methods
+and certificates are the same.
 
 Weights are bounded, from above by W_L and from below by ``floor`` times that. Without bounds,
 training drives some of them to where the problem can no longer be solved. Activations are scaled
@@ -19,14 +20,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.parts import ProblemPart, require_at_least
+from convexlift.parts import ProblemPart, require_at_least, require_increasing
 from convexlift.tensors import Shape, first_non_finite
 
 MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
@@ -41,14 +42,49 @@ class Guide(nn.Module, ProblemPart, ABC):
     Attributes:
         in_channels: channels of the picture.
         outputs: numbers for each pixel.
+        reads_picture: whether numbers depend on the picture, or on the noise level only.
     """
 
     in_channels: int
     outputs: int
+    reads_picture: ClassVar[bool] = True
 
     @abstractmethod
     def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
-        """Numbers (B, outputs, H, W) for a picture (B, C, H, W) and noise levels (B, 1, 1, 1)."""
+        """Numbers (B, outputs, H, W) for a picture (B, C, H, W) and noise levels (B, 1, 1, 1).
+
+        Without reading the picture, (B, outputs, 1, 1).
+        """
+
+
+class NoiseGuide(Guide, name="NoiseGuide"):
+    """Numbers for each channel that depend on the noise level c only, the same for all pixels.
+
+    They are learned at some levels, interpolated linearly in log c, and constant beyond. With one
+    level, they do not depend on c, and R_c(x) = c^2 R_1(x / c).
+
+    Args:
+        in_channels: channels of the picture.
+        outputs: numbers for each level.
+        levels: noise levels, in increasing order.
+    """
+
+    reads_picture = False
+
+    def __init__(self, in_channels: int, outputs: int, *, levels: Sequence[float]) -> None:
+        super().__init__()
+        require_at_least(1, in_channels=in_channels, outputs=outputs)
+        require_increasing(self, levels=levels)
+        self.in_channels, self.outputs, self.levels = in_channels, outputs, list(levels)
+        self.numbers = nn.Parameter(torch.zeros(len(levels), outputs))
+
+    def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
+        """(B, outputs, 1, 1)."""
+        log_c, logs = noise.reshape(-1, 1).log(), noise.new_tensor(self.levels).log()
+        ways = ((log_c - logs[:-1]) / logs.diff()).clamp(0, 1)  # past each interval: 1
+        one = torch.ones_like(log_c)
+        shares = torch.cat([one, ways], 1) - torch.cat([ways, 0 * one], 1)
+        return (shares @ self.numbers)[..., None, None]
 
 
 class UNetGuide(Guide, name="UNetGuide"):
@@ -136,7 +172,7 @@ class ConditionedNetwork(InputConvexNetwork):
     Made by ``AdaptiveNetwork.condition``. It shares its layers with the adaptive network.
 
     Attributes:
-        output: (B, C, H, W), nonnegative.
+        output: (B, C, H, W), nonnegative; (B or 1, C, 1, 1) from a guide that reads the noise only.
     """
 
     output: Tensor  # type: ignore[assignment]
@@ -151,10 +187,11 @@ class ConditionedNetwork(InputConvexNetwork):
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        return type(self)(list(self.layers), self.output[images], in_channels=self.in_channels)
+        output = self.output[images] if len(self.output) > 1 else self.output
+        return type(self)(list(self.layers), output, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
-        if tuple(self.output.shape[1:]) != tuple(shape):
+        if tuple(self.output.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
             raise ValueError(
                 f"the weights were read off data for layers of {tuple(self.output.shape[1:])}, and "
                 f"these images make layers of {tuple(shape)}; condition the network on their data"
@@ -219,6 +256,8 @@ class AdaptiveNetwork(InputConvexNetwork):
     def weights(self, picture: Tensor, noise: float | Tensor = 1.0) -> Tensor:
         """c W(y), (B, C, H, W), differentiable in the guide and in W_L.
 
+        (B, C, 1, 1) if the guide reads the noise only, (1, C, 1, 1) for one noise level.
+
         Args:
             picture: an image made from the data, (B, C, H, W): the noisy image, an image with
                 missing pixels filled in, a filtered back projection.
@@ -232,6 +271,8 @@ class AdaptiveNetwork(InputConvexNetwork):
         if (place := first_non_finite(picture)) is not None:
             raise ValueError(f"the picture for the guide is {float(picture[place])} at {place}")
         level = _levels(noise, picture).reshape(-1, 1, 1, 1)
+        if not self.guide.reads_picture and bool((level == level[0]).all()):
+            level = level[:1]
         share = torch.sigmoid(self.guide(picture, level)).square()
         if not bool(torch.isfinite(share).all()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
@@ -281,7 +322,10 @@ def _scaled(layer: ConvexLayer, levels: set[float]) -> ConvexLayer:
     (level,) = levels
     scaled = h.scaled(level)
     if scaled is None:
-        raise ValueError(f"{h} cannot be scaled by the noise level; use Abs() or Huber(delta)")
+        raise ValueError(
+            f"{h} cannot be scaled by the noise level; use Abs(), Huber(delta) or "
+            "HuberMixture(widths)"
+        )
     other = copy.copy(layer)
     other.activation = scaled
     return other
