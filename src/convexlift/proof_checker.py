@@ -275,34 +275,39 @@ class Activation(NamedTuple):
         return Ball(h.value, h.error * (self.group + 2) * self.formulas)
 
 
-def mixture(widths: Array, shares: Array) -> Activation:
-    """sum_j c_j H_j(a), H_j(a) = m (a - m/2) / t_j, m = clip(a, -t_j, t_j), sum_j c_j = 1.
+def mixture(t: Array, shares: Array) -> Activation:
+    """sum_j c_j m (a - m/2) / t_j with m = clip(a, -t_j, t_j) and sum_j c_j = 1, j along axis 0.
 
     h'(a) = min_i A_i + k_i a for a >= 0, so h'(b) = s for b = max_i (s - A_i) / k_i, s >= 0.
     """
     c = shares / shares.sum(0)
-    k = (c / widths)[::-1].cumsum(0)[::-1]
-    parts = [*zip(c / widths, widths.ravel(), strict=True)]
-    clip: Any = lambda a, t: np.clip(a, -t, t)
-    value: Any = lambda a: [w * clip(a, t) * (a - clip(a, t) / 2) for w, t in parts]
+    A, k = c.cumsum(0) - c, np.maximum((c / t)[::-1].cumsum(0)[::-1], 1e-300)
+    clipped: Any = lambda a: zip(c / t, (np.clip(a, -each, each) for each in t), strict=True)
 
     def dual(s: Array) -> list[Array]:
-        lines = zip(c.cumsum(0) - c, np.maximum(k, 1e-300), strict=True)
-        b = reduce(np.maximum, [(np.abs(s) - start) / rise for start, rise in lines])
-        # b is the point of a slope that differs by roundings from s: h* by t_J times as much.
-        last = 0 * b + widths[-1]
-        return [*(w * clip(b, t) ** 2 / 2 for w, t in parts), last, -last]
+        b = reduce(np.maximum, [(np.abs(s) - A[i]) / k[i] for i in range(len(t))])
+        # b has a slope that differs from s by roundings, and h* from h*(s) by t_J times as much.
+        return [*(w * m**2 / 2 for w, m in clipped(b)), 0 * b + t[-1], 0 * b - t[-1]]
 
-    return Activation(-1.0, 1.0, value, dual, formulas=len(parts))
+    value: Any = lambda a: [w * m * (a - m / 2) for w, m in clipped(a)]
+    return Activation(-1.0, 1.0, value, dual, formulas=len(t))
 
 
-def activation(described: Any) -> Activation:
-    """The activation with this description."""
+def activation(described: Any, shares: Array | None = None) -> Activation:
+    """The activation with this description, and of a mixture the shares, (channels, J)."""
     ((kind, q),) = described.items()
+    if kind == "HuberMixture":
+        widths = np.array([number(t) for t in q["widths"]])
+        require((np.diff(widths) > 0).all(), "the widths of a HuberMixture do not increase")
+        shares = np.ones((1, widths.size)) if shares is None else shares
+        usable = shares.shape[1] == widths.size and (shares >= 0).all() and shares.any(1).all()
+        require(usable, "the shares of a HuberMixture are too few, negative, or zero")
+        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
     if kind == "GroupNorm":
         ((profile, _),) = q["profile"].items()
         # Even activations only: h of a norm is convex for them.
-        require(profile in ("Abs", "Huber", "HalfSquare"), f"{profile} is no profile of groups")
+        even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
+        require(even, f"{profile} is no profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
         half_square: Any = lambda a: [a * a / 2]
@@ -487,22 +492,12 @@ class Proof:
         height, width = scan["pixel_size"]
         return rays(lines, shape[1:], (number(height), number(width)))
 
-    def activation(self, layer: Any, name: str) -> Activation:
-        """The activation of a layer; mixtures have a tensor of shares."""
-        ((kind, q),) = layer["activation"].items()
-        if kind != "HuberMixture":
-            return activation(layer["activation"])
-        widths = np.array([number(t) for t in q["widths"]])
-        require((np.diff(widths) > 0).all(), f"the widths of {name} do not increase")
-        shares = self.tensor(f"network.{name}.shares", (layer["channels"], widths.size))
-        usable = (shares >= 0).all() and (shares.sum(1) > 0).all()
-        require(usable, f"the tensor 'network.{name}.shares' has negative entries, or only zeros")
-        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
-
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
         name, links = f"layers.{i}", described["links"]
-        h = self.activation(described, name)
+        mixed = "HuberMixture" in described["activation"]
+        shares = self.tensor(f"network.{name}.shares") if mixed else None
+        h = activation(described["activation"], shares)
         require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []
