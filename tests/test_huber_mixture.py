@@ -295,4 +295,4 @@ def test_training_lowers_the_loss_and_keeps_shares():
     shares = net.layers[0].shares.detach()
     torch.testing.assert_close(shares.sum(1), torch.ones(6, dtype=shares.dtype))
     assert float(shares.min()) >= 0
-    assert float((shares - 0.2).abs().max()) > 0.01
+    assert float(shares[:, 1:].max()) > 0.01  # they start at zero
