@@ -137,7 +137,9 @@ def ridge(
             problems with ``noise=c``; then ``smoothing`` is in units of the noise. The weights W
             are learned at these levels and interpolated; at one level, they are the same for all.
     """
-    require_at_least(1, depth=depth, profiles=profiles)
+    if depth < 1:
+        raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
+    require_at_least(1, profiles=profiles)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     if profiles > 1:
         profile = HuberMixture(tuple(smoothing * 2.0**j for j in range(profiles)))
