@@ -76,7 +76,8 @@ class NoiseGuide(Guide, name="NoiseGuide"):
         require_at_least(1, in_channels=in_channels, outputs=outputs)
         require_increasing(self, levels=levels)
         self.in_channels, self.outputs, self.levels = in_channels, outputs, list(levels)
-        self.numbers = nn.Parameter(torch.zeros(len(levels), outputs))
+        # Half of the largest weight; not zeros, to which learning rates may not be relative.
+        self.numbers = nn.Parameter(torch.ones(len(levels), outputs))
 
     def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
         """(B, outputs, 1, 1)."""
