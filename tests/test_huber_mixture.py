@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from oracle import optimum
@@ -12,6 +13,7 @@ from training_runs import crops
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, NoiseGuide, ridge
 from convexlift.problems.minorant import OnePass
+from convexlift.proof_checker import activation
 from convexlift.solvers import iterations as tiled_iterations
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
@@ -200,13 +202,26 @@ def test_single_precision_claims_hold_in_double_precision():
     assert (better.lower_bound <= solution.objective).all()
 
 
-def test_changed_or_bad_shares_are_refused(tmp_path):
+def test_bad_shares_are_refused():
     net = network()
     for shares in (-SHARES, 0 * SHARES):
         with pytest.raises(ValueError, match="shares of layer 1 must be nonnegative"):
             net.load_state_dict({**net.state_dict(), "layers.0.shares": shares})
     net.project_()
     assert torch.equal(net.layers[0].shares.detach(), torch.full((4, 4), 0.25))
+
+
+@pytest.mark.parametrize(
+    ("widths", "shares"),
+    [([2.0, 1.0], None), ([0.0, 1.0], None), ([1.0, 2.0], [[1, -1]]), ([1.0, 2.0], [[0, 0]]),
+     ([1.0, 2.0], [[1, 1, 1]])],
+)  # fmt: skip
+def test_the_checker_refuses_mixtures_that_are_not_convex(widths, shares):
+    with pytest.raises(cl.ProofRejected):
+        activation(
+            {"HuberMixture": {"widths": widths}},
+            None if shares is None else np.array(shares, dtype=float),
+        )
 
 
 def test_saved_and_loaded_it_is_the_same_to_the_last_bit(tmp_path):

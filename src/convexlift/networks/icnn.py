@@ -128,6 +128,7 @@ class ConvexLayer(nn.Module):
             h = h.with_shares(self.shares)
         return BoundLayer(h, operators, bias, self.residual, made)
 
+    @torch.no_grad()
     def project_(self) -> None:
         """Set negative shares to zero, and their sum to one; equal ones where none is left."""
         if self.shares is not None:
