@@ -115,7 +115,7 @@ def _activation(draw: Draw, *, first: bool, unit: float) -> cl.Activation:
     size, profile = (2, cl.Abs()) if alpha == 1.0 else (3, cl.Huber(width))
     arguments = {
         "slope": slope, "smoothing": width, "delta": width, "sharpness": 1 / width,
-        "alpha": alpha, "size": size, "profile": profile,
+        "alpha": alpha, "size": size, "profile": profile, "widths": (width, 2 * width, 9 * width),
     }  # fmt: skip
     usable: dict[str, cl.Activation] = {}
     for name, kind in known_parts(cl.Activation).items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from math import pi
 from typing import Any
 
@@ -127,6 +128,37 @@ def huber_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
     return [cp.huber(a / h.delta, 1) * h.delta / 2 <= z]
 
 
+def mixture(*widths: float) -> tuple[Formula, Formula, Formula]:
+    """The mean of Huber functions; h*(s) from the point with the slope s, between two knots."""
+    parts, n = [huber(t) for t in widths], len(widths)
+
+    def slope(a: Decimal) -> Decimal:
+        return sum((part[1](a) for part in parts), ZERO) / n
+
+    def conjugate(s: Decimal) -> Decimal:
+        knots = [ZERO, *map(exact, widths)]
+        for left, right in pairwise(knots):
+            low, high = slope(left), slope(right)
+            if low <= abs(s) <= high:
+                b = left + (abs(s) - low) * (right - left) / (high - low)
+                return abs(s) * b - value(b)
+        raise ValueError(s)
+
+    def value(a: Decimal) -> Decimal:
+        return sum((part[0](a) for part in parts), ZERO) / n
+
+    return value, slope, conjugate
+
+
+def mixture_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
+    """The channels of a are its slowest index; equal shares without a layer."""
+    count = len(h.widths)
+    c = torch.ones(1, count) if h.shares is None else h.shares
+    c = (c / c.sum(1, keepdim=True)).repeat_interleave(a.size // len(c), 0).numpy()
+    parts = [cp.multiply(c[:, j] * t / 2, cp.huber(a / t, 1)) for j, t in enumerate(h.widths)]
+    return [sum(parts) <= z]
+
+
 Entry = ActivationEntry
 ACTIVATIONS = [
     Entry(cl.ReLU(), kinked(0.0, 1.0), lambda cp, h, a, z: [cp.pos(a) <= z], "relu"),
@@ -141,6 +173,7 @@ ACTIVATIONS = [
     Entry(cl.HalfSquare(), SQUARE, lambda cp, h, a, z: [cp.square(a) / 2 <= z], "square"),
     Entry(cl.Huber(0.1), huber(0.1), huber_epigraph, "huber"),
     Entry(cl.Huber(1.0), huber(1.0)),
+    Entry(cl.HuberMixture((0.02, 0.1, 0.7)), mixture(0.02, 0.1, 0.7), mixture_epigraph, "mixture"),
     Entry(cl.GroupNorm(2), name="group"),
     Entry(cl.GroupNorm(3, cl.Huber(0.1)), name="group huber"),
     Entry(cl.GroupNorm(2, cl.HalfSquare()), name="group square"),

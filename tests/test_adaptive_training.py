@@ -156,7 +156,8 @@ def test_the_command_trains_an_adaptive_network_and_resumes_exactly(monkeypatch)
     trained = cl.load("parts/model")
     assert isinstance(trained, AdaptiveNetwork)
     assert (trained.layers[0].channels, trained.guide.widths) == (2, [4])
-    assert trained.card.weights == {"gaussian-denoising": 1.0}
+    tasks = PRESETS["photo"].tasks
+    assert trained.card.weights == {task.name: weight for task, weight in tasks}
     assert trained.card.recipe["network"]["architecture"] == "adaptive"
     tasks = PRESETS["photo"].tasks
     assert trained.card.recipe["tasks"][0][0]["up_to"] == tasks[0][0].up_to

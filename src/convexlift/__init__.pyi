@@ -24,6 +24,7 @@ from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.exponential_activations import ELU as ELU
 from convexlift.networks.exponential_activations import Softplus as Softplus
 from convexlift.networks.group_activations import GroupNorm as GroupNorm
+from convexlift.networks.huber_mixture import HuberMixture as HuberMixture
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer
 from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
 from convexlift.networks.smooth_activations import HalfSquare as HalfSquare

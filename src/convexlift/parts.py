@@ -8,7 +8,9 @@ statements are its capabilities.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 PARTS: dict[str, type[ProblemPart]] = {}
@@ -99,6 +101,16 @@ def require_positive(owner: object, **values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{type(owner).__name__} needs {name} > 0, got {name}={value}")
+
+
+def require_increasing(owner: object, **values: Sequence[float]) -> None:
+    """Raise ValueError unless each value is a few positive numbers in increasing order."""
+    for name, each in values.items():
+        if not each or not all(a < b for a, b in itertools.pairwise((0.0, *each, math.inf))):
+            raise ValueError(
+                f"{type(owner).__name__} needs {name} that are positive and increase, got "
+                f"{name}={tuple(each)}"
+            )
 
 
 def require_at_least(least: int, **values: float) -> None:

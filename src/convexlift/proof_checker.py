@@ -239,6 +239,7 @@ class Activation(NamedTuple):
     dual: Callable[[Array], list[Array]]  # terms of h*(s)
     group: int = 1
     steepest: Callable[[Array], Array] | None = None  # |h'| up to |a|, where slopes are unbounded
+    formulas: int = 1  # short ones, in an evaluation of h or h*
 
     def norms(self, a: Array) -> Array:
         """|a_g|, for groups; a itself otherwise."""
@@ -255,7 +256,7 @@ class Activation(NamedTuple):
         if not np.isfinite(bound):
             require(self.steepest is not None, "no bound on the slopes of this activation")
             bound = self.steepest(np.abs(a.value) + a.error)  # type: ignore[misc]
-        return Ball(h.value, (h.error + bound * a.error) * (1 + ROUNDINGS))
+        return Ball(h.value, (self.formulas * h.error + bound * a.error) * (1 + ROUNDINGS))
 
     def slope(self, p: Array, t: Array) -> Array:
         """p / t, moved into the domain of the conjugate; there exactly, whatever the rounding."""
@@ -270,16 +271,43 @@ class Activation(NamedTuple):
     def conjugate(self, s: Array) -> Ball:
         """h*(s)."""
         h = formula(*self.dual(self.norms(s)))
-        return Ball(h.value, h.error * (self.group + 2))  # norms have errors of their own
+        # Norms have errors of their own.
+        return Ball(h.value, h.error * (self.group + 2) * self.formulas)
 
 
-def activation(described: Any) -> Activation:
-    """The activation with this description."""
+def mixture(t: Array, shares: Array) -> Activation:
+    """sum_j c_j m (a - m/2) / t_j with m = clip(a, -t_j, t_j) and sum_j c_j = 1, j along axis 0.
+
+    h'(a) = min_i A_i + k_i a for a >= 0, so h'(b) = s for b = max_i (s - A_i) / k_i, s >= 0.
+    """
+    c = shares / shares.sum(0)
+    A, k = c.cumsum(0) - c, np.maximum((c / t)[::-1].cumsum(0)[::-1], 1e-300)
+    clipped: Any = lambda a: zip(c / t, (np.clip(a, -each, each) for each in t), strict=True)
+
+    def dual(s: Array) -> list[Array]:
+        b = reduce(np.maximum, [(np.abs(s) - A[i]) / k[i] for i in range(len(t))])
+        # b has a slope that differs from s by roundings, and h* from h*(s) by t_J times as much.
+        return [*(w * m**2 / 2 for w, m in clipped(b)), 0 * b + t[-1], 0 * b - t[-1]]
+
+    value: Any = lambda a: [w * m * (a - m / 2) for w, m in clipped(a)]
+    return Activation(-1.0, 1.0, value, dual, formulas=len(t))
+
+
+def activation(described: Any, shares: Array | None = None) -> Activation:
+    """The activation with this description, and of a mixture the shares, (channels, J)."""
     ((kind, q),) = described.items()
+    if kind == "HuberMixture":
+        widths = np.array([number(t) for t in q["widths"]])
+        require((np.diff(widths) > 0).all(), "the widths of a HuberMixture do not increase")
+        shares = np.ones((1, widths.size)) if shares is None else shares
+        usable = shares.shape[1] == widths.size and (shares >= 0).all() and shares.any(1).all()
+        require(usable, "the shares of a HuberMixture are too few, negative, or zero")
+        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
     if kind == "GroupNorm":
         ((profile, _),) = q["profile"].items()
         # Even activations only: h of a norm is convex for them.
-        require(profile in ("Abs", "Huber", "HalfSquare"), f"{profile} is no profile of groups")
+        even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
+        require(even, f"{profile} is no profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
         half_square: Any = lambda a: [a * a / 2]
@@ -384,11 +412,12 @@ class Proof:
         self.shapes: list[Shape] = [tuple(image)]
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
         channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
-        given = self.arrays["network.output"].ndim == 4  # for each pixel, where read off the data
-        self.premise = "given the weights that the guide read from these data, " * given
-        output = self.tensor("network.output", every if given else channels)
+        output = self.tensor("network.output")  # for each pixel, where a guide read it off the data
+        read = output.ndim == 4 and output.shape[2:] != (1, 1)
+        self.premise = "given the weights that the guide read from these data, " * read
+        output = output if output.ndim == 4 else output.reshape(*channels, 1, 1)
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
-        self.output = output if given else np.broadcast_to(output[:, None, None], every)
+        self.output = np.broadcast_to(output, every)
         self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
@@ -467,7 +496,10 @@ class Proof:
 
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
-        name, h, links = f"layers.{i}", activation(described["activation"]), described["links"]
+        name, links = f"layers.{i}", described["links"]
+        mixed = "HuberMixture" in described["activation"]
+        shares = self.tensor(f"network.{name}.shares") if mixed else None
+        h = activation(described["activation"], shares)
         require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []

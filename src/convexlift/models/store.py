@@ -40,7 +40,8 @@ from convexlift.models.files import (
     read_sheet,
 )
 from convexlift.networks.activations import Activation
-from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork, Guide
+from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
+from convexlift.networks.guides import Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap
 from convexlift.parts import ProblemPart, known_parts, overridden
@@ -191,17 +192,13 @@ def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The numbers of ``_in_eight_bits``; ValueError if codes and scales do not match."""
-    numbers = {}
-    for name, tensor in tensors.items():
-        if name.endswith(SCALE):
-            codes = tensors.get(name.removesuffix(SCALE))
-            if codes is None or codes.dtype is not torch.int8 or tensor.shape != codes.shape[:1]:
-                raise ValueError(f"the tensor {name} does not fit any 8-bit tensor beside it")
-            continue
-        scale = tensors.get(name + SCALE)
-        if scale is not None:
-            tensor = tensor.to(scale.dtype) * scale.reshape(-1, *[1] * (tensor.ndim - 1))
-        numbers[name] = tensor
+    numbers = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name in tensors.keys() - numbers.keys():
+        codes, scale = numbers.get(name.removesuffix(SCALE)), tensors[name]
+        if codes is None or codes.dtype is not torch.int8 or scale.shape != codes.shape[:1]:
+            raise ValueError(f"the tensor {name} does not fit any 8-bit tensor beside it")
+        rows = scale.reshape(-1, *[1] * (codes.ndim - 1))
+        numbers[name.removesuffix(SCALE)] = codes.to(scale.dtype) * rows
     return numbers
 
 

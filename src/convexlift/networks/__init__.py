@@ -4,14 +4,15 @@
 from convexlift.networks import exponential_activations as _exponential  # noqa: F401
 from convexlift.networks.adaptive import AdaptiveNetwork as AdaptiveNetwork
 from convexlift.networks.adaptive import ConditionedNetwork as ConditionedNetwork
-from convexlift.networks.adaptive import Guide as Guide
-from convexlift.networks.adaptive import UNetGuide as UNetGuide
 from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.architectures import adaptive as adaptive
 from convexlift.networks.architectures import baseline as baseline
 from convexlift.networks.architectures import convolutional as convolutional
 from convexlift.networks.architectures import deep as deep
 from convexlift.networks.architectures import ridge as ridge
+from convexlift.networks.guides import Guide as Guide
+from convexlift.networks.guides import NoiseGuide as NoiseGuide
+from convexlift.networks.guides import UNetGuide as UNetGuide
 from convexlift.networks.maps import AveragePool as AveragePool
 from convexlift.networks.maps import Chain as Chain
 from convexlift.networks.maps import Convolution as Convolution
@@ -29,6 +30,7 @@ __all__ = [
     "ForwardDifferences",
     "Guide",
     "LinearMap",
+    "NoiseGuide",
     "TotalVariation",
     "UNetGuide",
     "adaptive",

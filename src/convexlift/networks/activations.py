@@ -12,8 +12,8 @@ domain of h*), the library needs
     fenchel_young h(a) + h*(s) - s a >= 0, without cancellation
     value_and_loss  h(a), and t fenchel_young(a, s) for p = s t, in few passes
 
-An activation is a frozen dataclass without trainable parts. After the first layer of a network
-it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
+An activation is a frozen dataclass; trainable numbers are in its layer. After the first layer of a
+network it must be nondecreasing (lo >= 0); in the first layer convexity is enough.
 
 Most are functions of one variable. Those of ``group`` consecutive channels (``GroupNorm``) make one
 channel of z = h(a) from each group of a: the multipliers t have the shape of z, the slopes s and
@@ -55,9 +55,12 @@ class Activation(ProblemPart, ABC):
         smooth: whether the derivative is continuous.
         curvature_at_zero: h''(0); 0 at a kink.
         ramp: the derivative, where it is a ramp; else None.
+        roundings: units of rounding error of h(a) and h*(s), relative to the sum of their terms
+            and to h* at the ends of its domain; in double precision.
     """
 
     capabilities = ProblemPart.capabilities | {"ramp", "mean_at_prox", "value_and_loss", "scaled"}
+    roundings: int = 36
     smooth: bool = False
     curvature_at_zero: float = 0.0
     ramp: Ramp | None = None
@@ -70,6 +73,10 @@ class Activation(ProblemPart, ABC):
     def scaled(self, c: float) -> Activation | None:
         """The activation a -> c h(a / c), with the same slopes; None if it is not known."""
         return None
+
+    def select(self, channels: slice) -> Activation:
+        """The activation of some channels of h(a)."""
+        return self
 
     @property
     @abstractmethod

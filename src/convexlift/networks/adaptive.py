@@ -5,8 +5,9 @@
 with the noise level c: a partially input-convex network (Amos, Xu and Kolter 2017). An ordinary
 network, the *guide*, reads an image made from the data y and its noise level, and gives the output
 weights of a convex network, one for each channel and pixel: small where there is detail, large
-where the image is flat. The guide never sees x. Once the data are given, every weight is a number,
-and R is convex as before: lift, methods and certificates are the same.
+where the image is flat. A simpler one, ``NoiseGuide``, reads the noise level only. The guide never
+sees x. Once the data are given, every weight is a number, and R is convex as before: lift, methods
+and certificates are the same.
 
 Weights are bounded, from above by W_L <= ``ceiling`` and from below by ``floor`` W_L. Without
 bounds, training drives some of them to where the problem can no longer be solved. Activations are
@@ -18,127 +19,23 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from convexlift.networks.guides import Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.parts import ProblemPart, require_at_least, require_positive
+from convexlift.parts import (
+    require_positive,
+)
 from convexlift.tensors import Shape, first_non_finite
 
 PREMISE = "given the weights that the guide read from these data, "
 """What certificates take for granted; nothing is said about the guide's choice."""
-MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
-"""Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
 UNSTATED_NOISE = 0.05
 """The level c for data whose noise has no standard deviation: impulses, counts behind a scanner."""
-
-
-class Guide(nn.Module, ProblemPart, ABC):
-    """(picture, noise, seen) -> a number for each channel and pixel.
-
-    A subclass with ``name="..."`` can be saved with its network (``ProblemPart``).
-
-    Attributes:
-        in_channels: channels of the picture.
-        outputs: numbers for each pixel.
-    """
-
-    in_channels: int
-    outputs: int
-
-    @abstractmethod
-    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
-        """Numbers (B, outputs, H, W).
-
-        Args:
-            picture: an image made from the data, (B, C, H, W).
-            noise: its level, (B, 1, 1, 1).
-            seen: 1 where the picture holds data, 0 where it was filled in, (B, 1, H, W).
-        """
-
-
-class UNetGuide(Guide, name="UNetGuide"):
-    """A small U-net.
-
-    It works at half the resolution: four pixels become four channels, which is four times cheaper.
-
-    Args:
-        in_channels: channels of the picture.
-        outputs: numbers for each pixel.
-        widths: channels at each scale, the finest first.
-        blocks: residual blocks at each scale, before and after the coarser ones.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        outputs: int,
-        *,
-        widths: Sequence[int] = (48, 64, 80),
-        blocks: int = 2,
-    ) -> None:
-        super().__init__()
-        require_at_least(1, in_channels=in_channels, outputs=outputs, blocks=blocks)
-        if not widths or min(widths) < 1:
-            raise ValueError(f"a guide needs widths of at least 1, one for each scale: {widths}")
-        self.in_channels, self.outputs = in_channels, outputs
-        self.widths, self.blocks = list(widths), blocks
-        finer, coarser = self.widths[:-1], self.widths[1:]
-        self.first = nn.Conv2d(4 * in_channels + 5, widths[0], 3, padding=1)
-        self.encoders = nn.ModuleList(_residual_blocks(width, blocks) for width in self.widths)
-        self.decoders = nn.ModuleList(_residual_blocks(width, blocks) for width in finer)
-        pairs = list(zip(finer, coarser, strict=True))
-        self.down = nn.ModuleList(nn.Conv2d(a, b, 2, stride=2) for a, b in pairs)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairs)
-        self.last = nn.Conv2d(widths[0], 4 * outputs, 3, padding=1)
-        # Start near the middle of the range of weights, the same for all pixels.
-        for parameter, factor in ((self.last.weight, 0.1), (self.last.bias, 0.0)):
-            assert parameter is not None
-            parameter.data.mul_(factor)
-
-    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
-        """One pass down to the coarsest scale and up again."""
-        height, width = picture.shape[2:]
-        multiple = 2 ** len(self.widths)
-        padding = (0, -width % multiple, 0, -height % multiple)
-        pixels = torch.cat([(picture - MEAN) / SPREAD, 1 - seen], 1)
-        # Replicated, not reflected: that works for every size.
-        z = F.pixel_unshuffle(F.pad(pixels, padding, mode="replicate"), 2)
-        level = (noise / LEVEL).log().expand(-1, 1, *z.shape[2:])
-        z = self.first(torch.cat([z, level], 1))
-        kept = []
-        for encoder, down in zip(self.encoders, self.down, strict=False):
-            kept.append(encoder(z))
-            z = down(kept[-1])
-        z = self.encoders[-1](z)
-        for decoder, up, finer in reversed(list(zip(self.decoders, self.up, kept, strict=True))):
-            z = decoder(up(z) + finer)
-        return F.pixel_shuffle(self.last(F.relu(z)), 2)[..., :height, :width]
-
-
-class ResidualBlock(nn.Module):
-    """z -> z + B relu(A relu(z)), the identity at the start of training."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a = nn.Conv2d(width, width, 3, padding=1)
-        self.b = nn.Conv2d(width, width, 3, padding=1)
-        for parameter in self.b.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """The block's output."""
-        changed: Tensor = z + self.b(F.relu(self.a(F.relu(z))))
-        return changed
-
-
-def _residual_blocks(width: int, count: int) -> nn.Sequential:
-    return nn.Sequential(*(ResidualBlock(width) for _ in range(count)))
 
 
 class ConditionedNetwork(InputConvexNetwork):
@@ -147,13 +44,12 @@ class ConditionedNetwork(InputConvexNetwork):
     Made by ``AdaptiveNetwork.condition``. It shares its layers with the adaptive network.
 
     Attributes:
-        output: (B, C, H, W), nonnegative.
+        output: (B, C, H, W), nonnegative; (B or 1, C, 1, 1) from a guide that reads the noise only.
         largest: (B, C, 1, 1), the largest weights that the guide could have given.
     """
 
     output: Tensor  # type: ignore[assignment]
     largest: Tensor
-    premise = PREMISE
 
     def __init__(
         self, layers: Sequence[ConvexLayer], output: Tensor, largest: Tensor, *,
@@ -166,21 +62,29 @@ class ConditionedNetwork(InputConvexNetwork):
         self.check_convexity()
 
     @property
-    def weight_map(self) -> Tensor:
+    def premise(self) -> str:  # type: ignore[override]
+        """Nothing for weights that depend on the noise level only."""
+        return PREMISE if self.output[0, 0].numel() > 1 else ""
+
+    @property
+    def weight_map(self) -> Tensor | None:
         """sum_c W_c(y) over sum_c of the largest weights, (B, 1, H, W) in [floor, 1].
 
         How strongly R smooths at each pixel: small where the guide saw detail.
         """
+        if not self.premise:
+            return None
         largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
         return self.output.detach().sum(1, keepdim=True) / largest
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        parts = self.output[images], self.largest[images]
-        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
+        largest = self.largest[images]
+        output = self.output[images] if len(self.output) > 1 else self.output
+        return type(self)(list(self.layers), output, largest, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
-        if tuple(self.output.shape[1:]) != tuple(shape):
+        if tuple(self.output.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
             raise ValueError(
                 f"the weights were read off data for layers of {tuple(self.output.shape[1:])}, and "
                 f"these images make layers of {tuple(shape)}; condition the network on their data"
@@ -212,7 +116,11 @@ class AdaptiveNetwork(InputConvexNetwork):
     """
 
     reads_data = True
-    premise = PREMISE
+
+    @property
+    def premise(self) -> str:  # type: ignore[override]
+        """Nothing for a guide that does not read the picture."""
+        return PREMISE if self.guide.reads_picture else ""
 
     def __init__(
         self,
@@ -261,6 +169,8 @@ class AdaptiveNetwork(InputConvexNetwork):
     ) -> Tensor:
         """c W(y), (B, C, H, W), differentiable in the guide and in W_L.
 
+        (B, C, 1, 1) if the guide reads the noise only, (1, C, 1, 1) for one noise level.
+
         Args:
             picture: an image made from the data, (B, C, H, W): the noisy image, an image with
                 missing pixels filled in, a filtered back projection.
@@ -279,6 +189,8 @@ class AdaptiveNetwork(InputConvexNetwork):
         here = torch.ones_like(picture[:, :1]) if seen is None else seen
         if here.shape != picture[:, :1].shape:
             raise ValueError(f"seen must be (B, 1, H, W) like the picture, got {tuple(here.shape)}")
+        if not self.guide.reads_picture and bool((level == level[0]).all()):
+            level = level[:1]
         share = torch.sigmoid(self.guide(picture, level, here.to(picture))).square()
         if not bool(torch.isfinite(share).all()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
@@ -337,7 +249,10 @@ def _scaled(layer: ConvexLayer, levels: set[float]) -> ConvexLayer:
     (level,) = levels
     scaled = h.scaled(level)
     if scaled is None:
-        raise ValueError(f"{h} cannot be scaled by the noise level; use Abs() or Huber(delta)")
+        raise ValueError(
+            f"{h} cannot be scaled by the noise level; use Abs(), Huber(delta) or "
+            "HuberMixture(widths)"
+        )
     other = copy.copy(layer)
     other.activation = scaled
     return other

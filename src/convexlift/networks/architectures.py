@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
-from convexlift.networks.adaptive import AdaptiveNetwork, UNetGuide
+from convexlift.networks.adaptive import AdaptiveNetwork
 from convexlift.networks.group_activations import GroupNorm
+from convexlift.networks.guides import NoiseGuide, UNetGuide
+from convexlift.networks.huber_mixture import HuberMixture
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import AveragePool, Chain, Convolution, Dense, ForwardDifferences
 from convexlift.networks.smooth_activations import Huber, SmoothedLeakyReLU, SmoothedReLU
 from convexlift.operators.convolution import Boundary
+from convexlift.parts import require_at_least
 
 
 def baseline(
@@ -109,13 +112,15 @@ def ridge(
     depth: int = 1,
     inner_channels: int = 16,
     inner_kernel: int = 3,
+    profiles: int = 1,
+    levels: Sequence[float] = (),
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <W_1, h(V_0 x)>, h the Huber function; for any image size.
 
-    A convex ridge regularizer (Goujon et al. 2023) with fixed profiles: learned filters whose
-    responses are penalised as total variation penalises differences. With a larger ``depth``, the
-    responses then pass nonnegative convolutions and (smoothed) ReLUs:
-    <W_3, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) + b_2)> for a depth of 3.
+    A convex ridge regularizer (Goujon et al. 2023): learned filters whose responses are penalised
+    as total variation penalises differences. With a larger ``depth``, the responses then pass
+    nonnegative convolutions and (smoothed) ReLUs: <W_3, h_3(W_2 h_2(W_1 h(V_0 x) + b_1) + b_2)> for
+    a depth of 3.
 
     Args:
         in_channels: channels of the image.
@@ -127,19 +132,31 @@ def ridge(
         depth: how many layers.
         inner_channels: number of filters of each further layer.
         inner_kernel: their size.
+        profiles: with more than one, h is learned for each filter, as a mixture of this many Huber
+            functions with the widths smoothing, 2 smoothing, 4 smoothing, ...
+        levels: makes a network for all noise levels c, c^2 R(x / c), that is told the level by
+            problems with ``noise=c``; then ``smoothing`` is in units of the noise. The weights W
+            are learned at these levels and interpolated; at one level, they are the same for all.
     """
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
+    require_at_least(1, profiles=profiles)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
+    if profiles > 1:
+        profile = HuberMixture(tuple(smoothing * 2.0**j for j in range(profiles)))
     inner: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
     inputs = channels
     for _ in range(depth - 1):
         mix = Convolution(inputs, inner_channels, inner_kernel, padding=padding, nonnegative=True)
-        layers.append(ConvexLayer(inner, channels=inner_channels, previous=mix))
+        bias = not levels  # a bias has units
+        layers.append(ConvexLayer(inner, channels=inner_channels, previous=mix, bias=bias))
         inputs = inner_channels
-    return InputConvexNetwork(layers, in_channels=in_channels)
+    if not levels:
+        return InputConvexNetwork(layers, in_channels=in_channels)
+    guide = NoiseGuide(in_channels, inputs, levels=levels)
+    return AdaptiveNetwork(layers, guide, in_channels=in_channels)
 
 
 def adaptive(

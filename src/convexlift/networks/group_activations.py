@@ -64,6 +64,11 @@ class GroupNorm(Activation, name="GroupNorm"):
         return self.size
 
     @property
+    def roundings(self) -> int:  # type: ignore[override]
+        """Lengths of vectors are rounded too."""
+        return self.profile.roundings + 4 * (self.size - 1)
+
+    @property
     def smooth(self) -> bool:  # type: ignore[override]
         """Whether the profile is smooth."""
         return self.profile.smooth

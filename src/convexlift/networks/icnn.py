@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
+from convexlift.networks.huber_mixture import HuberMixture
 from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite
@@ -36,6 +37,9 @@ class ConvexLayer(nn.Module):
             ``outputs`` channels, fewer if it takes them in groups.
         bias: whether there is a bias b (one number per channel or feature).
         residual: whether z_{i-1} is added after the activation.
+
+    Attributes:
+        shares: (channels, J), trainable, of a ``HuberMixture``; else None.
     """
 
     links: Mapping[str, LinearMap]
@@ -67,6 +71,10 @@ class ConvexLayer(nn.Module):
         # A ModuleDict, as its maps are trained too; its keys must be strings.
         self.links = nn.ModuleDict({str(j): each for j, each in (links or {}).items()})  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.shares = None
+        if isinstance(activation, HuberMixture):
+            count = len(activation.widths)
+            self.shares = nn.Parameter(torch.full((channels, count), 1 / count))
         self.channels = channels
         self.outputs = channels // activation.group
         self.residual = residual
@@ -115,7 +123,18 @@ class ConvexLayer(nn.Module):
                 f"the previous layer, {shapes[-1]}"
             )
         bias = None if self.bias is None else _per_channel(self.bias, shape)
-        return BoundLayer(self.activation, operators, bias, self.residual, made)
+        h = self.activation
+        if isinstance(h, HuberMixture) and self.shares is not None:
+            h = h.with_shares(self.shares)
+        return BoundLayer(h, operators, bias, self.residual, made)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Set negative shares to zero, and their sum to one; equal ones where none is left."""
+        if self.shares is not None:
+            shares = self.shares.clamp_(min=0)
+            shares.add_((shares.sum(1, keepdim=True) == 0).to(shares))
+            shares.div_(shares.sum(1, keepdim=True))
 
 
 class InputConvexNetwork(nn.Module):
@@ -182,9 +201,14 @@ class InputConvexNetwork(nn.Module):
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Set negative entries of every W to zero: call it after every optimiser step."""
+        """Set negative entries of every W to zero: call it after every optimiser step.
+
+        Negative shares of mixed activations too.
+        """
         for _, linear_map in self._nonnegative_maps():
             linear_map.project_()
+        for layer in self.layers:
+            layer.project_()
         self.output.clamp_(min=0)
 
     def check_convexity(self) -> None:
@@ -210,6 +234,15 @@ class InputConvexNetwork(nn.Module):
                     f"{name} has the weight {smallest:g}, but must be nonnegative for the "
                     "network to be convex; construct it with nonnegative=True, or call "
                     "network.project_() after each optimiser step"
+                )
+        for number, layer in self._numbered():
+            if layer.shares is None:
+                continue
+            if not bool((layer.shares >= 0).all() and (layer.shares.sum(1) > 0).all()):
+                raise ValueError(
+                    f"the shares of layer {number} must be nonnegative, and one of each channel "
+                    "positive, for the network to be convex; call network.project_() after each "
+                    "optimiser step"
                 )
         if not (smallest := float(self.output.detach().min())) >= 0:
             raise ValueError(

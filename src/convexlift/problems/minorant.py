@@ -89,7 +89,7 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
     some = max(1, CACHED * count // t.numel())
     place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
     for outputs, inputs in channel_slices(h.group, count, some):
-        _, loss = h.value_and_loss(a[:, inputs], p[:, inputs], t[:, outputs])
+        _, loss = h.select(outputs).value_and_loss(a[:, inputs], p[:, inputs], t[:, outputs])
         place += loss.sum(1, keepdim=True)
         total += sum_per_image(loss)
     return place, total
@@ -142,7 +142,7 @@ class OnePass:
             for outputs, inputs in self._channels(a):
                 t = above.multipliers((image, outputs, rows))
                 p = h.clip_to_slopes(v[image, inputs, rows], t)
-                z, loss = h.value_and_loss(a[:, inputs], p, t)
+                z, loss = h.select(outputs).value_and_loss(a[:, inputs], p, t)
                 above.take((image, outputs, rows), z)
                 slack[image] += sum_per_image(loss)
                 a[:, inputs] = p  # in the place of a
@@ -162,7 +162,7 @@ class OnePass:
             a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
             for outputs, inputs in self._channels(a):
                 t = h.spread(above.multipliers((image, outputs, rows)))
-                p[image, inputs, rows] = t * h.derivative(a[:, inputs])
+                p[image, inputs, rows] = t * h.select(outputs).derivative(a[:, inputs])
         return p
 
     def _strips(self, batch: int) -> Iterator[tuple[slice, slice, slice]]:

@@ -120,7 +120,7 @@ def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Ten
         sizes.append(steepest * h.spread(t_size[:, outputs]) * (1 + gamma(1)))
         errors.append(steepest * h.spread(t_error[:, outputs]) + gamma(1) * sizes[-1])
         if is_curved(h):
-            values = h.conjugate(s)
+            values = h.select(outputs).conjugate(s)
             height = (largest(values) + elementary(h) * ends) * (1 + elementary(h))
             rate = elementary(h) + sum_rate(pixels + p.shape[1])
             each = height * t_error[:, outputs] + rate * (height + ends) * t_size[:, outputs]

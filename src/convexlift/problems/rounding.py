@@ -21,8 +21,6 @@ from convexlift.tensors import Shape, channel_slices
 
 UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
-ELEMENTARY = 32
-"""The most units of rounding error in an activation or its conjugate, relative to its terms."""
 CACHED = 2**17
 """Numbers per step on a CPU (1 MB)."""
 BLOCK = 1024
@@ -129,7 +127,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
     error = steepest * h.join(largest(a.error)) + 2 * elementary(h) * size
     parts = []
     for outputs, inputs in pieces(h, a.value):
-        z = h.value(a.value[:, inputs])
+        z = h.select(outputs).value(a.value[:, inputs])
         parts.append(z if weights is None else channel_sums(weights[:, outputs] * z))
     return Rounded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], error, size)
 
@@ -156,7 +154,7 @@ def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
 
 def elementary(h: Activation) -> float:
     """The relative error of an evaluation of h or h*."""
-    return gamma(ELEMENTARY + 4 * h.group)
+    return gamma(h.roundings)
 
 
 def total(terms: Rounded) -> tuple[Tensor, Tensor]:

@@ -198,6 +198,7 @@ class TiledIterations(Iterations):
         """prox_{f*}(w + sigma K x_bar) on one strip."""
         y = self.operator.on_padded(x_bar, self.term.bias).add_(w, alpha=1 / float(sigma))
         weights = self.term.weights
+        weights = weights[image] if len(weights) > 1 else weights
         if weights.shape[-2] != 1:
-            weights = weights[image if len(weights) > 1 else slice(None), :, strip]
+            weights = weights[:, :, strip]
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))

@@ -27,7 +27,7 @@ from torch import Tensor
 from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.fidelity import Anchored, Fidelity
 from convexlift.networks import bound_network
-from convexlift.networks.bound_network import Apply
+from convexlift.networks.bound_network import Apply, BoundNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.parts import require_positive
@@ -52,7 +52,8 @@ def lagrangian(
 
         weight <W_L, z_L> + sum_i <p_i, sum_j K_ij z_j + b_{i-1}>,
 
-    where x, the layers z_i at x and the dual variables p_i are held fixed. For smooth networks,
+    where x, the layers z_i at x and the dual variables p_i are held fixed, plus <t_i, h_i(a_i)>
+    where h_i has trainable shares, with a_i and t_i held fixed. For smooth networks,
     p_i = t_i h_i'(a_i), this is the gradient of J itself. At a kink of h_i the solution determines
     which slope counts, which autograd cannot know.
 
@@ -71,7 +72,20 @@ def lagrangian(
     for i, layer in enumerate(network.layers, start=1):
         p = duals[dual_names(i, len(network.layers))[0]]
         total = total + sum_per_image(p * layer.affine(values))
+    if any(layer.shares is not None for layer in problem.regularizer.layers):
+        total = total + _of_shares(network, x, duals, float(gamma))
     return objective + (total - total.detach())  # this difference is 0, its gradient is not
+
+
+def _of_shares(network: BoundNetwork, x: Tensor, duals: Blocks, weight: float) -> Tensor:
+    """sum_i <t_i, h_i(a_i)> for each image, with t_i and a_i held fixed."""
+    count, fixed = len(network.layers), network.detach()
+    with torch.no_grad():
+        a = fixed.hidden(x).a
+        t = fixed.backward(weight, x, lambda i, _: duals[dual_names(i, count)[0]], to_image=False).t
+    layers = zip(network.layers, t, a, strict=True)
+    terms = [sum_per_image(t_i * layer.activation.value(a_i)) for layer, t_i, a_i in layers]
+    return torch.stack(terms).sum(0)
 
 
 def gradient(problem: VariationalProblem, x: Tensor, weight: Weight = None) -> Tensor:

@@ -76,6 +76,8 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
     weight.copy_(_over_channels(filters, in_channels))
     if first.bias is not None:
         first.bias.zero_()
+    if first.shares is not None:  # the narrowest Huber function, which is nearest to |a|
+        first.shares.zero_()[:, 0] = 1
     scale, channels = strength, first.outputs
     for layer in others:
         if layer.previous is None:

@@ -46,6 +46,8 @@ class NetworkSettings:
         smoothing: nu of the activations.
         padding: of the convolutions.
         depth: number of layers of a ``ridge``.
+        profiles: Huber functions in each learned profile of a ``ridge``.
+        levels: noise levels of a ``ridge`` for all of them.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
         widths: channels of the guide of an ``adaptive`` network at each scale.
@@ -62,11 +64,14 @@ class NetworkSettings:
     filters: float | None = None
     widths: tuple[int, ...] = (48, 64, 80)
     in_channels: int = 1
+    profiles: int = 1
+    levels: tuple[float, ...] = ()
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
         names = ["in_channels", "channels", "kernel", "smoothing", "padding"]
-        names += {"ridge": ["depth"], "adaptive": ["widths"]}.get(self.architecture, [])
+        own = {"ridge": ["depth", "profiles", "levels"], "adaptive": ["widths"]}
+        names += own.get(self.architecture, [])
         arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.architecture in ("baseline", "deep"):
             arguments["image_size"] = self.image_size or image_size
