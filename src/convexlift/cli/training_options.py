@@ -18,7 +18,7 @@ ADVERSARIAL = (
 )  # fmt: skip
 BILEVEL = (
     "paper-bilevel", "faces-inpainting-bilevel", "photo-any-size-first", "photo-any-size-second",
-    "photo-any-size", "photo", "ct-abdomen-chest-first", "ct-abdomen-chest",
+    "photo-any-size", "photo", "photo-colour", "ct-abdomen-chest-first", "ct-abdomen-chest",
     "ct-abdomen-chest-deep",
 )  # fmt: skip
 
