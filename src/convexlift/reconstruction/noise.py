@@ -1,14 +1,24 @@
 """The noise of an image, its model and its level, estimated from the image alone.
 
-Gaussian noise: a second difference in both directions,
+Gaussian noise has the same variance in every direction of the space of patches, and an image
+without texture has few directions. Among the 7 x 7 patches, those with as little gradient as noise
+alone has are chosen (Liu, Tanaka and Okutomi 2013, "Single-image noise level estimation for blind
+denoising", IEEE Transactions on Image Processing 22). Of the eigenvalues of their covariance, the
+largest belong to the image: they are left out until the mean of the rest is no larger than the
+median (Chen, Zhu and Heng 2015, "An efficient statistical method for image noise level
+estimation", ICCV). sigma^2 is that mean. Patches are chosen with the level found so far, three
+times over.
+
+The first level, and the level of images with few whole patches, comes from a second difference in
+both directions,
 
     d = [1 -2 1; -2 4 -2; 1 -2 1] * y / 6,
 
-vanishes on images that are linear along rows or columns, and has the deviation sigma on white noise
-(Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding 64). The
-median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone 1994,
-"Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
-estimates of very small levels are too large.
+which vanishes on images that are linear along rows or columns, and has the deviation sigma on white
+noise (Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding
+64). The median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone
+1994, "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81), but fine texture counts as
+noise.
 
 Where so many pixels are missing that fewer than ``ENOUGH`` of these 3 x 3 windows are whole, three
 neighbours in a row or a column take their place, and then two:
@@ -57,6 +67,16 @@ MOST_PIXELS = 2**23
 ENOUGH, FEWEST = 256, 64
 """Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
 preferred to a better one without."""
+SIDE = 7
+"""Pixels of a side of a patch."""
+FEWEST_PATCHES, FEWEST_WEAK = 20 * SIDE**2, 4 * SIDE**2
+"""Patches without which no covariance is trusted, and weakly textured ones that are always taken:
+with fewer of them, eigenvalues of noise spread so far that the smallest are mistaken for all."""
+MOST_PATCHES = 2**17
+"""Of more patches, evenly spread ones suffice."""
+WEAK, CONSTANT = 1.6, 0.01
+"""Mean squared gradients of patches, over sigma^2. Of white noise, 97 % of the patches lie below
+the first; patches below the second, such as padding, have no noise at all."""
 
 _NORMAL_MEDIAN = 0.6745
 _LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
@@ -153,7 +173,7 @@ def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     for _ in range(2):  # the first level is too small if much was clipped
         better = _level(images, unclipped(images, usable, level))
         level = level if better is None else better
-    return max(LEAST_SIGMA, level)
+    return max(LEAST_SIGMA, _patch_level(images, usable, level))
 
 
 def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
@@ -169,6 +189,36 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
     around = F.avg_pool2d(images * seen, 7, 1, 3, divisor_override=1)
     around = around / F.avg_pool2d(seen, 7, 1, 3, divisor_override=1).clamp_min(1)
     return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
+
+
+def _patch_level(images: Tensor, usable: Tensor, level: float) -> float:
+    """sigma from the eigenvalues of weakly textured patches; ``level`` if there are too few."""
+    height, width = (side - SIDE + 1 for side in images.shape[-2:])
+    count = len(images) * height * width
+    if min(height, width) < 1 or count < FEWEST_PATCHES:
+        return level
+    step = math.ceil(math.sqrt(count / MOST_PATCHES))
+    patches = F.unfold(images, SIDE, stride=step).transpose(0, 1).flatten(1)
+    across = (images[..., 1:-1, 2:] - images[..., 1:-1, :-2]) / 2
+    down = (images[..., 2:, 1:-1] - images[..., :-2, 1:-1]) / 2
+    gradients = F.avg_pool2d(across**2 + down**2, SIDE - 2, 1)[..., ::step, ::step].flatten()
+    for _ in range(3):
+        whole = -F.max_pool2d(-unclipped(images, usable, level), SIDE, 1)[..., ::step, ::step]
+        chosen = (whole.flatten() > 0) & (gradients > CONSTANT * level**2)
+        if int(chosen.sum()) < FEWEST_PATCHES:
+            return level
+        least = float(gradients[chosen].kthvalue(FEWEST_WEAK).values)
+        weak = patches[:, chosen & (gradients <= max(WEAK * level**2, least))]
+        level = _eigenvalue_level(torch.linalg.eigvalsh(weak.double().cov()))
+    return level
+
+
+def _eigenvalue_level(eigenvalues: Tensor) -> float:
+    """The root of the largest mean of the first eigenvalues (ascending) within their median."""
+    last = torch.arange(len(eigenvalues), device=eigenvalues.device)
+    means = eigenvalues.cumsum(0) / (last + 1)
+    medians = (eigenvalues[last // 2] + eigenvalues[(last + 1) // 2]) / 2
+    return math.sqrt(max(0.0, float(means[means <= medians].max())))
 
 
 def _level(images: Tensor, usable: Tensor) -> float | None:
