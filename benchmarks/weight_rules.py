@@ -68,7 +68,9 @@ def middle(image: Tensor, side: int | None) -> Tensor:
     return image[..., top : top + side, left : left + side]
 
 
-def losses(network: str | InputConvexNetwork, clean: Tensor, sigma: float, rule: str) -> dict[str, Any]:
+def losses(
+    network: str | InputConvexNetwork, clean: Tensor, sigma: float, rule: str
+) -> dict[str, Any]:
     """Decibels below the best weight: of the rule that knows the noise, and that estimates it."""
     noisy = gaussian_noise(clean, sigma, torch.Generator().manual_seed(0))
 

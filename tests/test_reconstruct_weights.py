@@ -10,6 +10,7 @@ import torch
 
 import convexlift as cl
 from convexlift.images import gaussian_noise, load_example, psnr, salt_and_pepper
+from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Noise, unclipped
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.weight import (
@@ -17,10 +18,8 @@ from convexlift.reconstruction.weight import (
     SEED,
     card_weight,
     choose_weight,
-    discrepancy,
     discrepancy_weight,
     predictive_weight,
-    split,
     vertex,
 )
 from convexlift.tasks import Measurement

@@ -167,11 +167,11 @@ def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
 def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
-    level = _level(images, usable)
+    level = difference_level(images, usable)
     if level is None:
         raise TooFewPixels
     for _ in range(2):  # the first level is too small if much was clipped
-        better = _level(images, unclipped(images, usable, level))
+        better = difference_level(images, unclipped(images, usable, level))
         level = level if better is None else better
     return max(LEAST_SIGMA, _patch_level(images, usable, level))
 
@@ -221,7 +221,7 @@ def _eigenvalue_level(eigenvalues: Tensor) -> float:
     return math.sqrt(max(0.0, float(means[means <= medians].max())))
 
 
-def _level(images: Tensor, usable: Tensor) -> float | None:
+def difference_level(images: Tensor, usable: Tensor) -> float | None:
     """sigma by the best rule with ``ENOUGH`` differences, or else with ``FEWEST``, or None."""
     found = []
     for kernels in _KERNELS:

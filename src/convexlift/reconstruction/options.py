@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from convexlift.networks.icnn import InputConvexNetwork
-    from convexlift.reconstruction.contents import ImageLike, RangeChoice
+    from convexlift.reconstruction.contents import ImageLike
+    from convexlift.reconstruction.ranges import RangeChoice
     from convexlift.reconstruction.weight import WeightChoice
     from convexlift.scans.sinograms import ScanGeometry
     from convexlift.scans.volumes import Window
@@ -27,9 +28,9 @@ class Options:
 
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
-        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
-            ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so that the
-            residual is as large as the noise.
+        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to noise and
+            texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
+            that the residual is as large as the noise.
         strength: factor that multiplies the weight.
         tolerance: certified relative gap to stop at.
         time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
@@ -76,11 +77,12 @@ class DenoiseOptions(Options):
 
     Args:
         noise: model of the noise; by default chosen for each image.
-        sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
-            are salt and pepper; by default estimated for each image.
+        sigma: noise level, relative to the distance from black to white (25/255 is 0.098), or the
+            fraction of pixels that are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
-            largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
-            there; as ``data`` for other floats, and for integers of which some are negative.
+            largest. ``auto``: 0 and the largest of an integer type; for floats, the first of 0,1
+            and 0,255 and 0,4095 and 0,65535 that holds the image, whatever its noise. Others are
+            mapped without outliers, and need LOW,HIGH for ``sigma`` and ``truth``.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
     """

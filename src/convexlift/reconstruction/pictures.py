@@ -109,7 +109,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             given=y,
             truth=truth,
             about=contents.about() | missing,
-            notes=(*contents.notes, *self._notes(contents), *filter(None, [weight.note])),
+            notes=(*contents.scale.notes, *self._notes(contents), *filter(None, [weight.note])),
         )  # fmt: skip
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
@@ -139,6 +139,13 @@ class Denoiser(DenoiseOptions, Reconstructor):
         contents = open_contents(image, self.range, max_megapixels=self.max_megapixels)
         if target is not None:
             contents.require_target(target)
+        if not contents.scale.nominal and (self.sigma is not None or self.truth is not None):
+            low, high = contents.numbers
+            option = "--sigma" if self.sigma is not None else "--truth"
+            raise InputError(
+                f"the numbers of {contents.name}, about {low:g} to {high:g}, are none of the usual "
+                f"ranges, to which {option} could refer; give --range LOW,HIGH"
+            )
         height, width = contents.images.shape[-2:]
         if min(height, width) < FEWEST_PIXELS:
             raise InputError(
