@@ -72,11 +72,12 @@ SIDE = 7
 FEWEST_PATCHES, FEWEST_WEAK = 20 * SIDE**2, 4 * SIDE**2
 """Patches without which no covariance is trusted, and weakly textured ones that are always taken:
 with fewer of them, eigenvalues of noise spread so far that the smallest are mistaken for all."""
+LEAST_WEAK = 0.05
+"""The share of the patches that is always taken: fewer would be chosen for their little noise."""
 MOST_PATCHES = 2**17
 """Of more patches, evenly spread ones suffice."""
-WEAK, CONSTANT = 1.6, 0.01
-"""Mean squared gradients of patches, over sigma^2. Of white noise, 97 % of the patches lie below
-the first; patches below the second, such as padding, have no noise at all."""
+WEAK = 1.6
+"""The mean squared gradient of a patch, over sigma^2, below which 97 % of white noise lie."""
 
 _NORMAL_MEDIAN = 0.6745
 _LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
@@ -167,6 +168,9 @@ def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
 def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
+    noisy = usable * _varied(images)
+    if float(noisy.sum()) > float(usable.sum()) / 2:  # else, the image itself has no noise
+        usable = noisy
     level = difference_level(images, usable)
     if level is None:
         raise TooFewPixels
@@ -191,6 +195,12 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
     return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
 
 
+def _varied(images: Tensor) -> Tensor:
+    """0 in constant windows of 5 x 5 pixels, such as padding, which have no noise; else 1."""
+    highest, lowest = F.max_pool2d(images, 5, 1, 2), -F.max_pool2d(-images, 5, 1, 2)
+    return 1 - F.max_pool2d((highest == lowest).to(images), 5, 1, 2)
+
+
 def _patch_level(images: Tensor, usable: Tensor, level: float) -> float:
     """sigma from the eigenvalues of weakly textured patches; ``level`` if there are too few."""
     height, width = (side - SIDE + 1 for side in images.shape[-2:])
@@ -204,10 +214,11 @@ def _patch_level(images: Tensor, usable: Tensor, level: float) -> float:
     gradients = F.avg_pool2d(across**2 + down**2, SIDE - 2, 1)[..., ::step, ::step].flatten()
     for _ in range(3):
         whole = -F.max_pool2d(-unclipped(images, usable, level), SIDE, 1)[..., ::step, ::step]
-        chosen = (whole.flatten() > 0) & (gradients > CONSTANT * level**2)
-        if int(chosen.sum()) < FEWEST_PATCHES:
+        chosen = (whole.flatten() > 0) & (gradients > 0)
+        if (number := int(chosen.sum())) < FEWEST_PATCHES:
             return level
-        least = float(gradients[chosen].kthvalue(FEWEST_WEAK).values)
+        always = max(FEWEST_WEAK, int(LEAST_WEAK * number))
+        least = float(gradients[chosen].kthvalue(always).values)
         weak = patches[:, chosen & (gradients <= max(WEAK * level**2, least))]
         level = _eigenvalue_level(torch.linalg.eigvalsh(weak.double().cov()))
     return level

@@ -94,9 +94,10 @@ def _some(values: NDArray[Any]) -> NDArray[Any]:
 
 def _unused(picture: Picture, stored: NDArray[Any]) -> tuple[str, ...]:
     """12-bit cameras, for example, store a sixteenth of the range of 16 bits."""
-    white = picture.full_range[1]
-    high = float(np.quantile(_some(stored), 1 - TAIL))
-    if picture.stored.dtype.itemsize == 1 or high >= LEAST_SHARE * white:
+    if picture.stored.dtype.itemsize == 1:
+        return ()
+    white, high = picture.full_range[1], float(np.quantile(_some(stored), 1 - TAIL))
+    if high >= LEAST_SHARE * white:
         return ()
     wanted = "0,4095" if high <= 4095 else "data"
     share = 100 * high / white
