@@ -272,8 +272,10 @@ def line(result: Reconstruction) -> str:
     parts = [f"{record['input']} -> {record['output']}:"]
     if result.noise is not None:
         parts.append(f"{result.noise};")
-    scaled = "" if record["settings"]["task"] == "ct" else ", scaled to the noise"
-    rule = {"card": f"of the card{scaled}", "given": "given"}.get(
+    card = "of the card" + ("" if record["settings"]["task"] == "ct" else ", scaled to the noise")
+    if result.data.noise is not None:
+        card = "of a regularizer that reads the noise level"
+    rule = {"card": card, "given": "given"}.get(
         weight.rule, f"{weight.rule}, {len(weight.trials)} solves"
     )
     parts.append(f"weight {weight.value:.3g} ({rule});")

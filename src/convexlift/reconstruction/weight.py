@@ -35,7 +35,7 @@ from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.held_out import discrepancy, split
-from convexlift.reconstruction.noise import Kind, Noise
+from convexlift.reconstruction.noise import Kind, Noise, spread
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
 from convexlift.solvers.solution import Status, StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
@@ -137,20 +137,19 @@ def choose_weight(
     network = solver.network
     own = TOTAL_VARIATION if isinstance(network, TotalVariation) else {}
     weights = network.card.weights if network.card else own
-
-    def there() -> Measurement:  # a few of the images suffice to choose the weight for all of them
-        return solver.here(data.select(slice(None, None, -(-len(data) // solver.fitting(data)))))
-
     if network.reads_data:
         known: float | None = 1.0  # its guide reads the noise level
     elif noise is not None and task == GaussianDenoising.name and task in weights:
-        y = there().fidelity.y
-        known = card_weight(weights, task, noise, texture_of(network, y, noise.level))
+        texture = texture_of(network, data.fidelity.y, noise.level)
+        known = card_weight(weights, task, noise, texture)
     else:
         known = card_weight(weights, task, noise)
     if choice == "card" and known is not None:
         return Weight(known, "card")
-    start, few = 1.0 if known is None else known, there()
+    start = 1.0 if known is None else known
+    # A few of the images suffice to choose the weight for all of them.
+    some = slice(None, None, -(-len(data) // solver.fitting(data)))
+    there = solver.here(data.select(some))
     begin = time.perf_counter()
     end = begin + SEARCH_SHARE * (solver.stop.seconds or math.inf)
     state: Any = None  # of the latest solve, which the next one continues
@@ -167,10 +166,10 @@ def choose_weight(
 
     try:
         if choice == "discrepancy":
-            chosen = discrepancy_weight(few, noise, start, image)
+            chosen = discrepancy_weight(there, noise, start, image)
         else:
             generator = torch.Generator().manual_seed(SEED)
-            chosen = predictive_weight(few, noise, start, image, generator)
+            chosen = predictive_weight(there, noise, start, image, generator)
     except SearchEndedEarly:
         note = "the time limit ended the search of the weight"
         if solver.interruption.status is Status.INTERRUPTED:
@@ -202,12 +201,13 @@ def card_weight(
 
 def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
     """t of noisy images: how much larger their R is than that of their noise, as a noise level."""
-    level = max(sigma, LEAST_LEVEL)
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = torch.randn(1, *y.shape[1:], generator=generator).to(y)
+    level, place = max(sigma, LEAST_LEVEL), network.output
+    drawn = torch.randn(1, *y.shape[1:], generator=torch.Generator().manual_seed(SEED))
     with torch.no_grad():
-        ratio = float(network(y).double().mean() / network(level * drawn).double().mean())
-    return level * max(0.0, ratio - 1) if math.isfinite(ratio) else CARD_TEXTURE
+        own = float(network(level * drawn.to(place)))
+        planes = [float(network(plane[None].to(place))) for plane in y[spread(y)]]
+    ratio = sum(planes) / len(planes) / own if own > 0 else 1.0
+    return level * max(0.0, ratio - 1)
 
 
 def predictive_weight(
