@@ -23,8 +23,9 @@ RangeChoice = Range | Literal["auto", "data"]
 WHITES = {1.0: 0.5, 255.0: 0.05, 4095.0: 0.02, 65535.0: 0.02}
 """White in nominal ranges of floats, and the part of it by which an image may exceed the range:
 ringing and noise with a grain do. HU, which look like 12 bits, are far below 0."""
-LEAST_SHARE = 1 / 8
-"""An image whose largest numbers are a smaller part of white has another range."""
+LEAST_SHARE, LITTLE = 1 / 4, 1 / 8
+"""Floats whose largest numbers are a smaller part of white than the first have another range;
+integers that use a smaller part of their type than the second are worth a note."""
 TAIL, NORMAL_TAIL = 0.005, 2.576
 """The quantiles of an image that count, and that of a standard normal."""
 MOST = 2**22
@@ -97,7 +98,7 @@ def _unused(picture: Picture, stored: NDArray[Any]) -> tuple[str, ...]:
     if picture.stored.dtype.itemsize == 1:
         return ()
     white, high = picture.full_range[1], float(np.quantile(_some(stored), 1 - TAIL))
-    if high >= LEAST_SHARE * white:
+    if high >= LITTLE * white:
         return ()
     wanted = "0,4095" if high <= 4095 else "data"
     share = 100 * high / white
