@@ -79,6 +79,14 @@ def test_texture_is_a_noise_level(network):
     assert texture_of(network, both, sigma) == pytest.approx(sum(textures) / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["camera", "rocket", "coffee"])
+def test_clipped_noise_is_not_taken_for_less_texture(name):
+    network, sigma = TotalVariation().float(), 0.15
+    y = gaussian_noise(load_example(name)[..., :160, :160], sigma, generator(1))
+    texture = texture_of(network, y, sigma)
+    assert texture_of(network, y.clamp(0, 1), sigma) == pytest.approx(texture, abs=0.05 * sigma)
+
+
 def test_texture_of_images_without_noise():
     network = TotalVariation().float()
     assert texture_of(network, torch.zeros(1, 1, 16, 16), 0.0) == 0.0

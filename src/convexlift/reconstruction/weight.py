@@ -29,6 +29,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.networks.architectures import TotalVariation
@@ -200,14 +201,23 @@ def card_weight(
 
 
 def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
-    """t of noisy images: how much larger their R is than that of their noise, as a noise level."""
+    """t of noisy images: how much larger their R is than that of their noise, as a noise level.
+
+    Images within [0, 1] may have been clipped to it, and so is the noise to compare with, about
+    the mean of 5 x 5 pixels.
+    """
     level, place = max(sigma, LEAST_LEVEL), network.output
-    drawn = torch.randn(1, *y.shape[1:], generator=torch.Generator().manual_seed(SEED))
+    generator = torch.Generator().manual_seed(SEED)
+    noise = level * torch.randn(1, *y.shape[1:], generator=generator).to(place)
+    clipped = bool(((y >= 0) & (y <= 1)).all())
+    whole = alone = 0.0
     with torch.no_grad():
-        own = float(network(level * drawn.to(place)))
-        planes = [float(network(plane[None].to(place))) for plane in y[spread(y)]]
-    ratio = sum(planes) / len(planes) / own if own > 0 else 1.0
-    return level * max(0.0, ratio - 1)
+        for plane in y[spread(y)].split(1):
+            there = plane.to(place)
+            around = F.avg_pool2d(there, 5, 1, 2, count_include_pad=False)
+            own = (around + noise).clamp(0, 1) - around if clipped else noise
+            whole, alone = whole + float(network(there)), alone + float(network(own))
+    return level * max(0.0, whole / alone - 1) if alone > 0 else 0.0
 
 
 def predictive_weight(
