@@ -212,8 +212,8 @@ def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
     clipped = bool(((y >= 0) & (y <= 1)).all())
     whole = alone = 0.0
     with torch.no_grad():
-        for plane in y[spread(y)].split(1):
-            there = plane.to(place)
+        for plane in y[spread(y)]:
+            there = plane[None].to(place)
             around = F.avg_pool2d(there, 5, 1, 2, count_include_pad=False)
             own = (around + noise).clamp(0, 1) - around if clipped else noise
             whole, alone = whole + float(network(there)), alone + float(network(own))
