@@ -18,8 +18,9 @@ import convexlift as cl
 from convexlift.files.pictures import Picture, read_picture, write_picture
 from convexlift.images import load_image, psnr, save_image
 from convexlift.problems.claims import relative_gap
+from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.reconstructor import PreparedImage, record_of
-from convexlift.reconstruction.weight import Weight
+from convexlift.reconstruction.weight import Weight, card_weight, texture_of
 from convexlift.tasks import GaussianDenoising
 
 
@@ -127,13 +128,14 @@ def test_numbers_of_another_range(tmp_path):
     counts = 100 + 3000 * GREY.astype(np.float32)
     np.save(tmp_path / "counts.npy", counts)
     result = run("denoise", tmp_path / "counts.npy", "-o", tmp_path / "out.npy")
-    assert "mapped to 0 ... 1" in result.output
+    assert "mapped to 0 ... 1" not in result.output
+    assert one_record(tmp_path, "out")["range"] == [0, 4095]
     restored = np.load(tmp_path / "out.npy")
     assert np.abs(restored - counts).mean() < 300
     assert restored.max() > 1000
     twelve = (4095 * GREY).astype(np.uint16)
     Image.fromarray(twelve).save(tmp_path / "twelve.png")
-    assert "--range data" in run(
+    assert "--range 0,4095" in run(
         "denoise", tmp_path / "twelve.png", "-o", tmp_path / "x.png").output  # fmt: skip
     result = run("denoise", tmp_path / "twelve.png", "-o", tmp_path / "y.png", "--range", "0,4095")
     record = one_record(tmp_path, "y")
@@ -170,11 +172,15 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
     record = one_record(tmp_path, "x")
     network = cl.load("photo-any-size")
     y, truth = load_image(picture), load_image(tmp_path / "clean.png")
+    weight = card_weight(
+        network.card.weights, "gaussian-denoising", Noise("gaussian", 0.1),
+        texture_of(network, y, 0.1),
+    )  # fmt: skip
     problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(y), regularizer=network, weight=network.card.weight, box=(0, 1)
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=weight, box=(0, 1)
     )
     solution = cl.solve(problem)
-    assert record["weight"] == {"value": pytest.approx(network.card.weight), "rule": "card"}
+    assert record["weight"] == {"value": pytest.approx(weight), "rule": "card"}
     assert record["objective"] == pytest.approx(float(solution.objective), rel=1e-5)
     assert record["lower_bound"] == pytest.approx(float(solution.lower_bound), rel=1e-4)
     assert record["gap"] == pytest.approx(float(solution.gap), rel=0.05)
@@ -286,7 +292,7 @@ def test_all_methods_certify_the_same_problem(method, tmp_path):
 def test_batches_do_not_change_results(tmp_path):
     for i in range(3):
         save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=24, seed=i)))
-    common = ["--sigma", "0.05", "--noise", "gaussian"]
+    common = ["--sigma", "0.05", "--noise", "gaussian", "--weight", "0.04"]
     assert (
         run("denoise", tmp_path / "in", "-o", tmp_path / "one", "--batch", 1, *common).exit_code
         == 0

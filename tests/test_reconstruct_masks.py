@@ -202,7 +202,7 @@ def test_masks_of_pages_and_of_colours(data, mask, missing, tmp_path):
     ("data", "truth", "options"),
     [
         (GREY.astype(np.float32), GREY.astype(np.float64), []),
-        (1000 * GREY.astype(np.float32), 1000 * GREY.astype(np.float64), []),
+        (4095 * GREY.astype(np.float32), 4095 * GREY.astype(np.float64), []),
         (255 * GREY.astype(np.float32), bits(GREY, np.uint8), []),
         (bits(GREY, np.uint8), 255 * GREY.astype(np.float32), []),
         (bits(GREY, np.uint8), GREY.astype(np.float32), []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
@@ -18,6 +19,8 @@ from convexlift.images import (
 )
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
+    SIDE,
+    WEAK,
     Noise,
     TooFewPixels,
     estimate_noise,
@@ -66,6 +69,96 @@ def test_clean_pictures_have_little_gaussian_noise(name):
     noise = estimate_noise(load_example(name))
     assert noise.kind == "gaussian"
     assert LEAST_SIGMA <= noise.level < 0.01
+
+
+def textures(size=160):
+    """Images without a flat part."""
+    i, j = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    stripes = 0.5 + 0.2 * torch.cos(2.3 * i + 1.1 * j)
+    checks = 0.45 + 0.1 * ((i + j) % 2)
+    waves = 0.5 + 0.15 * torch.cos(1.7 * i) * torch.cos(0.9 * j) + 0.1 * torch.sin(2.9 * j)
+    return {"stripes": stripes, "checks": checks, "waves": waves}
+
+
+@pytest.mark.parametrize("name", textures())
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
+def test_texture_is_not_taken_for_noise(name, sigma):
+    y = gaussian_noise(textures()[name].float()[None, None], sigma, generator(1))
+    assert gaussian_level(y) == pytest.approx(sigma, rel=0.1)
+
+
+@pytest.mark.parametrize("name", example_names())
+@pytest.mark.parametrize(("sigma", "accuracy"), [(0.01, 0.25), (0.02, 0.1), (0.1, 0.02)])
+def test_levels_of_pictures(name, sigma, accuracy):
+    y = gaussian_noise(load_example(name), sigma, generator(3))
+    assert gaussian_level(y) == pytest.approx(sigma, rel=accuracy)
+
+
+@pytest.mark.parametrize("factor", [0.25, 3.0, 255.0])
+def test_levels_are_scaled_with_the_image(factor):
+    y = 5 + gaussian_noise(load_example("brick")[..., :100, :140], 0.05, generator(1))
+    level = gaussian_level(y)
+    assert gaussian_level(factor * y) == pytest.approx(factor * level, rel=1e-3)
+    assert gaussian_level(7 + factor * y) == pytest.approx(factor * level, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [lambda y: y.rot90(1, (2, 3)), lambda y: y.rot90(2, (2, 3)), lambda y: y.flip(2),
+     lambda y: y.flip(3), lambda y: y.transpose(2, 3)],
+    ids=["90 degrees", "180 degrees", "up and down", "left and right", "transposed"],
+)  # fmt: skip
+def test_levels_do_not_depend_on_orientation(turned):
+    y = gaussian_noise(load_example("coffee")[..., :100, :140], 0.05, generator(1))
+    assert gaussian_level(turned(y).contiguous()) == pytest.approx(gaussian_level(y), rel=1e-4)
+
+
+def test_weak_patches_of_noise():
+    # The constant of the rule: 97 % of the patches of white noise have less gradient.
+    n = torch.randn(1, 1, 1500, 1500, generator=generator())
+    squares = ((n[..., 1:-1, 2:] - n[..., 1:-1, :-2]) / 2) ** 2
+    squares += ((n[..., 2:, 1:-1] - n[..., :-2, 1:-1]) / 2) ** 2
+    inner = SIDE - 2
+    means = torch.nn.functional.avg_pool2d(squares, inner, SIDE)
+    assert float((means < WEAK).float().mean()) == pytest.approx(0.97, abs=0.005)
+
+
+def test_stacks_and_colours_have_one_level():
+    planes = torch.cat([load_example(n)[..., :128, :128] for n in ("astronaut", "chelsea")])
+    assert gaussian_level(gaussian_noise(planes, 0.05, generator())) == pytest.approx(
+        0.05, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.1, 0.4])
+def test_pure_noise_has_its_level(sigma):
+    noise = gaussian_noise(torch.full((1, 1, 96, 96), 0.5), sigma, generator(2))
+    assert estimate_noise(noise).level == pytest.approx(sigma, rel=0.05)
+
+
+def test_padding_has_no_noise():
+    y = gaussian_noise(load_example("camera")[..., :128, :128], 0.1, generator(1))
+    padded = torch.nn.functional.pad(y, (40, 0, 0, 40), value=0.3)
+    assert gaussian_level(padded) == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize(("quality", "accuracy"), [(50, 0.25), (75, 0.2), (95, 0.1)])
+def test_noise_of_compressed_pictures(quality, accuracy):
+    # Compression takes fine noise away: the estimate is rougher, and stays one.
+    y = gaussian_noise(load_example("chelsea"), 0.1, generator(1)).clamp(0, 1)
+    buffer = io.BytesIO()
+    Image.fromarray((255 * y[0, 0]).round().numpy().astype(np.uint8)).save(
+        buffer, "JPEG", quality=quality)  # fmt: skip
+    stored = np.asarray(Image.open(buffer)) / np.float32(255)
+    assert estimate_noise(torch.from_numpy(stored)[None, None]).level == pytest.approx(
+        0.1, rel=accuracy)  # fmt: skip
+
+
+def test_tiny_pictures_have_an_estimate():
+    x = load_example("camera")[..., 40:56, 60:76]
+    levels = [estimate_noise(gaussian_noise(x, 0.1, generator(s))).level for s in range(8)]
+    assert sum(levels) / 8 == pytest.approx(0.1, rel=0.15)
+    assert max(levels) < 0.16
 
 
 def letters(paper=255, ink=0, size=14):

@@ -10,17 +10,20 @@ import torch
 
 import convexlift as cl
 from convexlift.images import gaussian_noise, load_example, psnr, salt_and_pepper
+from convexlift.networks.architectures import TotalVariation
+from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Noise, unclipped
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.weight import (
     ACCURACY,
+    CARD_TEXTURE,
     SEED,
+    SLOPE,
     card_weight,
     choose_weight,
-    discrepancy,
     discrepancy_weight,
     predictive_weight,
-    split,
+    texture_of,
     vertex,
 )
 from convexlift.tasks import Measurement
@@ -47,6 +50,47 @@ def test_weights_of_cards_are_scaled():
     assert card_weight(weights, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) == 7.0
     assert card_weight({}, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) is None
     assert card_weight({"ct": 2.0}, "ct", None) == 2.0
+
+
+def test_weights_fall_with_texture():
+    weights, noise = {"gaussian-denoising": 2.0}, Noise("gaussian", 0.1)
+    of_card = card_weight(weights, "gaussian-denoising", noise, CARD_TEXTURE)
+    assert of_card == pytest.approx(2)
+    chosen = [card_weight(weights, "gaussian-denoising", noise, t) for t in (0.0, 0.01, 0.1)]
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[0] == pytest.approx(2 * (1 + SLOPE * CARD_TEXTURE))
+
+
+@pytest.mark.parametrize("network", [TotalVariation(), cl.load("photo-any-size")])
+def test_texture_is_a_noise_level(network):
+    network = network.float()
+    sigma, size = 0.1, (1, 1, 96, 96)
+    flat = gaussian_noise(torch.full(size, 0.5), sigma, generator(1))
+    assert texture_of(network, flat, sigma) < 0.02 * sigma
+    # More noise than is known of counts as texture, and its level comes out.
+    more = gaussian_noise(torch.full(size, 0.5), 1.5 * sigma, generator(1))
+    assert texture_of(network, more, sigma) == pytest.approx(0.5 * sigma, rel=0.1)
+    images = [gaussian_noise(load_example(n), sigma, generator(1)) for n in ("brick", "coffee")]
+    crops = [image[..., 50:146, 50:146] for image in images]
+    textures = [texture_of(network, crop, sigma) for crop in crops]
+    assert min(textures) > 0
+    # A batch has the mean of its images.
+    both = torch.cat(crops)
+    assert texture_of(network, both, sigma) == pytest.approx(sum(textures) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["camera", "rocket", "coffee"])
+def test_clipped_noise_is_not_taken_for_less_texture(name):
+    network, sigma = TotalVariation().float(), 0.15
+    y = gaussian_noise(load_example(name)[..., :160, :160], sigma, generator(1))
+    texture = texture_of(network, y, sigma)
+    assert texture_of(network, y.clamp(0, 1), sigma) == pytest.approx(texture, abs=0.05 * sigma)
+
+
+def test_texture_of_images_without_noise():
+    network = TotalVariation().float()
+    assert texture_of(network, torch.zeros(1, 1, 16, 16), 0.0) == 0.0
+    assert math.isfinite(texture_of(network, load_example("camera"), 0.0))
 
 
 def test_the_vertex_of_a_parabola():
@@ -266,3 +310,14 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(monkeypatch):
     assert solved.x.shape == y.shape
     assert solved.history["gap"].shape[1] == 7
     assert solved.proof.claim.x.shape == y.shape
+
+
+@pytest.mark.parametrize("given", [None, 0.07])
+def test_a_regularizer_that_reads_the_noise_is_told_the_level(given):
+    network = cl.networks.adaptive(channels=4, kernel=3, widths=(4, 6), blocks=1)
+    y = gaussian_noise(load_example("camera")[..., 80:144, 100:164], 0.1, generator(1))[0, 0]
+    found = cl.reconstruct(y, task="denoise", regularizer=network, sigma=given, max_iterations=5)
+    assert found.noise.estimated == (given is None)
+    assert found.noise.level == pytest.approx(0.1 if given is None else given, rel=0.1)
+    assert found.problem.noise == found.record["noise"]["level"] == found.noise.level
+    assert found.weight.value == 1.0

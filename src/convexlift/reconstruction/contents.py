@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from convexlift.files.pictures import (
     writable,
     write_picture,
 )
+from convexlift.reconstruction.ranges import NumberRange, RangeChoice, number_range
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES
 from convexlift.tasks import Bounds
 
@@ -35,7 +36,6 @@ PICTURES = (*PictureFormat.known_suffixes(), *DICOM)
 
 Array = Tensor | NDArray[Any]
 ImageLike = str | os.PathLike[str] | Array
-RangeChoice = Range | Literal["auto", "data"]
 
 
 def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
@@ -56,8 +56,7 @@ class Contents:
         picture: as it was stored; of a DICOM file, its slices in HU.
         images: (planes, 1, H, W) in [0, 1], or near; finite.
         missing: where the image itself is unknown (NaN), or None.
-        numbers: of the image that became 0 and 1.
-        notes: remarks for the user.
+        scale: the numbers of the image that became 0 and 1.
         volume: of a DICOM file.
         like: the array, whose shape, type and device results have.
     """
@@ -66,8 +65,7 @@ class Contents:
     picture: Picture
     images: Tensor
     missing: Tensor | None
-    numbers: Range
-    notes: tuple[str, ...] = ()
+    scale: NumberRange
     volume: scans.Volume | None = None
     like: Tensor | None = None
 
@@ -77,6 +75,11 @@ class Contents:
         if self.like is not None:
             return 3 if self.like.ndim > 2 and self.like.shape[-3] == 3 else 1
         return 3 if self.picture.channels == 3 else 1
+
+    @property
+    def numbers(self) -> Range:
+        """Black and white."""
+        return self.scale.numbers
 
     @property
     def box(self) -> Bounds:
@@ -134,10 +137,10 @@ class Contents:
         self.require_size("truth", name, picture)
         own, other = self.picture.stored.dtype, picture.stored.dtype
         # In the numbers of this picture, unless both use the whole range of different types.
-        beyond = other.kind == "f" and bool((np.nan_to_num(picture.stored) > 1.5).any())
-        mapped = choice != "auto" or self.numbers != self.picture.full_range
+        beyond = other.kind == "f" and number_range(picture, "auto").numbers != (0.0, 1.0)
         alike = own == other or (own.kind, other.kind) == ("f", "f")
-        values = picture.values(self.numbers if mapped or alike or beyond else picture.full_range)
+        shared = choice != "auto" or alike or beyond
+        values = picture.values(self.numbers if shared else picture.full_range)
         planes = regrid(values, picture.orientation, self.picture.orientation)
         return torch.from_numpy(planes)[:, None]
 
@@ -176,10 +179,11 @@ def open_contents(
         volume = scans.read_dicom(Path(image), max_megapixels=max_megapixels)
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
-        return Contents(str(image), picture, images, None, (-1024.0, 1500.0), volume=volume)
+        hounsfield = NumberRange((-1024.0, 1500.0))
+        return Contents(str(image), picture, images, None, hounsfield, volume=volume)
     picture, name = open_picture(image, what, max_megapixels, choice)
-    numbers, notes = _range(picture, choice)
-    values = picture.values(numbers)
+    scale = number_range(picture, choice)
+    values = picture.values(scale.numbers)
     unknown = ~np.isfinite(values)
     if unknown.all():
         raise InputError(f"{name} has no finite number in it")
@@ -189,7 +193,7 @@ def open_contents(
     if not is_path(image):
         like = torch.as_tensor(image)
         like = like if like.is_floating_point() else like.float()
-    return Contents(name, picture, images, missing, numbers, notes, like=like)
+    return Contents(name, picture, images, missing, scale, like=like)
 
 
 def open_picture(
@@ -230,28 +234,6 @@ def naming(place: Path) -> Iterator[None]:
         raise InputError(
             f"{place} cannot be written ({reason}); make room there, or name another folder"
         ) from error
-
-
-def _range(picture: Picture, choice: RangeChoice) -> tuple[Range, tuple[str, ...]]:
-    """The numbers that become 0 and 1, and a note where they may surprise the user."""
-    if isinstance(choice, tuple):
-        return choice, ()
-    stored = picture.stored
-    finite = stored[np.isfinite(stored)] if stored.dtype.kind == "f" else stored
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    data = (low, high) if high > low else (low, low + 1)
-    if choice == "data":
-        return data, ()
-    full = picture.full_range
-    # Noise and ringing carry floats a little beyond [0, 1]: that is no other scale.
-    beyond = low < -0.5 or high > 1.5 if stored.dtype.kind == "f" else low < 0
-    if beyond:
-        return data, (f"its numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)",)
-    # 12-bit cameras, for example, store a sixteenth of the range of 16 bits.
-    if stored.dtype.kind in "iu" and high < full[1] / 8 and stored.dtype.itemsize > 1:
-        share = 100 * high / full[1]
-        return full, (f"it uses {share:.2g} % of its range only; --range data may do better",)
-    return full, ()
 
 
 Colour = tuple[int, int, int]

@@ -1,14 +1,24 @@
 """The noise of an image, its model and its level, estimated from the image alone.
 
-Gaussian noise: a second difference in both directions,
+Gaussian noise has the same variance in every direction of the space of patches, and an image
+without texture has few directions. Among the 7 x 7 patches, those with as little gradient as noise
+alone has are chosen (Liu, Tanaka and Okutomi 2013, "Single-image noise level estimation for blind
+denoising", IEEE Transactions on Image Processing 22). Of the eigenvalues of their covariance, the
+largest belong to the image: they are left out until the mean of the rest is no larger than the
+median (Chen, Zhu and Heng 2015, "An efficient statistical method for image noise level
+estimation", ICCV). sigma^2 is that mean. Patches are chosen with the level found so far, three
+times over.
+
+The first level, and the level of images with few whole patches, comes from a second difference in
+both directions,
 
     d = [1 -2 1; -2 4 -2; 1 -2 1] * y / 6,
 
-vanishes on images that are linear along rows or columns, and has the deviation sigma on white noise
-(Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding 64). The
-median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone 1994,
-"Ideal spatial adaptation by wavelet shrinkage", Biometrika 81). Fine texture counts as noise:
-estimates of very small levels are too large.
+which vanishes on images that are linear along rows or columns, and has the deviation sigma on white
+noise (Immerkaer 1996, "Fast noise variance estimation", Computer Vision and Image Understanding
+64). The median of |d| over that of a standard normal, 0.6745, ignores edges (Donoho and Johnstone
+1994, "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81), but fine texture counts as
+noise.
 
 Where so many pixels are missing that fewer than ``ENOUGH`` of these 3 x 3 windows are whole, three
 neighbours in a row or a column take their place, and then two:
@@ -57,6 +67,17 @@ MOST_PIXELS = 2**23
 ENOUGH, FEWEST = 256, 64
 """Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
 preferred to a better one without."""
+SIDE = 7
+"""Pixels of a side of a patch."""
+FEWEST_PATCHES, FEWEST_WEAK = 20 * SIDE**2, 4 * SIDE**2
+"""Patches without which no covariance is trusted, and weakly textured ones that are always taken:
+with fewer of them, eigenvalues of noise spread so far that the smallest are mistaken for all."""
+LEAST_WEAK = 0.05
+"""The share of the patches that is always taken: fewer would be chosen for their little noise."""
+MOST_PATCHES = 2**17
+"""Of more patches, evenly spread ones suffice."""
+WEAK = 1.6
+"""The mean squared gradient of a patch, over sigma^2, below which 97 % of white noise lie."""
 
 _NORMAL_MEDIAN = 0.6745
 _LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
@@ -147,13 +168,16 @@ def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
 def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
-    level = _level(images, usable)
+    noisy = usable * _varied(images)
+    if float(noisy.sum()) > float(usable.sum()) / 2:  # else, the image itself has no noise
+        usable = noisy
+    level = difference_level(images, usable)
     if level is None:
         raise TooFewPixels
     for _ in range(2):  # the first level is too small if much was clipped
-        better = _level(images, unclipped(images, usable, level))
+        better = difference_level(images, unclipped(images, usable, level))
         level = level if better is None else better
-    return max(LEAST_SIGMA, level)
+    return max(LEAST_SIGMA, _patch_level(images, usable, level))
 
 
 def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
@@ -171,7 +195,44 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
     return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
 
 
-def _level(images: Tensor, usable: Tensor) -> float | None:
+def _varied(images: Tensor) -> Tensor:
+    """0 in constant windows of 5 x 5 pixels, such as padding, which have no noise; else 1."""
+    highest, lowest = F.max_pool2d(images, 5, 1, 2), -F.max_pool2d(-images, 5, 1, 2)
+    return 1 - F.max_pool2d((highest == lowest).to(images), 5, 1, 2)
+
+
+def _patch_level(images: Tensor, usable: Tensor, level: float) -> float:
+    """sigma from the eigenvalues of weakly textured patches; ``level`` if there are too few."""
+    height, width = (side - SIDE + 1 for side in images.shape[-2:])
+    count = len(images) * height * width
+    if min(height, width) < 1 or count < FEWEST_PATCHES:
+        return level
+    step = math.ceil(math.sqrt(count / MOST_PATCHES))
+    patches = F.unfold(images, SIDE, stride=step).transpose(0, 1).flatten(1)
+    across = (images[..., 1:-1, 2:] - images[..., 1:-1, :-2]) / 2
+    down = (images[..., 2:, 1:-1] - images[..., :-2, 1:-1]) / 2
+    gradients = F.avg_pool2d(across**2 + down**2, SIDE - 2, 1)[..., ::step, ::step].flatten()
+    for _ in range(3):
+        whole = -F.max_pool2d(-unclipped(images, usable, level), SIDE, 1)[..., ::step, ::step]
+        chosen = (whole.flatten() > 0) & (gradients > 0)
+        if (number := int(chosen.sum())) < FEWEST_PATCHES:
+            return level
+        always = max(FEWEST_WEAK, int(LEAST_WEAK * number))
+        least = float(gradients[chosen].kthvalue(always).values)
+        weak = patches[:, chosen & (gradients <= max(WEAK * level**2, least))]
+        level = _eigenvalue_level(torch.linalg.eigvalsh(weak.double().cov()))
+    return level
+
+
+def _eigenvalue_level(eigenvalues: Tensor) -> float:
+    """The root of the largest mean of the first eigenvalues (ascending) within their median."""
+    last = torch.arange(len(eigenvalues), device=eigenvalues.device)
+    means = eigenvalues.cumsum(0) / (last + 1)
+    medians = (eigenvalues[last // 2] + eigenvalues[(last + 1) // 2]) / 2
+    return math.sqrt(max(0.0, float(means[means <= medians].max())))
+
+
+def difference_level(images: Tensor, usable: Tensor) -> float | None:
     """sigma by the best rule with ``ENOUGH`` differences, or else with ``FEWEST``, or None."""
     found = []
     for kernels in _KERNELS:

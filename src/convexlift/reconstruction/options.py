@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from convexlift.networks.icnn import InputConvexNetwork
-    from convexlift.reconstruction.contents import ImageLike, RangeChoice
+    from convexlift.reconstruction.contents import ImageLike
+    from convexlift.reconstruction.ranges import RangeChoice
     from convexlift.reconstruction.weight import WeightChoice
     from convexlift.scans.sinograms import ScanGeometry
     from convexlift.scans.volumes import Window
@@ -27,9 +28,9 @@ class Options:
 
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
-        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to the noise.
-            ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so that the
-            residual is as large as the noise.
+        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to noise and
+            texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
+            that the residual is as large as the noise.
         strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
             a regularizer that reads the data, which scales with the noise, that weight is 1. Give
             a weight as a number, or a strength, not both.
@@ -50,7 +51,7 @@ class Options:
             by default 500, and less for short files, which cannot hold so many.
     """
 
-    regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-any-size"
+    regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-open"
     weight: "WeightChoice | None" = "card"
     strength: float = 1.0
     tolerance: float = 1e-3
@@ -76,16 +77,17 @@ class DenoiseOptions(Options):
     """Remove Gaussian noise, or salt and pepper.
 
     PNG, JPEG, TIFF (8 and 16 bits, floats, stacks), NPY and DICOM. Results keep bit depth, alpha
-    and metadata; NAME.json beside each has objective, lower bound and gap. Regularizers are for
-    grey images: colours and pages are solved one by one.
+    and metadata; NAME.json beside each has objective, lower bound and gap. Red, green and blue are
+    one image for photo and photo-open; other regularizers take them one by one, as all take pages.
 
     Args:
         noise: model of the noise; by default chosen for each image.
-        sigma: noise level for images in 0 ... 1 (25/255 is 0.098), or the fraction of pixels that
-            are salt and pepper; by default estimated for each image.
+        sigma: noise level, relative to the distance from black to white (25/255 is 0.098), or the
+            fraction of pixels that are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
-            largest. ``auto``: 0 and the largest of an integer type, 0,1 for floats that are about
-            there; as ``data`` for other floats, and for integers of which some are negative.
+            largest. ``auto``: 0 and the largest of an integer type; for floats, the first of 0,1
+            and 0,255 and 0,4095 and 0,65535 that holds the image, whatever its noise. Others are
+            mapped without outliers, and need LOW,HIGH for ``sigma`` and ``truth``.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
     """

@@ -110,7 +110,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             given=y,
             truth=truth,
             about=contents.about() | missing,
-            notes=(*contents.notes, *self._notes(contents), *filter(None, [weight.note])),
+            notes=(*contents.scale.notes, *self._notes(contents, task), *filter(None, [weight.note])),
         )  # fmt: skip
 
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
@@ -154,6 +154,13 @@ class Denoiser(DenoiseOptions, Reconstructor):
         contents = open_contents(image, self.range, max_megapixels=self.max_megapixels)
         if target is not None:
             contents.require_target(target)
+        if not contents.scale.nominal and (self.sigma is not None or self.truth is not None):
+            low, high = contents.numbers
+            option = "--sigma" if self.sigma is not None else "--truth"
+            raise InputError(
+                f"the numbers of {contents.name}, about {low:g} to {high:g}, are none of the usual "
+                f"ranges, to which {option} could refer; give --range LOW,HIGH"
+            )
         height, width = contents.images.shape[-2:]
         if min(height, width) < FEWEST_PIXELS:
             raise InputError(
@@ -211,8 +218,11 @@ class Denoiser(DenoiseOptions, Reconstructor):
             raise InputError(f"the truth {called} has {other}, but {contents.name} has {own}")
         return images
 
-    def _notes(self, contents: Contents) -> Iterator[str]:
-        """How missing numbers were treated, and masks of pictures that are displayed rotated."""
+    def _notes(self, contents: Contents, task: str) -> Iterator[str]:
+        """Missing numbers, masks of pictures that are displayed rotated, and unusual tasks."""
+        card = self.network.card
+        if task == SaltAndPepper.name and card is not None and task not in card.weights:
+            yield f"{card.name} is not made for salt and pepper; --regularizer photo-any-size is"
         if contents.missing is not None and self.task == "denoise":
             share = 100 * float(contents.missing.double().mean())
             yield f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"
