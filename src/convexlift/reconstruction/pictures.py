@@ -110,7 +110,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
             given=y,
             truth=truth,
             about=contents.about() | missing,
-            notes=(*contents.scale.notes, *self._notes(contents, task), *filter(None, [weight.note])),
+            notes=(
+                *contents.scale.notes, *self._notes(contents, task), *filter(None, [weight.note])
+            ),
         )  # fmt: skip
 
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
