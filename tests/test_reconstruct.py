@@ -165,6 +165,7 @@ def test_the_record_agrees_with_a_direct_solve(tmp_path):
     save_image(tmp_path / "clean.png", crop(size=48))
     result = run(
         "denoise", picture, "-o", tmp_path / "x.png", "--noise", "gaussian", "--sigma", "0.1",
+        "--regularizer", "photo-any-size",
         "--truth", tmp_path / "clean.png", "--gap-map", "--json", tmp_path / "all.json",
         quick=False,
     )  # fmt: skip
