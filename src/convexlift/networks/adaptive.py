@@ -143,6 +143,13 @@ class AdaptiveNetwork(InputConvexNetwork):
                 f"for each pixel, but the network has in_channels={in_channels} and "
                 f"{layers[-1].outputs} outputs"
             )
+        size = self._probe_size()
+        made = self._bound_layers((in_channels, *size))[-1].shape
+        if len(made) < 3 or (guide.reads_picture and made[1:] != size):
+            raise ValueError(
+                "a guide weighs the pixels of the last layer, which must be as large as the image, "
+                f"without strides, pooling or dense maps; images of {size} make a layer of {made}"
+            )
         self.guide, self.floor, self.ceiling = guide, floor, ceiling
 
     def arguments(self) -> dict[str, Any]:
