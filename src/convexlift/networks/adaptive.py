@@ -234,11 +234,12 @@ def _levels(noise: float | Tensor, picture: Tensor) -> Tensor:
     if not isinstance(noise, int | float | Tensor):
         raise TypeError(f"noise must be a number or a tensor, got {noise!r}")
     level = torch.as_tensor(noise, dtype=picture.dtype, device=picture.device).reshape(-1)
-    positive = bool(((level > 0) & (level < math.inf)).all())
-    if not positive or len(level) not in (1, len(picture)):
+    numbers = torch.finfo(picture.dtype)
+    low, high = math.sqrt(numbers.tiny), math.sqrt(numbers.max)  # R has the factor c^2
+    if not bool(((low < level) & (level < high)).all()) or len(level) not in (1, len(picture)):
         raise ValueError(
-            "noise must be a positive number, or one for each image of the batch of "
-            f"{len(picture)}, got {noise}"
+            f"noise must be a positive number, from {low:.0e} to {high:.0e} in {picture.dtype}, or "
+            f"one for each image of the batch of {len(picture)}, got {noise}"
         )
     return level.expand(len(picture))
 
