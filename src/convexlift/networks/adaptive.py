@@ -79,9 +79,8 @@ class ConditionedNetwork(InputConvexNetwork):
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        largest = self.largest[images]
-        output = self.output[images] if len(self.output) > 1 else self.output
-        return type(self)(list(self.layers), output, largest, in_channels=self.in_channels)
+        parts = (w[images] if len(w) > 1 else w for w in (self.output, self.largest))
+        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         if tuple(self.output.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
