@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.networks import AveragePool, Chain, Convolution, Dense, ForwardDifferences
+from convexlift.networks import (
+    AdaptiveNetwork,
+    AveragePool,
+    Chain,
+    Convolution,
+    Dense,
+    ForwardDifferences,
+    Guide,
+    NoiseGuide,
+    UNetGuide,
+)
 from convexlift.operators.imaging import Diagonal
 from convexlift.parts import known_parts
 
@@ -85,7 +95,10 @@ def random_case(seed: int) -> Case:
     operator, gain = _operator(draw, batch, shape)
     image = _images(draw, batch, shape, unit)
     fidelity = _fidelity(draw, operator.to(dtype=torch.float64)(image))
-    weight = _weight(draw, network, fidelity, image, gain)
+    noise = _noise(draw, network, fidelity, unit) if network.reads_data else None
+    known = {} if noise is None else {"noise": noise}
+    convex = network.condition(image, **known) if network.reads_data else network
+    weight = _weight(draw, convex, fidelity, image, gain)
     box = _box(draw, image, isinstance(fidelity, cl.KullbackLeibler))
     problem = cl.VariationalProblem(
         fidelity=fidelity.to(dtype=dtype),
@@ -93,6 +106,7 @@ def random_case(seed: int) -> Case:
         regularizer=network.to(dtype),
         weight=weight,
         box=box,
+        noise=noise,
     )
     stop = cl.StopWhen(
         gap=draw.random.choice((1e-2, 1e-3, 1e-3, 1e-5)),
@@ -108,8 +122,11 @@ def random_case(seed: int) -> Case:
                 2 if draw.chance(0.05) else 1)  # fmt: skip
 
 
-def _activation(draw: Draw, *, first: bool, unit: float) -> cl.Activation:
-    """One of the library's; arguments without a random value here have their defaults."""
+def _activation(draw: Draw, *, first: bool, unit: float, scaled: bool = False) -> cl.Activation:
+    """One of the library's; arguments without a random value here have their defaults.
+
+    With ``scaled``, one that can be scaled by a noise level.
+    """
     width = unit * 10 ** draw.random.uniform(-3, 0)
     slope, alpha = draw.random.choice((0.1, 0.2, 0.9)), draw.random.choice((0.3, 1.0))
     size, profile = (2, cl.Abs()) if alpha == 1.0 else (3, cl.Huber(width))
@@ -123,17 +140,21 @@ def _activation(draw: Draw, *, first: bool, unit: float) -> cl.Activation:
             # A default of 0 is part of the formula: the slope of the smoothed ReLU.
             names = [each.name for each in fields(kind) if each.default != 0]
             h = kind(**{each: arguments[each] for each in names if each in arguments})
-            if first or h.nondecreasing:
+            if (first or h.nondecreasing) and not (scaled and h.scaled(2.0) is None):
                 usable[name] = h
     return usable[draw.one_of("first" if first else "later", *usable)]
 
 
 def _network(draw: Draw, shape: tuple[int, int, int], unit: float) -> cl.InputConvexNetwork:
     channels, height, width = shape
-    kind = draw.one_of("network", "tv", "anisotropic tv", "ridge", "deep", "residual", "pooled")
+    kind = draw.one_of("network", "tv", "anisotropic tv", "ridge", "deep", "residual", "pooled",
+                       "adaptive", "adaptive")  # fmt: skip
     if kind in ("tv", "anisotropic tv"):
         return cl.TotalVariation(kind == "tv", in_channels=channels).double()
-    h = _activation(draw, first=True, unit=unit)
+    adaptive = kind == "adaptive"
+    if adaptive:  # in units of the noise
+        unit = 1.0
+    h = _activation(draw, first=True, unit=unit, scaled=adaptive)
     filters = h.group * draw.between(1, 4)
     made = filters // h.group
 
@@ -146,19 +167,24 @@ def _network(draw: Draw, shape: tuple[int, int, int], unit: float) -> cl.InputCo
         return filters == 2 * channels and draw.chance(0.5)
 
     skip = ForwardDifferences() if differences() else convolution(channels, filters)
-    layers = [cl.ConvexLayer(h, channels=filters, skip=skip, bias=draw.chance(0.7))]
-    later = {"deep": draw.between(1, 3), "residual": 1, "pooled": 0, "ridge": 0}[kind]
-    for number in range(2, 2 + later):
+
+    def bias() -> bool:
+        return draw.chance(0.7) and not adaptive
+
+    layers = [cl.ConvexLayer(h, channels=filters, skip=skip, bias=bias())]
+    deep = draw.between(1, 3)
+    later = {"deep": deep, "residual": 1, "adaptive": deep - 1 if draw.chance(0.3) else 0}
+    for number in range(2, 2 + later.get(kind, 0)):
         layers.append(
             cl.ConvexLayer(
-                _activation(draw, first=False, unit=unit),
+                _activation(draw, first=False, unit=unit, scaled=adaptive),
                 channels=made,
                 previous=convolution(made, made, nonnegative=True),
                 skip=convolution(channels, made) if draw.chance(0.3) else None,
                 links={1: convolution(made, made, nonnegative=True)}
                 if number > 2 and draw.chance(0.3)
                 else None,
-                bias=draw.chance(0.7),
+                bias=bias(),
                 residual=kind == "residual",
             )
         )
@@ -170,7 +196,13 @@ def _network(draw: Draw, shape: tuple[int, int, int], unit: float) -> cl.InputCo
             cl.ConvexLayer(_activation(draw, first=False, unit=unit), channels=3, previous=head)
         )
     image_size = (height, width) if kind == "pooled" else None
-    network = cl.InputConvexNetwork(layers, in_channels=channels, image_size=image_size).double()
+    if adaptive:
+        floor = draw.random.choice((1e-12, 0.003, 0.003, 1.0))
+        guide = _guide(draw, channels, layers[-1].outputs)
+        network = AdaptiveNetwork(layers, guide, in_channels=channels, floor=floor)
+    else:
+        network = cl.InputConvexNetwork(layers, in_channels=channels, image_size=image_size)
+    network.double()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             size = draw.scale(3.0)
@@ -185,6 +217,45 @@ def _network(draw: Draw, shape: tuple[int, int, int], unit: float) -> cl.InputCo
             network.output[draw.uniform(*network.output.shape) < 0.2] = 0.0
         network.project_()
     return network
+
+
+class InTurn(Guide):
+    """The same numbers in turn over channels and pixels, whatever the picture."""
+
+    def __init__(self, in_channels: int, outputs: int, numbers: tuple[float, ...]) -> None:
+        super().__init__()
+        self.in_channels, self.outputs, self.numbers = in_channels, outputs, numbers
+
+    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+        """The numbers."""
+        shape = (len(picture), self.outputs, *picture.shape[2:])
+        order = torch.arange(math.prod(shape)) % len(self.numbers)
+        return picture.new_tensor(self.numbers)[order].reshape(shape)
+
+
+def _guide(draw: Draw, channels: int, outputs: int) -> Guide:
+    """U-nets, whose weights are drawn later, and guides that give extreme numbers only."""
+    kind = draw.one_of("guide", "u-net", "u-net", "noise", "bounds", "huge", "zeros")
+    if kind == "u-net":
+        widths = [draw.between(1, 4) for _ in range(draw.between(1, 3))]
+        return UNetGuide(channels, outputs, widths=widths, blocks=1)
+    if kind == "noise":
+        return NoiseGuide(channels, outputs, levels=[0.001, 0.1, 3.0][: draw.between(1, 3)])
+    numbers = {"bounds": (-math.inf, math.inf), "huge": (1e30, -1e30, 3.0), "zeros": (0.0,)}
+    return InTurn(channels, outputs, numbers[kind])
+
+
+def _noise(
+    draw: Draw, network: cl.InputConvexNetwork, fidelity: cl.Fidelity, unit: float
+) -> float | Tensor | None:
+    """A level from 1e-4 to 10, or one for each image where activations allow it, or none."""
+    if fidelity.likelihood != "gaussian" and draw.chance(0.3):
+        return None
+    shared = any(layer.activation.scaled(2.0) != layer.activation for layer in network.layers)
+    count = 1 if shared or draw.chance(0.5) else len(fidelity.y)
+    levels = 10 ** (5 * draw.uniform(count) - 4)
+    levels *= unit if draw.tame or draw.chance(0.5) else 1.0
+    return float(levels) if count == 1 else levels
 
 
 def _operator(

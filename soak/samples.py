@@ -27,6 +27,7 @@ import convexlift as cl
 from convexlift import proofs
 from convexlift.files.pictures import read_plane
 from convexlift.files.png_jpeg import with_deep_colours
+from convexlift.networks import AdaptiveNetwork, Convolution, UNetGuide
 from convexlift.reconstruction.contents import open_contents
 from convexlift.scans.files import SinogramOptions
 from convexlift.scans.sinogram_formats import DataExchange
@@ -89,7 +90,7 @@ def mutated(reader: Reader, sample: dict[str, bytes], chance: random.Random) -> 
     files[name] = damaged(files[name], words, chance)
     if reader.repair is not None and chance.random() < 0.7:
         files[name] = reader.repair(files[name])
-    if reader.name == "model" and chance.random() < 0.9:
+    if reader.name.endswith("model") and chance.random() < 0.9:
         weights = next(files[n] for n in files if n.endswith(".safetensors"))
         sheet = next(n for n in files if n.endswith(".json"))
         files[sheet] = with_hash(files[sheet], hashlib.sha256(weights).hexdigest())
@@ -219,6 +220,35 @@ def _model(path: Path) -> None:
     cl.save(_network(), path.with_suffix(""), card)
 
 
+def _adaptive() -> AdaptiveNetwork:
+    """Two layers, and a guide: filters, nonnegative maps and others that fill 8-bit tensors."""
+    torch.manual_seed(0)
+    first = cl.ConvexLayer(cl.Abs(), channels=12, skip=Convolution(1, 12, 11), bias=False)
+    maps = Convolution(12, 12, 3, nonnegative=True)
+    second = cl.ConvexLayer(cl.ReLU(), channels=12, previous=maps, bias=False)
+    return AdaptiveNetwork([first, second], UNetGuide(1, 12, widths=(8, 16), blocks=1))
+
+
+def _small_model(path: Path) -> None:
+    cl.save(_adaptive(), path.with_suffix(""), eight_bit=True)
+
+
+def _load(path: Path) -> None:
+    """A network that was accepted is convex, as far as its numbers say."""
+    network = cl.load(path)
+    maps = [layer.previous.weight for layer in network.layers if layer.previous is not None]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values())
+    assert min(float(tensor.detach().min()) for tensor in (network.output, *maps)) >= 0
+
+
+def _adaptive_proof(path: Path) -> None:
+    torch.manual_seed(0)
+    fidelity = cl.SquaredL2(torch.rand(1, 1, 6, 6))
+    network = cl.networks.adaptive(channels=2, kernel=3, widths=(2,), blocks=1)
+    problem = cl.VariationalProblem(fidelity=fidelity, regularizer=network, weight=1.0, noise=0.1)
+    cl.solve(problem).proof.save(path)
+
+
 def _proof(path: Path) -> None:
     y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     scanner = cl.ParallelBeam(image_size=8, angles=3, bins=5)
@@ -320,8 +350,10 @@ READERS = (
     Reader("hdf5 packed scan", ".h5", _packed_scan, (_exchange,), 0.3, contained=True),
     Reader("npy scan", ".npy", _npy_scan, SCANS, 1.0, TEXT),
     Reader("tiff scan", ".tif", _tiff_scan, SCANS, 1.0, ENTRIES),
-    Reader("model", ".safetensors", _model, (cl.load,), 2.0, TEXT),
+    Reader("model", ".safetensors", _model, (_load,), 2.0, TEXT),
+    Reader("8-bit model", ".safetensors", _small_model, (_load,), 1.0, TEXT),
     Reader("proof", ".proof", _proof, (cl.verify,), 2.0, TEXT, repair=_resealed),
+    Reader("adaptive proof", ".proof", _adaptive_proof, (cl.verify,), 1.0, TEXT, repair=_resealed),
     Reader("checkpoint", ".pt", _checkpoint, (_restore,), 1.0),
 )  # fmt: skip
 """All readers, one in each row."""

@@ -184,8 +184,13 @@ def wild(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: flo
     return 10 ** rng.uniform(low, high, shape) * rng.choice([-1.0, 1.0], shape)
 
 
-def random_network(rng: np.random.Generator, n: int, deep: bool, spread: float) -> Tiny:
-    """One convolution, or four layers: with a skip, residual, and dense on pooled pixels."""
+def random_network(
+    rng: np.random.Generator, n: int, deep: bool, spread: float, *, by_pixel: bool = False
+) -> Tiny:
+    """One convolution, or four layers: with a skip, residual, and dense on pooled pixels.
+
+    A convolution may have output weights for each pixel, as if a guide had read them off the data.
+    """
     tiny = Tiny(n, {})
     first = FIRST[rng.integers(len(FIRST))]
     padding = ["zero", "circular", "reflect", "replicate"][rng.integers(4)]
@@ -211,7 +216,8 @@ def random_network(rng: np.random.Generator, n: int, deep: bool, spread: float) 
             layer(tiny, h, 2, sources, n * n, wild(rng, (2,), -1, 1), residual)
         pooled_dense(tiny, rng, n, spread)
     outputs = tiny.layers[-1]["channels"] // tiny.hs[-1].group
-    tiny.arrays["network.output"] = np.abs(wild(rng, (outputs,), -spread, spread))
+    shape = (1, outputs, n, n) if by_pixel else (outputs,)
+    tiny.arrays["network.output"] = np.abs(wild(rng, shape, -spread, spread))
     return tiny
 
 
@@ -318,7 +324,8 @@ def exact_numbers(
             a = [u + v for u, v in zip(a, times(matrix, z[source]), strict=True)]
         value = applied(h, h.value, a, tiny.pixels[i])
         z.append([u + v for u, v in zip(value, z[-1], strict=True)] if tiny.residual[i] else value)
-    output = [w for w in exact(tiny.arrays["network.output"]) for _ in range(tiny.pixels[-1])]
+    weights = tiny.arrays["network.output"]
+    output = [w for w in exact(weights) for _ in range(len(z[-1]) // weights.size)]
     terms = [
         f_value(kind, w, v, q) for w, v, q in zip(times(data.matrix, x), y, data.q, strict=True)
     ]

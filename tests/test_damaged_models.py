@@ -190,6 +190,57 @@ PROBLEMS = {
 }
 
 
+V = "layers.0.skip.weight"
+NO_SCALE = r"toy\.safetensors: the tensor {}:scale must be nonnegative and finite"
+NO_CODES = r"toy\.safetensors: the tensor {}:scale does not fit any 8-bit tensor beside it"
+
+
+def without(name):
+    return lambda path: retensor(path, lambda tensors: tensors.pop(name))
+
+
+def added(name, content):
+    return lambda path: retensor(path, lambda tensors: tensors.update({name: content}))
+
+
+EIGHT_BITS = {
+    **{
+        f"scale {number} of {name}": (value(f"{name}:scale", 1, number), NO_SCALE.format(name))
+        for name in (V, W)
+        for number in (torch.nan, torch.inf, -torch.inf, -1e-3)
+    },
+    "all scales negative": (tensor(f"{W}:scale", torch.neg), NO_SCALE.format(W)),
+    "short scales": (tensor(f"{V}:scale", lambda t: t[:-1].clone()), NO_CODES.format(V)),
+    "one scale": (tensor(f"{V}:scale", lambda t: t[0].clone()), NO_CODES.format(V)),
+    "scales of pixels": (tensor(f"{V}:scale", lambda t: t[:, None].clone()), NO_CODES.format(V)),
+    "no codes": (without(V), NO_CODES.format(V)),
+    "codes are numbers": (tensor(V, torch.Tensor.float), NO_CODES.format(V)),
+    "no scales": (without(f"{V}:scale"), rf"the tensor {V} is int8 .* architecture float32"),
+    "scale of nothing": (added("x:scale", torch.ones(3)), NO_CODES.format("x")),
+    "scale of a scale": (added(f"{V}:scale:scale", torch.ones(32)), NO_CODES.format(f"{V}:scale")),
+    "negative code": (value(W, (0, 0, 0, 0), -1), r"toy\.safetensors: layer 2, map .* nonnegative"),
+    "too large": (value(f"{V}:scale", 0, 3e38), rf"{V} is -?inf at \(0, "),
+    "integer scales": (tensor(f"{V}:scale", torch.Tensor.char), rf"{V} is int8 .*float32"),
+    "scales of another precision": (tensor(f"{V}:scale", torch.Tensor.double), "float32, float64"),
+    "scalar codes": (
+        lambda path: retensor(
+            path, lambda ts: ts.update({V: ts[V][0, 0, 0, 0], f"{V}:scale": ts[f"{V}:scale"][0]})
+        ),
+        rf"{V} is float32 of shape \(1,\), but in its architecture",
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", EIGHT_BITS)
+def test_a_damaged_8_bit_file_is_refused_by_name(problem, tmp_path):
+    cl.save(cl.networks.convolutional(kernel=7).float(), tmp_path / "toy", eight_bit=True)
+    damage, message = EIGHT_BITS[problem]
+    cl.load(tmp_path / "toy")
+    damage(tmp_path / "toy")
+    with pytest.raises(ValueError, match=message):
+        cl.load(tmp_path / "toy")
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_a_damaged_pair_is_refused_by_name(problem, saved, monkeypatch):
     _, path = saved

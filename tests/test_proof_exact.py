@@ -32,14 +32,15 @@ def recorded(monkeypatch) -> dict[int, np.ndarray]:
 
 @pytest.mark.parametrize("hostile", [False, True], ids=["ordinary", "hostile"])
 @pytest.mark.parametrize("kind", ["SquaredL2", "L1", "WeightedL2"])
-@pytest.mark.parametrize("deep", [False, True], ids=["one layer", "four layers"])
+@pytest.mark.parametrize("network", ["one layer", "four layers", "weights by pixel"])
 @pytest.mark.parametrize("seed", range(8))
 def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
-    tmp_path, recorded, seed, deep, kind, hostile
+    tmp_path, recorded, seed, network, kind, hostile
 ):
+    deep, by_pixel = network == "four layers", network == "weights by pixel"
     rng = np.random.default_rng([seed, deep, len(kind), hostile])
     n, weight = int(rng.integers(3, 5)), 0.1
-    tiny = random_network(rng, n, deep, spread=8.0 if hostile else 0.5)
+    tiny = random_network(rng, n, deep, spread=8.0 if hostile else 0.5, by_pixel=by_pixel)
     data = random_data(rng, tiny, kind, offset=1e8 if hostile and seed % 2 else 0.0)
     for i, content in enumerate(tiny.layers, start=1):
         shape = (1, content["channels"])
@@ -50,11 +51,11 @@ def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
     bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
     theta = 0.3 if bounded_below and seed % 3 == 0 else 1.0
     tiny.arrays["theta"] = np.array([theta])
-    network = {"layers": tiny.layers, "in_channels": 1, "image_size": [n, n]}
+    described = {"layers": tiny.layers, "in_channels": 1, "image_size": [n, n]}
     head = {
         "format": 1, "made_by": {}, "radius": 1.0, "claims": [],
         "problem": {"image_shape": [1, n, n], "weight": weight, "box": list(data.box),
-                    "fidelity": data.fidelity, "operator": data.operator, "network": network},
+                    "fidelity": data.fidelity, "operator": data.operator, "network": described},
     }  # fmt: skip
     path = proof_files.store(
         tmp_path / "a.proof", proof_files.complete(head, tiny.arrays), tiny.arrays

@@ -184,8 +184,9 @@ def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         rows = tensor.flatten(1)
         scale = rows.abs().amax(1) / 127
-        codes = (rows / scale.clamp_min(torch.finfo(scale.dtype).tiny)[:, None]).round()
-        stored[name] = codes.to(torch.int8).reshape(tensor.shape)
+        codes = (rows / torch.where(scale > 0, scale, 1.0)[:, None]).round()
+        # A tiny scale is itself rounded, and 128 would become -128.
+        stored[name] = codes.clamp(-127, 127).to(torch.int8).reshape(tensor.shape)
         stored[name + SCALE] = scale
     return stored
 
@@ -197,6 +198,8 @@ def _from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         codes, scale = numbers.get(name.removesuffix(SCALE)), tensors[name]
         if codes is None or codes.dtype is not torch.int8 or scale.shape != codes.shape[:1]:
             raise ValueError(f"the tensor {name} does not fit any 8-bit tensor beside it")
+        if not bool((scale >= 0).all() & (scale < torch.inf).all()):
+            raise ValueError(f"the tensor {name} must be nonnegative and finite")
         rows = scale.reshape(-1, *[1] * (codes.ndim - 1))
         numbers[name.removesuffix(SCALE)] = codes.to(scale.dtype) * rows
     return numbers

@@ -79,9 +79,8 @@ class ConditionedNetwork(InputConvexNetwork):
 
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        largest = self.largest[images]
-        output = self.output[images] if len(self.output) > 1 else self.output
-        return type(self)(list(self.layers), output, largest, in_channels=self.in_channels)
+        parts = (w[images] if len(w) > 1 else w for w in (self.output, self.largest))
+        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         if tuple(self.output.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
@@ -142,6 +141,13 @@ class AdaptiveNetwork(InputConvexNetwork):
                 f"the guide takes {guide.in_channels} channels and gives {guide.outputs} numbers "
                 f"for each pixel, but the network has in_channels={in_channels} and "
                 f"{layers[-1].outputs} outputs"
+            )
+        size = self._probe_size()
+        made = self._bound_layers((in_channels, *size))[-1].shape
+        if len(made) < 3 or (guide.reads_picture and made[1:] != size):
+            raise ValueError(
+                "a guide weighs the pixels of the last layer, which must be as large as the image, "
+                f"without strides, pooling or dense maps; images of {size} make a layer of {made}"
             )
         self.guide, self.floor, self.ceiling = guide, floor, ceiling
 
@@ -227,11 +233,12 @@ def _levels(noise: float | Tensor, picture: Tensor) -> Tensor:
     if not isinstance(noise, int | float | Tensor):
         raise TypeError(f"noise must be a number or a tensor, got {noise!r}")
     level = torch.as_tensor(noise, dtype=picture.dtype, device=picture.device).reshape(-1)
-    positive = bool(((level > 0) & (level < math.inf)).all())
-    if not positive or len(level) not in (1, len(picture)):
+    numbers = torch.finfo(picture.dtype)
+    low, high = math.sqrt(numbers.tiny), math.sqrt(numbers.max)  # R has the factor c^2
+    if not bool(((low < level) & (level < high)).all()) or len(level) not in (1, len(picture)):
         raise ValueError(
-            "noise must be a positive number, or one for each image of the batch of "
-            f"{len(picture)}, got {noise}"
+            f"noise must be a positive number, from {low:.0e} to {high:.0e} in {picture.dtype}, or "
+            f"one for each image of the batch of {len(picture)}, got {noise}"
         )
     return level.expand(len(picture))
 

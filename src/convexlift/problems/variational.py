@@ -289,11 +289,16 @@ class VariationalProblem(TensorRecord):
     def _check_network_shape(self) -> None:
         shape = self.image_shape
         try:
-            self.regularizer.bind(shape)
+            weights = self.regularizer.bind(shape).output
         except ValueError as error:
             raise ValueError(
                 f"the regularizer does not fit images of shape {shape}: {error}"
             ) from None
+        if len(weights) not in (1, self.batch_size):
+            raise ValueError(
+                f"the regularizer has the weights of {len(weights)} images, and these are data of "
+                f"{self.batch_size}; condition the network on these data"
+            )
 
     def _check_parts(self) -> None:
         """Examine activations and fidelities of users, before any bound rests on them."""

@@ -118,13 +118,13 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
         """Planes as they are, or red, green and blue as one image, for a regularizer of colours."""
         if self.colour is not None and contents.channels == 3:
-            return lambda planes: (
-                planes.unflatten(0, (-1, 3))[:, :, 0] if len(planes) > 1 else planes
-            )
+            return lambda planes: planes.reshape(-1, 3, *planes.shape[2:])
         if self.network.in_channels == 3:
-            grey = str(self.regularizer).removesuffix("-colour")
+            called = self.settings()["regularizer"]
+            grey = called.removesuffix("-colour")
+            grey = DenoiseOptions.regularizer if grey == called else grey
             raise InputError(
-                f"{self.regularizer} is for pictures in colour, and {contents.name} is grey; use "
+                f"{called} is for pictures in colour, and {contents.name} is grey; use "
                 f"--regularizer {grey}"
             )
         return lambda planes: planes
