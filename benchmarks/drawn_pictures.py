@@ -77,6 +77,17 @@ def checkerboard(side: int) -> Tensor:
     return 0.2 + 0.6 * ((squares[:, None] + squares) % 2).float()[None, None]
 
 
+def stripes(side: int) -> Tensor:
+    """Columns of 0.2 and 0.8."""
+    return (0.2 + 0.6 * (torch.arange(SIDE) // side % 2)).expand(1, 1, SIDE, SIDE).contiguous()
+
+
+def dithered(x: Tensor) -> Tensor:
+    """Black and white only, by Floyd and Steinberg's error diffusion, as in print."""
+    page = Image.fromarray((255 * x[0, 0]).round().to(torch.uint8).numpy())
+    return as_tensor(page.convert("1").convert("L"))
+
+
 def pictures(data: Path | None) -> dict[str, list[Tensor]]:
     """Groups of pictures that are no photographs."""
     found = {
@@ -85,6 +96,8 @@ def pictures(data: Path | None) -> dict[str, list[Tensor]]:
         "flat grey": [torch.full((1, 1, SIDE, SIDE), 0.5)],
         "gradient": [torch.linspace(0, 1, SIDE).expand(1, 1, SIDE, SIDE).contiguous()],
         "checkerboard, 8 pixels": [checkerboard(8)], "checkerboard, 1 pixel": [checkerboard(1)],
+        "stripes, 2 pixels": [stripes(2)], "stripes, 1 pixel": [stripes(1)],
+        "dithered photograph": [dithered(middle(load_example("camera")))],
         "white noise as the picture": [torch.rand(1, 1, SIDE, SIDE, generator=seeded())],
     }  # fmt: skip
     if data is not None:

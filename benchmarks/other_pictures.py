@@ -1,13 +1,13 @@
 """PSNR on pictures that are no photographs, and with noise that is not white and Gaussian.
 
-    python benchmarks/other_pictures.py [--data DIR] [--colour] [--sheet FILE.png] [--output FILE]
+    python benchmarks/other_pictures.py PART ... [--data DIR] [--sheet FILE.png] [--output FILE]
 
-Pictures are drawn or shipped. DIR may hold ct/train and natural/train: three CT slices, and eight
-photographs (every 13th, never trained with by ``photo``) for inpainting and salt and pepper. Noise
-has the seed 0. Total variation gets the weight that is best for each picture, out of a few; the
-others have the weight of their rule, ``cl.reconstruct(y, sigma=...)``. A solve that is not finite,
-or misses its gap of 1e-3, is printed. ``--colour`` makes three channels of each picture: first
-alike, then with nothing in common.
+Parts: pictures, noise, sizes, tasks and colour, of which the last makes three channels of the first
+five pictures: alike, then with nothing in common. Pictures are drawn or shipped. DIR may hold
+ct/train and natural/train: three CT slices, and eight photographs (every 13th, never trained with
+by ``photo``) for inpainting and for salt and pepper. Noise has the seed 0. Total variation gets the
+weight that is best for each picture, out of seven; the others have the weight of their rule,
+``cl.reconstruct(y, sigma=...)``. A solve that is not finite, or misses its gap of 1e-3, is printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,33 +44,34 @@ Case = tuple[str, Tensor, Tensor, dict[str, Any]]
 """Group, truth, data and options."""
 
 
-def denoising(groups: dict[str, list[Tensor]], sigmas: list[float]) -> Iterator[Case]:
-    """Pictures with white noise of all levels."""
-    for name, images in groups.items():
+def denoising(data: Path | None, sigmas: Sequence[float] = (15, 25, 50)) -> Iterator[Case]:
+    """Pictures with white noise of several levels."""
+    for name, images in pictures(data).items():
         for sigma in sigmas:
             for x in images:
                 yield f"{name} | {sigma:g}", x, white(x, sigma / 255), {"sigma": sigma / 255}
 
 
-def other_noise(sigma: float) -> Iterator[Case]:
+def other_noise(data: Path | None, sigma: float = 25) -> Iterator[Case]:
     """Photographs with noise of another kind, or of another level than stated."""
     for name, (damage, factor) in DAMAGES.items():
-        for picture in PHOTOGRAPHS:
+        for picture in PHOTOGRAPHS[:3]:
             x = middle(load_example(picture))
             yield f"{name} | {sigma:g}", x, damage(x, sigma / 255), {"sigma": factor * sigma / 255}
 
 
-def sizes(sigma: float) -> Iterator[Case]:
+def sizes(data: Path | None, sigma: float = 25) -> Iterator[Case]:
     """Parts of a mosaic of photographs."""
     rows = torch.cat([load_example(name) for name in (*PHOTOGRAPHS, "brick")], dim=-1)
-    mosaic = rows.repeat(1, 1, 4, 2)
+    mosaic = rows.repeat(1, 1, 4, 1)  # (1024, 1536)
     for height, width in SIZES:
         x = middle(mosaic, height, width)
         yield f"{height} x {width} | {sigma:g}", x, white(x, sigma / 255), {"sigma": sigma / 255}
 
 
-def other_tasks(folder: Path) -> Iterator[Case]:
+def other_tasks(data: Path | None) -> Iterator[Case]:
     """Photographs with missing pixels, and with salt and pepper."""
+    folder = (data or Path()) / "natural/train"
     names = sorted(folder.glob("*.png"), key=lambda path: int(path.stem))[6::13][:8]
     photographs = [middle(load_image(path)) for path in names]
     for x in photographs:
@@ -82,12 +83,23 @@ def other_tasks(folder: Path) -> Iterator[Case]:
         yield "salt and pepper | 25 %", x, y, {"noise": "salt-and-pepper", "sigma": 0.25}
 
 
-def in_colour(cases: Iterator[Case], same: bool) -> Iterator[Case]:
+def in_colour(data: Path | None, sigma: float = 25) -> Iterator[Case]:
     """Three channels, equal or turned, each with noise of its own."""
-    for group, x, _, options in cases:
-        rgb = torch.cat([x] * 3 if same else [x, x.flip(-1), x.flip(-2)], dim=1)
-        kind = "grey in RGB" if same else "unrelated channels"
-        yield f"{kind}: {group}", rgb, white(rgb, options["sigma"]), options
+    for kind, turns in (("grey in RGB", ((), (), ())), ("unrelated channels", ((), (-1,), (-2,)))):
+        for name, (x,) in list(pictures(None).items())[:5]:
+            rgb = torch.cat([x.flip(turn) for turn in turns], dim=1)
+            yield (
+                f"{kind}: {name} | {sigma:g}",
+                rgb,
+                white(rgb, sigma / 255),
+                {"sigma": sigma / 255},
+            )
+
+
+PARTS: dict[str, Callable[[Path | None], Iterator[Case]]] = {
+    "pictures": denoising, "noise": other_noise, "sizes": sizes, "tasks": other_tasks,
+    "colour": in_colour,
+}  # fmt: skip
 
 
 def restored(y: Tensor, x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
@@ -111,28 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--sigmas", type=float, nargs="+", default=[15, 25, 50])
-    parser.add_argument("--colour", action="store_true")
     parser.add_argument("--sheet", type=Path, help="noisy, total variation and the learned ones")
     parser.add_argument("--output", type=Path, help="a JSON file for all numbers")
     given = parser.parse_args()
-    groups = pictures(given.data)
-
-    def cases() -> Iterator[Case]:
-        if given.colour:
-            for same in (True, False):
-                yield from in_colour(denoising(groups, given.sigmas), same)
-            return
-        yield from denoising(groups, given.sigmas)
-        yield from other_noise(25)
-        yield from sizes(25)
-        if given.data is not None:
-            yield from other_tasks(given.data / "natural/train")
-
     numbers: dict[str, list[dict[str, tuple[float, int]]]] = {}
     sheet: list[Tensor] = []
-    for group, x, y, options in cases():
+    for group, x, y, options in (case for part in given.parts for case in PARTS[part](given.data)):
         found = restored(y, x, options)
         row = numbers.setdefault(group, [])
         row.append({name: part[1:] for name, part in found.items()})
