@@ -2,8 +2,8 @@
 
     python benchmarks/other_pictures.py PART ... [--data DIR] [--sheet FILE.png] [--output FILE]
 
-Parts: pictures, noise, sizes, tasks and colour, of which the last makes three channels of the first
-five pictures: alike, then with nothing in common. Pictures are drawn or shipped. DIR may hold
+Parts: pictures, noise, sizes, tasks and colour, of which the last makes three channels of
+some pictures: alike, then with nothing in common. Pictures are drawn or shipped. DIR may hold
 ct/train and natural/train: three CT slices, and eight photographs (every 13th, never trained with
 by ``photo``) for inpainting and for salt and pepper. Noise has the seed 0. Total variation gets the
 weight that is best for each picture, out of seven; the others have the weight of their rule,
@@ -37,6 +37,10 @@ LEARNED = ("photo-any-size", "photo", "photo-open")
 TV_FACTORS = (0.1, 0.25, 0.4, 0.6, 0.8, 1.2, 2.8)
 """Weights of total variation, in units of sigma, or of the fraction of impulses."""
 PHOTOGRAPHS = ("astronaut", "camera", "chelsea", "coffee", "rocket")
+COLOURED = (
+    "text", "line art", "Shepp-Logan phantom", "drawn cells", "brick wall",
+    "checkerboard, 1 pixel", "stripes, 1 pixel", "dithered photograph",
+)  # fmt: skip
 SIZES = ((8, 8), (8, 2048), (16, 16), (33, 47), (1024, 1536))
 """From the smallest that there is."""
 
@@ -86,14 +90,10 @@ def other_tasks(data: Path | None) -> Iterator[Case]:
 def in_colour(data: Path | None, sigma: float = 25) -> Iterator[Case]:
     """Three channels, equal or turned, each with noise of its own."""
     for kind, turns in (("grey in RGB", ((), (), ())), ("unrelated channels", ((), (-1,), (-2,)))):
-        for name, (x,) in list(pictures(None).items())[:5]:
-            rgb = torch.cat([x.flip(turn) for turn in turns], dim=1)
-            yield (
-                f"{kind}: {name} | {sigma:g}",
-                rgb,
-                white(rgb, sigma / 255),
-                {"sigma": sigma / 255},
-            )
+        for name in COLOURED:
+            rgb = torch.cat([pictures(None)[name][0].flip(turn) for turn in turns], dim=1)
+            y = white(rgb, sigma / 255)
+            yield f"{kind}: {name} | {sigma:g}", rgb, y, {"sigma": sigma / 255}
 
 
 PARTS: dict[str, Callable[[Path | None], Iterator[Case]]] = {
