@@ -75,9 +75,9 @@ def sizes(data: Path | None, sigma: float = 25) -> Iterator[Case]:
 
 def other_tasks(data: Path | None) -> Iterator[Case]:
     """Photographs with missing pixels, and with salt and pepper."""
-    folder = (data or Path()) / "natural/train"
-    names = sorted(folder.glob("*.png"), key=lambda path: int(path.stem))[6::13][:8]
-    photographs = [middle(load_image(path)) for path in names]
+    files = [] if data is None else (data / "natural/train").glob("*.png")
+    held_out = sorted(files, key=lambda path: int(path.stem))[6::13]
+    photographs = [middle(load_image(path)) for path in held_out[:8]]
     for x in photographs:
         mask = random_mask(x, 0.3, seeded().manual_seed(1))
         options = {"task": "inpaint", "mask": mask, "sigma": 0.03}
