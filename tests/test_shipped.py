@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.images import load_example, load_image, psnr
+from convexlift.images import gaussian_noise, load_example, load_image, psnr
 from convexlift.tasks import (
     GaussianDenoising,
     Inpainting,
@@ -119,6 +119,24 @@ def test_colour_goes_channel_by_channel():
     solution = cl.solve(measurement.problem(network, network.card.weight))
     assert (solution.gap <= 1e-3).all()
     assert (psnr(solution.x, planes) > psnr(measurement.picture, planes) + 4).all()
+
+
+@pytest.mark.parametrize("name", ["photo", "photo-open"])
+def test_a_pattern_of_single_pixels_is_lost_and_the_card_says_so(name):
+    """If a better training keeps it, the card and its section must no longer say so."""
+    squares = torch.arange(64)
+    clean = 0.2 + 0.6 * ((squares[:, None] + squares) % 2).float()[None, None]
+    y = gaussian_noise(clean, 0.1, torch.Generator().manual_seed(0))
+
+    def quality(regularizer: str) -> float:
+        result = cl.reconstruct(
+            y, noise="gaussian", sigma=0.1, range=(0.0, 1.0), regularizer=regularizer, truth=clean
+        )
+        assert result.record["status"] == "CONVERGED"
+        return float(result.record["psnr"])
+
+    assert quality(name) < quality("photo-any-size") - 5
+    assert "of single pixels" in cl.models.card(name).not_for
 
 
 @pytest.mark.slow
