@@ -224,7 +224,9 @@ def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
     levels = nice_steps(low, high)
     step = levels[1] - levels[0] if len(levels) > 1 else abs(high) or 1.0
     unit, mark = (1000.0, "k") if max(map(abs, levels), default=0) >= 1e4 else (1.0, "")
-    digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
+    digits = next(
+        d for d in range(20) if math.isclose(round(step / unit, d), step / unit, rel_tol=1e-3)
+    )
     return [(level, f"{level / unit:.{digits}f}{mark}" if level else "0") for level in levels]
 
 
