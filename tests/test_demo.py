@@ -19,6 +19,7 @@ from convexlift import demo as demo_module
 from convexlift.cli import demo as cli_demo
 from convexlift.cli.app import app, load
 from convexlift.images import load_image
+from convexlift.networks.adaptive import PREMISE
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,9 @@ def finished(tmp_path_factory):
 def test_it_succeeds_quietly(finished):
     folder, result = finished
     assert result.exit_code == 0, result.output
-    assert "photo-any-size" in " ".join(result.output.split())
+    said = " ".join(result.output.split())
+    assert "Regularizer of denoising: photo-any-size, shipped" in said
+    assert "Regularizer of inpainting and deblurring: photo-open, shipped" in said
     assert "━" not in result.output  # no progress bar in a pipe
     assert str(folder / "report.html") in result.output.replace("\n", "")
 
@@ -76,6 +79,8 @@ def test_the_pictures(finished):
     for task in ("denoising", "inpainting", "deblurring"):
         for kind in ("clean", "degraded", "reconstructed"):
             assert load_image(folder / f"{task}-{kind}.png").shape == (1, 1, 64, 64)
+    weights = sorted(path.name for path in folder.glob("*-weights.png"))
+    assert weights == ["deblurring-weights.png", "inpainting-weights.png"]  # photo-open reads them
     assert load_image(folder / "overview.png").shape[-1] > 500
     assert load_image(folder / "convergence.png").shape[-1] > 500
     assert not list(folder.glob(".*"))
@@ -86,7 +91,9 @@ def test_the_numbers(finished):
     results = json.loads((folder / "results.json").read_text())
     assert json.loads((folder / "extra.json").read_text()) == results
     assert results["version"] == cl.__version__
-    assert len(results["tasks"]) == 3
+    used = {task["task"]: task["regularizer"] for task in results["tasks"]}
+    assert used == {"denoising": "photo-any-size", "inpainting": "photo-open",
+                    "deblurring": "photo-open"}  # fmt: skip
     for task in results["tasks"]:
         assert task["status"] == "CONVERGED"
         assert task["guarantee"] == "GLOBAL"
@@ -115,10 +122,12 @@ def test_the_proofs(finished):
 def test_the_page_is_self_contained_and_honest(finished):
     folder, _ = finished
     page = (folder / "report.html").read_text()
-    assert "photo-any-size" in page
-    assert page.count("data:image/png;base64,") == 3 * (3 + 1)  # pictures and a plot for each task
+    assert page.count("data:image/png;base64,") == 3 * (3 + 1) + 2  # pictures, plots and weights
+    assert " ".join(page.split()).count(f"{PREMISE}no image has an objective more than") == 2
     assert page.count("<img") == page.count(" alt=")
-    assert "<code>convexlift models photo-any-size</code>" in page
+    for name, terms in (("photo-any-size", "non-commercial"), ("photo-open", "no conditions")):
+        assert f"<code>convexlift models {name}</code>" in page
+        assert terms in page
     assert "`" not in page
     assert "http" not in page
     table = (folder / "table.md").read_text()

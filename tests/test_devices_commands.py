@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_fit_is_halved(little_memory, tmp_path):
 
 @pytest.mark.parametrize("task", ["denoise", "inpaint"])
 def test_jobs_of_the_page(task, tmp_path):
-    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
+    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-open"}
     job = PageJob(task, InputPicture(load_example("camera"), "camera", example=True), options)
     with ThreadPoolExecutor(1) as executor:
         result = Run(job, 60.0, executor, torch.device("cuda")).start().result()

@@ -90,7 +90,7 @@ def imported(program: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [["--version"], ["--help"], ["models"], ["models", "photo-any-size"],
+    [["--version"], ["--help"], ["models"], ["models", "photo-open"],
      *([name, "--help"] for name in COMMANDS),
      *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct")),
      ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],

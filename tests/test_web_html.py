@@ -71,3 +71,6 @@ def test_a_race_plot_has_a_logarithmic_axis():
 
 def test_round_numbers_of_an_axis():
     assert nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    drawn = convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
+    for label in ("30.00", "30.25", "30.50", "30.75", "31.00"):
+        assert f">{label}<" in drawn

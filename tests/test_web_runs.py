@@ -13,20 +13,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from web_runs import crop, denoising, finished, letters, long_job
+from PIL import Image
+from web_runs import LIMITS, crop, denoising, finished, letters, long_job
 
-from convexlift.images import load_example
+import convexlift as cl
+from convexlift.images import load_example, psnr, salt_and_pepper
 from convexlift.phantoms import shepp_logan
 from convexlift.solvers.solution import Status
 from convexlift.web.limits import PageError
-from convexlift.web.pictures import InputPicture
+from convexlift.web.pictures import InputPicture, data_url, false_colours
 from convexlift.web.race import Race
-from convexlift.web.run import TV, PageJob, Run, fitting
+from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
 from convexlift.web.html import details, live_picture, race_plot, standings, verdict
 from convexlift.web.result import record, script, write_files
+from convexlift.web.uploads import read_upload
 from soak.page_visitor import wait_until
 
 
@@ -45,10 +48,13 @@ def _single_precision(_double_precision):
 
 
 def test_only_fitting_regularizers_are_offered():
-    assert fitting("inpainting", (256, 256))[0] == "photo-any-size"
+    photos = ("photo-open", "photo", "photo-any-size")
+    for task in ("gaussian-denoising", "inpainting"):
+        assert fitting(task, (80, 70)) == (*photos, TV)
+    assert fitting("salt-and-pepper", (80, 70)) == ("photo-any-size", TV)
     assert "faces-inpainting-bilevel" in fitting("inpainting", (256, 256))
     assert "faces-inpainting-bilevel" not in fitting("inpainting", (256, 255))
-    assert fitting("ct", (64, 64))[-1] == TV
+    assert fitting("ct", (64, 64)) == ("ct-abdomen-chest", "ct-abdomen-chest-deep", TV)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_only_fitting_regularizers_are_offered():
 )
 def test_bad_settings_are_named(change, said):
     with pytest.raises(PageError, match=said):
-        denoising(crop(), **{"regularizer": "photo-any-size", **change})
+        denoising(crop(), **{"regularizer": "photo-open", **change})
 
 
 def test_errors_of_the_library_get_hints_of_the_page():
@@ -81,7 +87,7 @@ def test_errors_of_the_library_get_hints_of_the_page():
 
 @pytest.mark.parametrize("planes", [1, 3])
 def test_the_noise_of_text_is_not_guessed(planes):
-    text = InputPicture(letters().repeat(planes, 1, 1, 1), "page.png")
+    text = InputPicture(letters().repeat(1, planes, 1, 1), "page.png")
     with pytest.raises(PageError, match=r"as in text.*Gaussian.*level"):
         finished(denoising(text, simulate=False, noise=None, sigma=None))
     noise = finished(denoising(text, simulate=False)).reconstruction.noise
@@ -116,14 +122,16 @@ def test_an_error_says_that_noise_cannot_be_estimated():
 def jobs():
     mask = torch.ones(48, 48)
     mask[10:20, 15:30] = 0
-    learned, camera = {"regularizer": "photo-any-size"}, load_example("camera")
+    camera = load_example("camera")
     phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True)
     scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
     return {
         "gaussian": denoising(InputPicture(camera, "camera", example=True)),
-        "impulses": denoising(crop(), noise="salt-and-pepper", sigma=0.2, **learned),
+        "impulses": denoising(
+            crop(), noise="salt-and-pepper", sigma=0.2, regularizer="photo-any-size"
+        ),
         "noisy": denoising(crop(), simulate=False, noise=None, sigma=None),
-        "random": inpainting(crop(planes=3), missing=0.3, seed=3, **learned),
+        "random": inpainting(crop(planes=3), missing=0.3, seed=3, regularizer="photo-open"),
         "drawn": inpainting(crop(), mask=mask, simulate=False, sigma=None),
         "phantom": PageJob("ct", phantom, scan),
         "slice": PageJob("ct", crop(), {**scan, "regularizer": TV, "views": 20, "tolerance": 0.3}),
@@ -176,10 +184,51 @@ def test_a_result_is_shown_with_the_maps_that_are_known():
     shown = details("denoise", result, record(result))
     assert shown.count("<img") == 2
     assert "PSNR" in shown
+    assert "Note" not in shown
     unknown = finished(jobs()["noisy"])
     shown = details("denoise", unknown, record(unknown))
     assert shown.count("<img") == 1
     assert "PSNR" not in shown
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
+    grey = load_example("coffee")[0, 0, 60:100, 60:108]
+    levels = (255 * torch.stack([grey, grey**2, 1 - grey], -1)[..., :channels]).byte()
+    Image.fromarray(levels.squeeze(-1).numpy()).save(tmp_path / "mine.png")
+    truth = levels.permute(2, 0, 1)[None] / 255
+    picture = read_upload(tmp_path / "mine.png", LIMITS)
+    torch.testing.assert_close(picture.values, truth)
+    result = finished(denoising(picture, **{**FIRST_RUN, "tolerance": 1e-3}))
+    solution, facts = result.reconstruction.solution, record(result)
+    assert solution.x.shape == (1, channels, 40, 48)
+    (proved,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
+    assert proved.gap == pytest.approx(facts["gap"], rel=1e-3)
+    quality = float(psnr(solution.x, truth))
+    assert quality > facts["psnr_before"] + 3
+    assert facts["psnr"] == pytest.approx(quality)
+    assert result.points[-1].psnr == pytest.approx(quality, abs=0.1)
+    files = write_files(result, facts, tmp_path)
+    after = read_upload(files["image"], LIMITS).values
+    torch.testing.assert_close(after, solution.x, rtol=0, atol=1e-4)
+    before = read_upload(files["before"], LIMITS).values
+    assert float(psnr(before, truth)) == pytest.approx(facts["psnr_before"], abs=0.2)
+    error = (solution.x - truth).abs().mean((0, 1))
+    highest = float(error.flatten().kthvalue(int(0.995 * error.numel())).values)
+    shown = details("denoise", result, facts)
+    assert data_url(false_colours(error, highest)) in shown
+    assert shown.count("<img") == 3  # and the maps of gap and weights
+
+
+def test_a_note_says_that_the_regularizer_is_for_other_noise():
+    noisy = salt_and_pepper(crop().values, 0.25, torch.Generator().manual_seed(0))
+    job = denoising(InputPicture(noisy, "old.png"), **{**FIRST_RUN, "simulate": False,
+                    "noise": None, "sigma": None})  # fmt: skip
+    result = finished(job)
+    assert result.reconstruction.noise.kind == "salt-and-pepper"
+    shown = details("denoise", result, record(result))
+    assert "photo-open is not made for salt and pepper. Choose" in shown
+    assert "--" not in shown
 
 
 # Runs
@@ -239,8 +288,9 @@ def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
     assert "a run failed" in caplog.text  # the traceback is for the log
 
 
-def test_a_race(executor):
-    job = denoising(crop(), regularizer="photo-any-size")
+@pytest.mark.parametrize(("regularizer", "planes"), [("photo-any-size", 1), ("photo-open", 3)])
+def test_a_race(regularizer, planes, executor):
+    job = denoising(crop(planes=planes), regularizer=regularizer)
     names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
     race = Race(job, names, 1.0, executor).start()
     assert list(race.states(pause=0.01))
@@ -264,7 +314,7 @@ def test_a_race_in_a_scanner(executor):
 def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     """A weight is searched if the card has none for the estimated kind of noise."""
     monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
-    run = Run(long_job(), 600.0, executor).start()
+    run = Run(long_job(regularizer="photo-any-size"), 600.0, executor).start()
     assert wait_until(lambda: run._solver is not None, 60.0)
     run.stop()
     result = run.result(60.0)  # the search may take 300 s

@@ -1,8 +1,9 @@
-"""``convexlift demo``: three tasks, a shipped regularizer, a proof with every image, and a report.
+"""``convexlift demo``: three tasks, two regularizers, a proof with every image, and a report.
 
-Each task degrades a picture that the regularizer was not trained on, states the problem, and solves
-it by ``cl.solve`` with default options. The regularizer is ``photo-any-size``, with one weight for
-each task. The report is a folder of pictures, proofs, plots, tables and a self-contained page.
+Each task degrades a picture that no regularizer was trained on, states the problem, and solves it
+by ``cl.solve`` with default options. The regularizer is ``photo-open``, and ``photo-any-size`` for
+salt and pepper. The report is a folder of pictures, proofs, plots, tables and a self-contained
+page.
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ from convexlift.images import (
 )
 from convexlift.models.files import ModelCard
 from convexlift.models.store import load
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Blur
 from convexlift.solvers.solution import Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
 from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"
-REGULARIZER = "photo-any-size"
-DEBLURRING_WEIGHT = 40.0
-"""Chosen once for the best PSNR on another picture (camera); the card has the other two."""
+FOR_IMPULSES, REGULARIZER = "photo-any-size", "photo-open"
+"""Of salt and pepper, and of the other tasks."""
+DEBLURRING_WEIGHT = 30.0
+"""Chosen once for the best PSNR on another picture (camera); the cards have the other two."""
 
 NEXT = (
     ("reconstruct denoise PHOTO.png -o CLEAN.png", "a picture of your own"),
-    ("models photo-any-size", "purpose and licence of this regularizer"),
+    (f"models {REGULARIZER}", "purpose and licence of this regularizer"),
     ("reproduce denoising --quick", "an experiment of the paper, in minutes"),
 )
 """Commands to try after the demo, and their purpose."""
@@ -78,12 +81,19 @@ QUICK = DemoOptions(size=64, gap=1e-2, max_iterations=300)
 
 @dataclass(frozen=True, eq=False)
 class DemoTask:
-    """A degraded picture and the data of the problem that restores it."""
+    """A degraded picture, and all of the problem that restores it."""
 
     name: str
     title: str
     data: Measurement
+    network: InputConvexNetwork
     weight: float
+
+    @property
+    def card(self) -> ModelCard:
+        """Of the regularizer."""
+        card: ModelCard = self.network.card  # shipped networks have one
+        return card
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +131,7 @@ class DemoResult:
         return {
             "task": self.task.name,
             "title": self.task.title,
+            "regularizer": self.task.card.name,
             "weight": self.task.weight,
             "psnr_before": self.psnr_before,
             "psnr_after": self.psnr_after,
@@ -136,11 +147,19 @@ class DemoResult:
 
 @dataclass(frozen=True, eq=False)
 class Demo:
-    """The results, with the options and the regularizer's card."""
+    """The results, with the options."""
 
     results: tuple[DemoResult, ...]
     options: DemoOptions
-    card: ModelCard
+
+    @property
+    def regularizers(self) -> list[tuple[ModelCard, str]]:
+        """The card of each regularizer, and its tasks."""
+        cards = {result.task.card.name: result.task.card for result in self.results}
+        return [
+            (card, " and ".join(r.task.name for r in self.results if r.task.card.name == name))
+            for name, card in cards.items()
+        ]
 
 
 def run_demo(
@@ -148,19 +167,18 @@ def run_demo(
     device: torch.device,
     report: Callable[[str, float], object] = lambda text, fraction: None,
 ) -> Demo:
-    """Load the regularizer and solve the three tasks.
+    """Load the regularizers and solve the three tasks.
 
     Args:
         options: sizes and limits.
         device: for the solver.
         report: called with the progress as text and as the fraction done.
     """
-    network = load(REGULARIZER, device=device)
     clean = load_example(TEST_IMAGE).to(device)
     edge = (clean.shape[-1] - options.size) // 2
     clean = clean[..., edge : edge + options.size, edge : edge + options.size]
     results = []
-    for task in make_tasks(clean, network.card):
+    for task in make_tasks(clean):
 
         def watch(progress: Progress, title: str = task.title) -> None:
             # The gap falls roughly geometrically, so its logarithm measures the fraction done.
@@ -169,14 +187,14 @@ def run_demo(
             report(f"{title}: gap {gap:.1e} after {progress.iteration} iterations", done)
 
         stop = StopWhen(gap=options.gap, max_iterations=options.max_iterations)
-        solution = solve(task.data.problem(network, task.weight), stop=stop, callback=watch)
+        solution = solve(task.data.problem(task.network, task.weight), stop=stop, callback=watch)
         if solution.status == (Status.INTERRUPTED,):
             raise KeyboardInterrupt  # no report on only some of the tasks
         results.append(DemoResult(task, clean, solution))
-    return Demo(tuple(results), options, network.card)
+    return Demo(tuple(results), options)
 
 
-def make_tasks(x: Tensor, card: ModelCard) -> tuple[DemoTask, ...]:
+def make_tasks(x: Tensor) -> tuple[DemoTask, ...]:
     """Salt-and-pepper noise with L1, missing pixels with L2, blurred counts with KL."""
     generator = torch.Generator().manual_seed(0)
     noisy = SaltAndPepper(0.25).measure(x, [generator])
@@ -186,14 +204,16 @@ def make_tasks(x: Tensor, card: ModelCard) -> tuple[DemoTask, ...]:
     counts = poisson_counts(camera(x) + background, generator)
     picture = (counts - background) / exposure
     blurred = Measurement(KullbackLeibler(counts, background), camera, (0.0, 1.0), picture)
-    salt, inpainting = card.weights["salt-and-pepper"], card.weights["inpainting"]
+    filters, reader = (load(name, device=x.device) for name in (FOR_IMPULSES, REGULARIZER))
+    salt, missing = filters.card.weights[SaltAndPepper.name], reader.card.weight
     return (
-        DemoTask("denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, salt),
-        DemoTask("inpainting", "30 % missing, 3 % noise (squared L2)", partial, inpainting),
+        DemoTask("denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, filters, salt),
+        DemoTask("inpainting", "30 % missing, 3 % noise (squared L2)", partial, reader, missing),
         DemoTask(
-            "deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, DEBLURRING_WEIGHT
+            "deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, reader,
+            DEBLURRING_WEIGHT,
         ),
-    )
+    )  # fmt: skip
 
 
 def write_report(demo: Demo, folder: Path) -> list[Path]:
@@ -238,11 +258,11 @@ def rows(demo: Demo) -> list[tuple[str, ...]]:
 
 
 def regularizer_note(demo: Demo) -> str:
-    """The name and the licence of the regularizer."""
-    card = demo.card
-    return (
-        f"Regularizer: {card.name}, shipped with the package. Licence: {card.license}. "
+    """The name and the licence of each regularizer; one paragraph each."""
+    return "\n\n".join(
+        f"Regularizer of {tasks}: {card.name}, shipped with the package. Licence: {card.license}. "
         f"See `convexlift models {card.name}`."
+        for card, tasks in demo.regularizers
     )
 
 
@@ -250,7 +270,6 @@ def as_json(demo: Demo) -> dict[str, Any]:
     """The results as plain data."""
     return {
         "version": convexlift.__version__,
-        "regularizer": demo.card.name,
         "tolerance": demo.options.gap,
         "tasks": [result.record for result in demo.results],
     }
@@ -275,7 +294,8 @@ def plot_overview(demo: Demo) -> Any:
         titles = (
             "clean",
             f"{result.task.title}\n{result.psnr_before:.2f} dB",
-            f"reconstructed, {result.psnr_after:.2f} dB\ncertified gap {float(solution.gap):.1e}",
+            f"{result.task.card.name}, {result.psnr_after:.2f} dB\n"
+            f"certified gap {float(solution.gap):.1e}",
         )
         pictures = (result.clean, result.task.data.picture, solution.x)
         for axis, title, picture in zip(line, titles, pictures, strict=True):

@@ -26,7 +26,7 @@ from convexlift.web.pictures import (
     preview,
 )
 from convexlift.web.race import Race
-from convexlift.web.run import PageJob, Point, RunResult, Snapshot
+from convexlift.web.run import HINTS, PageJob, Point, RunResult, Snapshot
 
 TEMPLATES = Environment(
     loader=PackageLoader("convexlift.web"),
@@ -67,7 +67,7 @@ def banner(text: str, kind: str = "plain", detail: str = "") -> str:
 def chosen_picture(picture: InputPicture) -> str:
     """The picture before a run."""
     height, width = picture.size
-    colours = ", in colour" if len(picture.values) == 3 else ""
+    colours = ", in colour" if picture.values.shape[1] == 3 else ""
     caption = f"{picture.name}, {width} x {height}{colours}"
     return fragment("figure", *_picture(picture.values, caption, picture))
 
@@ -117,13 +117,13 @@ def verdict(result: RunResult) -> str:
 
 def sinogram(name: str, prepared: PreparedImage) -> str:
     """The data of a scan, during the run; nothing for other tasks."""
-    return fragment("details", name, (), _sinogram(name, prepared), ())
+    return fragment("details", name, (), _sinogram(name, prepared), (), ())
 
 
 def details(name: str, result: RunResult, record: dict[str, Any]) -> str:
-    """Numbers, the sinogram, and maps of the error and the gap; all numbers are in the JSON."""
+    """Numbers, remarks, the sinogram, and maps; all numbers are in the JSON."""
     figure = _sinogram(name, result.prepared)
-    return fragment("details", name, _numbers(record), figure, _maps(result))
+    return fragment("details", name, _numbers(record), figure, _maps(result), _remarks(result))
 
 
 def standings(race: Race) -> str:
@@ -224,7 +224,9 @@ def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
     levels = nice_steps(low, high)
     step = levels[1] - levels[0] if len(levels) > 1 else abs(high) or 1.0
     unit, mark = (1000.0, "k") if max(map(abs, levels), default=0) >= 1e4 else (1.0, "")
-    digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
+    digits = next(
+        d for d in range(20) if math.isclose(round(step / unit, d), step / unit, rel_tol=1e-3)
+    )
     return [(level, f"{level / unit:.{digits}f}{mark}" if level else "0") for level in levels]
 
 
@@ -247,11 +249,18 @@ def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
+def _remarks(result: RunResult) -> list[str]:
+    """Notes of the reconstruction; where one names an option after ``;``, the page's advice."""
+    parts = [note.partition(";") for note in result.prepared.notes]
+    return [f"{said}. {HINTS[result.job.task] if option else ''}" for said, _, option in parts]
+
+
 def _maps(result: RunResult) -> list[Figure]:
     """Where the error is, if the truth is known, where the gap is, and weights, if they vary."""
     maps, found = [], result.reconstruction
     if found.truth is not None:
-        error = (found.solution.x.cpu() - found.truth).abs().mean((0, 1))
+        x = found.solution.x.cpu().reshape(found.truth.shape)  # colours as planes
+        error = (x - found.truth).abs().mean((0, 1))
         maps.append((error, "Error |x - truth|, bright is {:.2g}", 1e-6))
     assert found.gap_map is not None
     gap = found.gap_map.cpu().sum((0, 1)).clamp_min(0)

@@ -18,7 +18,7 @@ from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
 from convexlift.web.race import NAMES, Race
 from convexlift.web.requests import Queue
-from convexlift.web.run import PageJob
+from convexlift.web.run import FIRST_RUN, PageJob
 from convexlift.web.tabs import FIRST_EXAMPLE, CTTab, DenoiseTab, example_picture
 from convexlift.web.visitors import Session, Sessions
 
@@ -88,8 +88,7 @@ class RaceTab:
 def _last_job(session: Session) -> PageJob:
     if session.job is not None:
         return session.job
-    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
-    return PageJob("denoise", example_picture(FIRST_EXAMPLE), options)
+    return PageJob("denoise", example_picture(FIRST_EXAMPLE), FIRST_RUN)
 
 
 def build(

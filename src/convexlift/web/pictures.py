@@ -28,7 +28,7 @@ class InputPicture:
     """A picture that a visitor chose.
 
     Attributes:
-        values: (planes, 1, H, W) in float32: one plane, or three of a colour picture.
+        values: (1, C, H, W) in float32: one channel, or red, green and blue.
         name: shown on the page.
         example: whether it comes with the package, under that name.
         window: the values that are shown as black and white.
@@ -50,10 +50,13 @@ class NotShown(ValueError):
 
 
 def grey_or_colour(x: Tensor, low: float = 0.0, high: float = 1.0) -> Pixels:
-    """(1, 1, H, W) as (H, W), three planes as (H, W, 3); ``low`` is black and ``high`` white."""
+    """One plane as (H, W), three, or red, green and blue of one image, as (H, W, 3).
+
+    ``low`` is black and ``high`` white.
+    """
     _require_finite(x)
     levels = ((x.detach().cpu() - low) / (high - low)).clamp(0, 1)
-    pixels = (255 * levels).round().to(torch.uint8)[:, 0]
+    pixels = (255 * levels).round().to(torch.uint8).flatten(0, 1)
     plane: Pixels = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
     return plane
 
@@ -88,7 +91,7 @@ def deep_png(x: Tensor) -> bytes:
     """The content of a PNG file with 16 bits per sample, for downloads."""
     _require_finite(x)
     # In double precision: in single precision, the product itself is rounded.
-    levels = (65535 * x.detach().cpu().to(torch.float64).clamp(0, 1)).round()[:, 0]
+    levels = (65535 * x.detach().cpu().to(torch.float64).clamp(0, 1)).round().flatten(0, 1)
     planes = levels.numpy().astype(np.uint16)
     if len(planes) == 1:
         return png(planes[0])

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from convexlift.models.files import Sheet, shipped_sheets
 from convexlift.reconstruction import InputError, PreparedImage, Reconstruction, reconstructor_for
+from convexlift.reconstruction.options import OPTIONS, DenoiseOptions
 from convexlift.reconstruction.reconstructor import Reconstructor, joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Status
@@ -36,6 +37,8 @@ Result = TypeVar("Result")
 
 TV = "tv"
 """Total variation, the regularizer that is not learned."""
+FIRST_RUN = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regularizer}
+"""Options of denoising before a visitor has chosen any."""
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STRENGTHS = (0.1, 10.0)
@@ -103,13 +106,13 @@ class PageJob:
 
     def call(self) -> dict[str, Any]:
         """All options of the call, except the device and the time limit."""
-        planes = self.picture.values
-        count = planes.numel()  # iterations on large pictures are long: check, and stop, more often
+        values = self.picture.values
+        count = values.numel()  # iterations on large pictures are long: check, and stop, more often
         check_every = 5 if count <= FEW_PIXELS else 2 if count <= MANY_PIXELS else 1
         scale = {} if self.task == "ct" else {"range": (0.0, 1.0)}
         return {
             **self.options, **scale, "box": BOX[self.task], "check_every": check_every,
-            "max_iterations": MOST_ITERATIONS, "batch": len(planes),
+            "max_iterations": MOST_ITERATIONS, "batch": values.shape[1],
         }  # fmt: skip
 
     def reconstructor(self, device: torch.device, seconds: float | None = None) -> Reconstructor:
@@ -148,14 +151,20 @@ def shipped() -> dict[str, Sheet]:
 
 
 def fitting(task: str, size: tuple[int, int]) -> tuple[str, ...]:
-    """Regularizers for a task and a picture of this size, the recommended one first."""
-    names = []
+    """Regularizers for a task and a picture of this size, the recommended one first.
+
+    Those that read the data fill in missing pixels as well: no weight depends on the task. Those
+    for colours are not named: they take the place of their namesakes where a picture has colours.
+    """
+    recommended, names = {options.regularizer for options in OPTIONS.values()}, []
     for name, sheet in shipped().items():
-        only = sheet.architecture.get("image_size")
-        fits = only is None or tuple(only) == size
-        if sheet.card is not None and task in sheet.card.weights and fits:
-            names.append((only is not None, name))
-    return (*(name for _, name in sorted(names)), TV)
+        parts, card = sheet.architecture, sheet.card
+        only = parts.get("image_size")
+        fits = parts["in_channels"] == 1 and (only is None or tuple(only) == size)
+        made_for = GaussianDenoising.name if "guide" in parts and task == Inpainting.name else task
+        if card is not None and made_for in card.weights and fits:
+            names.append((name not in recommended, only is not None, name))
+    return (*(name for *_, name in sorted(names)), TV)
 
 
 def _require_number(label: str, value: object, low: float, high: float) -> None:
@@ -338,7 +347,7 @@ class Run(Computation[Snapshot, RunResult]):
         last, x = self.state, progress.x
         assert last.prepared is not None
         finite, truth = bool(torch.isfinite(x).all()), last.prepared.truth
-        known = finite and truth is not None and truth.shape == x.shape
+        known = finite and truth is not None and truth.numel() == x.numel()
         point = Point(
             progress.iteration,
             progress.seconds,

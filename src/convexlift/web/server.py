@@ -318,11 +318,10 @@ def _warm_up(device: torch.device) -> None:
     from convexlift.web.html import details
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
-    from convexlift.web.run import PageJob, Run
+    from convexlift.web.run import FIRST_RUN, PageJob, Run
 
     blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank")
-    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-any-size"}
-    job = PageJob("denoise", blank, options)
+    job = PageJob("denoise", blank, FIRST_RUN)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # logged by the run
         result = Run(job, 1.0, executor, device).start().result()
         details(job.task, result, record(result))

@@ -94,7 +94,7 @@ class Tab(ABC):
     def _more(self) -> set[Any]:
         """Create further inputs on which the decoding of an upload depends."""
         self.colours = gr.Checkbox(
-            True, label="Keep the colours of uploads", info="three planes, three times the work"
+            True, label="Keep the colours of uploads", info="about three times the work"
         )
         return {self.colours}
 
@@ -315,12 +315,18 @@ class CTTab(Tab):
 
 
 def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str]]:
-    """Labels and names of the regularizers that fit."""
+    """Labels, with restrictions of their use, and names of the regularizers that fit."""
     choices = []
     for name in fitting(task, size):
-        only = None if name == TV else shipped()[name].architecture.get("image_size")
-        label = "total variation (classical, not learned)" if name == TV else name
-        choices.append((f"{label} (faces, {only[0]} x {only[1]})" if only else label, name))
+        facts = ["classical, not learned"]
+        if name != TV:
+            sheet = shipped()[name]
+            only = sheet.architecture.get("image_size")
+            facts = [f"faces, {only[0]} x {only[1]}"] if only else []
+            if sheet.card is not None and "non-commercial" in sheet.card.license:
+                facts.append("non-commercial")
+        label = "total variation" if name == TV else name
+        choices.append((f"{label} ({', '.join(facts)})" if facts else label, name))
     return choices
 
 

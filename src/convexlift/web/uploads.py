@@ -101,7 +101,7 @@ def upload_routes(sessions: Sessions) -> list[Route]:
 
 
 def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPicture:
-    """A picture file as values between 0 and 1; three planes for colours, unless unwanted."""
+    """A picture file as values between 0 and 1; three channels for colours, unless unwanted."""
     name = shown_name(path)
     _check_kind(path, name, limits)
     try:
@@ -116,12 +116,12 @@ def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPic
             f"{name} holds {len(contents.stored)} planes.",
             "Upload one picture, grey or in colour: one page, without further channels.",
         )
-    values = torch.from_numpy(contents.values(contents.full_range))[:, None].contiguous()
+    values = torch.from_numpy(contents.values(contents.full_range))[None].contiguous()
     _check_values(values, name)
-    grey = bool((values == values[:1]).all())  # in all planes
-    if len(values) == 3 and (not colours or grey):
-        luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1, 1)
-        values = (luma * values).sum(0, keepdim=True)
+    grey = bool((values == values[:, :1]).all())  # in all channels
+    if values.shape[1] == 3 and (not colours or grey):
+        luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+        values = (luma * values).sum(1, keepdim=True)
     return InputPicture(values, name)
 
 
