@@ -46,7 +46,7 @@ def lanczos_norm(
             beside.append(length[:, 0])
             # An image whose Krylov space is exhausted goes on with zeros.
             basis.append(residual / length.clamp_min(torch.finfo(length.dtype).tiny))
-            unit = basis[-1].unflatten(1, shape)
+            unit = basis[-1].reshape(-1, *shape)
             product = operator.adjoint(operator(unit)).flatten(1)
             diagonal.append((product * basis[-1]).sum(1))
             known = torch.stack(basis, 1)
