@@ -26,6 +26,11 @@ from soak.page_visitor import (
     wait_until,
 )
 
+SLOW = {
+    "denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5,
+    "denoise-regularizer": "photo-any-size",
+}  # fmt: skip
+"""A run that takes seconds."""
 FILE_EVENTS = {
     "denoise": ("denoise-file", "upload"),
     "inpaint": ("inpaint-file", "upload"),
@@ -254,8 +259,7 @@ def test_uploads_that_are_refused_leave_nothing(visitor, folder):
 
 
 def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
-    slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
-    answers = [visitor.join("denoise-start", "click", slow) for _ in range(4)]
+    answers = [visitor.join("denoise-start", "click", SLOW) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     assert "2 runs in the queue" in answers[2].json()["detail"]
     assert visitor.join("race-start", "click", {}).status_code == 429  # one group for all runs
@@ -264,7 +268,7 @@ def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
     answer = visitor.join("denoise-file", "upload", {"denoise-file": file_data(path)})
     assert answer.status_code == 200
     assert wait_until(lambda: not Path(path).exists(), 20)
-    assert other.join("denoise-start", "click", slow).status_code == 200
+    assert other.join("denoise-start", "click", SLOW).status_code == 200
     # Closing the page frees the places.
     visitor.leave()
     other.leave()
@@ -321,8 +325,7 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
 
 
 def test_few_messages_wait_for_a_browser_that_does_not_read(visitor):
-    slow = {"denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5}
-    assert visitor.join("denoise-start", "click", slow).status_code == 200
+    assert visitor.join("denoise-start", "click", SLOW).status_code == 200
     time.sleep(5.0)  # some 40 pictures, if all of them were kept
     body = visitor.body("denoise-stop", "click", {})
     assert visitor.http.post(f"{API}/run/predict", json=body).status_code == 200

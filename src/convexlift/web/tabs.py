@@ -112,8 +112,9 @@ class Tab(ABC):
         damage = self._damage()
         choices = regularizer_choices(self.task, first.size)
         self.regularizer = gr.Dropdown(
-            choices, value=choices[0][1], label="Regularizer", filterable=False
-        )
+            choices, value=choices[0][1], label="Regularizer", filterable=False,
+            elem_id=f"{self.name}-regularizer",
+        )  # fmt: skip
         self.tolerance = gr.Radio(
             [(f"{100 * value:g} %", value) for value in TOLERANCES],
             value=1e-3, label="Stop at a certified gap of",
