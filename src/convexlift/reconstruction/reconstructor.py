@@ -173,6 +173,8 @@ class Reconstructor(Options, ABC):
             if option.name not in self.quiet and value is not None and not unused:
                 given[option.name] = _plain(value)
         given |= {"weight": str(self.rule).removesuffix(".0"), "device": str(self.place)}
+        if self._twin is not None:
+            given["sha256_colour"] = sheet(self._twin).sha256
         return given | {"version": sys.modules["convexlift"].__version__}  # set after imports
 
     @property
@@ -212,9 +214,13 @@ class Reconstructor(Options, ABC):
         """The regularizer for pictures in colour: itself, or the shipped one called NAME-colour."""
         if self.network.in_channels == 3:
             return self.network
+        return None if self._twin is None else load(self._twin)
+
+    @property
+    def _twin(self) -> str | None:
+        """The shipped regularizer for pictures in colour that belongs to one for grey pictures."""
         twin = f"{self.regularizer}-colour"
-        shipped = isinstance(self.regularizer, str) and twin in names()
-        return load(twin) if shipped else None
+        return twin if isinstance(self.regularizer, str) and twin in names() else None
 
     @cached_property
     def sha256(self) -> str | None:
