@@ -35,7 +35,13 @@ from convexlift.reconstruction import weight as weights
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.options import Options
-from convexlift.reconstruction.solution import Callback, PiecewiseSolver, select_solution, stated
+from convexlift.reconstruction.solution import (
+    Callback,
+    PiecewiseSolver,
+    select_solution,
+    stated,
+    suited,
+)
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.solvers.named_methods import METHODS
@@ -160,8 +166,7 @@ class Reconstructor(Options, ABC):
 
     def problem(self, image: PreparedImage) -> VariationalProblem:
         """The problem of a prepared image, on the CPU."""
-        joint = image.data.image_shape[0] > 1 and self.colour is not None
-        network = self.colour if joint and self.colour is not None else self.network
+        network = suited(image.data, self.network, self.colour)
         return stated(image.data, network, image.weight.value, self.method)
 
     def settings(self) -> dict[str, Any]:

@@ -101,8 +101,7 @@ class PiecewiseSolver:
 
     def network_for(self, data: Measurement) -> InputConvexNetwork:
         """The regularizer for images with as many channels as these."""
-        fits = self.colour is not None and self.colour.in_channels == data.image_shape[0]
-        return self.colour if fits and self.colour is not None else self.network
+        return suited(data, self.network, self.colour)
 
     def fitting(self, data: Measurement) -> int:
         """How many images of this size to solve at once."""
@@ -220,6 +219,13 @@ class PiecewiseSolver:
             return math.inf if math.isnan(value) else value  # ``min`` cannot compare NaN
 
         return min(grid, key=reached)
+
+
+def suited(
+    data: Measurement, network: InputConvexNetwork, colour: InputConvexNetwork | None
+) -> InputConvexNetwork:
+    """The one for images in colour, if there is one and these are."""
+    return network if colour is None or colour.in_channels != data.image_shape[0] else colour
 
 
 def stated(
