@@ -3,8 +3,9 @@
     python benchmarks/photo_table.py FOLDER [--colour] [--sigmas 15 25 50] [--device cuda]
 
 FOLDER holds clean pictures. Noise is not clipped; picture i has the seed i. Every result of ours is
-certified to a gap of 1e-3. BM3D needs the package ``bm3d``, and is left out without it. Total
-variation gets the weight that is best on the pictures themselves, out of five.
+certified to a gap of 1e-3, with the weight of ``cl.reconstruct`` at the stated noise. BM3D needs
+the package ``bm3d``, and is left out without it. Total variation gets the weight that is best on
+the pictures themselves, out of five.
 """
 
 from __future__ import annotations
@@ -29,30 +30,18 @@ TV_WEIGHTS = (0.4, 0.5, 0.6, 0.7, 0.8)
 """In units of sigma."""
 
 
-def regularized(network: cl.InputConvexNetwork, y: Tensor, sigma: float) -> cl.Solution:
-    """The solution for one picture, (1, C, H, W); by channels for networks of grey images."""
-    data = y if network.in_channels == y.shape[1] else y.reshape(-1, 1, *y.shape[2:])
-    noise = sigma if network.reads_data else None
-    weight = 1.0
-    if noise is None and network.card is not None:
-        weight = network.card.weights["gaussian-denoising"] * sigma / 0.1
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(data), regularizer=network, weight=weight, noise=noise
-    )
-    return cl.solve(problem, stop=STOP)
-
-
 def denoisers(names: list[str], device: str) -> dict[str, Callable[[Tensor, float], Tensor]]:
     """Functions of a noisy picture and its noise level, by name."""
     found: dict[str, Callable[[Tensor, float], Tensor]] = {}
     for name in names:
-        network = cl.load(name, device=device)
 
-        def ours(y: Tensor, sigma: float, network: cl.InputConvexNetwork = network) -> Tensor:
-            solution = regularized(network, y, sigma)
-            if not all(status is cl.Status.CONVERGED for status in solution.status):
-                print(f"  not converged: gap {float(solution.gap.max()):.1e}", flush=True)
-            return solution.x.reshape(y.shape)
+        def ours(y: Tensor, sigma: float, name: str = name) -> Tensor:
+            result = cl.reconstruct(
+                y, task="denoise", regularizer=name, sigma=sigma, range=(0.0, 1.0), device=device
+            )
+            if result.record["status"] != "CONVERGED":
+                print(f"  not converged: gap {result.record['gap']:.1e}", flush=True)
+            return result.x.reshape(y.shape)
 
         found[name] = ours
     for factor in TV_WEIGHTS:
