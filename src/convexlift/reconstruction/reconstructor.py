@@ -118,11 +118,9 @@ class Reconstructor(Options, ABC):
             check_every=self.check_every,
         )  # fmt: skip
         batch = None if self.batch == "auto" else self.batch
-        networks = [
-            net and copy.deepcopy(net).to(self.place) for net in (self.network, self.colour)
-        ]
-        network, colour = networks
-        assert network is not None
+        network, colour = copy.deepcopy((self.network, self.colour))
+        for each in filter(None, (network, colour)):
+            each.to(self.place)
         return PiecewiseSolver(network, self.place, stop, self.method, batch, colour=colour)
 
     def solve(
