@@ -300,7 +300,7 @@ def test_the_command_line_prints_the_strength(files):
     for strength, said in (("1", ""), ("0.5", r"; strength 0\.5")):
         result = run("denoise", "noisy.png", "-o", f"tv-{strength}.png", "--sigma", "0.1",
                      "--strength", strength)  # fmt: skip
-        shown = rf"weight ([\d.]+) \(of the card, scaled to the noise{said}\)"
+        shown = rf"weight ([\d.]+) \(of the card, scaled to noise and texture{said}\)"
         weights.append(float(re.search(shown, result.output)[1]))
     assert weights[1] == pytest.approx(weights[0] / 2, rel=1e-2)
 

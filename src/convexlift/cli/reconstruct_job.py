@@ -300,7 +300,9 @@ def _rule(result: Reconstruction) -> str:
     elif weight.rule == "card" and result.weight_map is not None:
         found = "the regularizer scales with the noise"
     elif weight.rule == "card":
-        found = "of the card" if settings["task"] == "ct" else "of the card, scaled to the noise"
+        texture = settings["task"] == "denoise" and result.noise and result.noise.kind == "gaussian"
+        scaled = ", scaled to noise and texture" if texture else ", scaled to the noise"
+        found = "of the card" + scaled * (settings["task"] != "ct")
     return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"
 
 
