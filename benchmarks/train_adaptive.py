@@ -1,17 +1,20 @@
-"""Train an adaptive regularizer on Gaussian noise of all levels; every step is one CUDA graph.
+"""Train an adaptive regularizer for three tasks; every step is one CUDA graph.
 
     python benchmarks/train_adaptive.py FOLDER MODEL [--colour] [--seconds 540] [--start MODEL]
 
-The bilevel problem of ``convexlift train bilevel --preset photo`` without its other tasks, about
-ten times as fast on a GPU: nothing waits for the CPU. In units of the noise, the lower level is
+The bilevel problem of ``convexlift train bilevel --preset photo``, about twenty times as fast on a
+GPU: nothing waits for the CPU. Noise of all levels, missing pixels and impulses take turns.
+In units of the noise, the lower levels are
 
     min_x 1/2 ||x - y||^2 + <w, h(V x)>  =  max_{|p| <= w} 1/2 ||y||^2 - 1/2 ||y - V* p||^2
                                                             - <delta / (2 w), p^2>,    x = y - V* p
+    min_x 1/2 ||m (x - y)||^2 + <w, h(V x)>
+    min_x ||x - y||_1 + <w, h(V x)>
 
 with h the Huber function of width delta. A fixed number of accelerated projected gradient steps on
-the dual solves it; the hypergradient takes a fixed number of steps of conjugate gradients. Crops
-have no boundary: V is the convolution of their interior. Every 13th picture is held out; PSNR and
-the largest gap on them are printed.
+the dual solves the first, overrelaxed PDHG the others; the hypergradient takes a fixed number of
+steps of conjugate gradients. Crops have no boundary (``crop_kernels``). Every 13th picture is held
+out; PSNR and the largest gap on them are printed.
 """
 
 from __future__ import annotations
@@ -19,30 +22,52 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from crop_kernels import add_adjoint, dual_step, primal_step, weigh, with_margin
 from torch import Tensor, nn
 
 import convexlift as cl
 from convexlift import networks
+from convexlift.inpaint_guess import median_of_neighbours
 from convexlift.networks import AdaptiveNetwork
+from convexlift.networks.adaptive import UNSTATED_NOISE
+from convexlift.problems.guesses import IMPULSE
+from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 
 LOWEST, HIGHEST = 2 / 255, 75 / 255
 BATCH, CROP, EDGE = 16, 72, 6
-DUAL_STEPS, LINEAR_STEPS, RESTART = 60, 24, 40
+DUAL_STEPS, RESTART = 60, 40
+PDHG_STEPS, RATIO, RELAXATION = 80, 1.0, 1.8
+LINEAR_STEPS, DAMPING = 24, 1e-3
 RATES = {"filters": 3e-3, "output": 1e-2, "guide": 1e-3}
 WARM_UP, CLIP = 200, 20.0
+TURNS = "GGIGGSGGIGS"
+"""Gaussian noise, inpainting, salt and pepper."""
+
+
+class Data(NamedTuple):
+    """What a task makes of clean crops x, and what the guide sees."""
+
+    x: Tensor
+    y: Tensor
+    picture: Tensor
+    noise: Tensor
+    seen: Tensor
+    """1 where the picture holds data, (B, 1, H, W)."""
 
 
 class Training:
-    """One step as a function without arguments, for a CUDA graph."""
+    """One step of each task as a function without arguments, for a CUDA graph."""
 
-    def __init__(self, network: AdaptiveNetwork, pictures: Tensor) -> None:
-        self.network, self.pictures = network, pictures
+    def __init__(self, network: AdaptiveNetwork, pictures: Tensor, others: Tensor) -> None:
+        self.network, self.pictures, self.others = network, pictures, others
         layer = network.layers[0]
         assert layer.skip is not None
         self.filters: Tensor = layer.skip.weight  # type: ignore[assignment]
@@ -52,93 +77,145 @@ class Training:
         self.optimiser = torch.optim.Adam(
             [{"params": tensors, "lr": torch.tensor(1e-6).to(pictures.device), "base": RATES[name]}
              for name, tensors in groups.items()],
-            betas=(0.9, 0.99), capturable=pictures.is_cuda,
+            betas=(0.9, 0.99), fused=True, capturable=pictures.is_cuda,
         )  # fmt: skip
-        self.decibels = torch.zeros((), device=pictures.device)
+        self.decibels = {task: torch.zeros((), device=pictures.device) for task in "GIS"}
 
-    def step(self) -> None:
+    def step(self, task: str) -> None:
         """Draw crops, reconstruct them, and move the weights."""
-        x, y, noise = self.draw()
-        weights = self.weights(y, noise)
-        x, y = x / noise, y / noise
+        draw = {"G": self.gaussian, "I": self.missing, "S": self.impulses}[task]
+        data = draw()
+        weights = self.weights(data)
+        x, y, start = data.x / data.noise, data.y / data.noise, data.picture / data.noise
         with torch.no_grad():
-            found = self.solve(y, weights, DUAL_STEPS)
-            seen = torch.zeros_like(x)
-            seen[..., EDGE:-EDGE, EDGE:-EDGE] = 1
-            error = (seen * (found - x).square()).sum((1, 2, 3), keepdim=True) / seen[0].sum()
-            slope = seen * (found - x) / error.clamp_min(1e-4)  # of the logarithm of the error
-            q = self.linear_solve(found, weights, slope)
-        gradient = found - y + self.adjoint(weights * (self.apply(found) / self.delta).clamp(-1, 1))
+            w, v = weights.detach().contiguous(), self.filters.detach()
+            if task == "G":
+                found = self.dual_steps(v, y, w)
+                free, diagonal = torch.ones_like(x), torch.ones_like(x)
+            else:
+                robust = task == "S"
+                found = self.pdhg_steps(v, y, w, data.seen.expand_as(x).contiguous(), start, robust)
+                # Where ||x - y||_1 has its kink, x does not move with the weights.
+                free = (found != y).to(x) if robust else torch.ones_like(x)
+                diagonal = torch.zeros_like(x) if robust else data.seen.expand_as(x)
+            judged = torch.zeros_like(x)
+            judged[..., EDGE:-EDGE, EDGE:-EDGE] = 1
+            error = (judged * (found - x).square()).sum((1, 2, 3), keepdim=True) / judged[0].sum()
+            slope = judged * (found - x) / error.clamp_min(1e-4)  # of the logarithm of the error
+            q = self.linear_solve(v, found, w, free * slope, free, diagonal + DAMPING)
+        response = F.conv2d(found, self.filters) / self.delta
+        gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
         self.optimiser.zero_grad(set_to_none=False)
         (-(q * gradient).sum() / len(x)).backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
         self.optimiser.step()
         self.network.project_()
         subtract_means_(self.network)
-        self.decibels.lerp_(-10 * error.log10().mean(), 0.005)
+        self.decibels[task].lerp_(-10 * (error * data.noise.square()).log10().mean(), 0.005)
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Clean crops, turned and mirrored, noisy ones, and noise levels (B, 1, 1, 1)."""
-        count, channels, height, width = self.pictures.shape
-        device = self.pictures.device
+    def gaussian(self) -> Data:
+        """Noise of all levels; one crop in 32 is a pattern that repeats every few pixels."""
+        x = self.crops(self.pictures)
+        x[0] = torch.where(torch.rand((), device=x.device) < 0.5, self.pattern(x[0]), x[0])
+        noise = LOWEST + (HIGHEST - LOWEST) * self.uniform(x)
+        y = x + noise * torch.randn_like(x)
+        return Data(x, y, y, noise, torch.ones_like(x[:, :1]))
+
+    def missing(self) -> Data:
+        """Single pixels are missing, or small connected holes; the others have noise."""
+        x = self.crops(self.others)
+        noise = 0.01 + 0.05 * self.uniform(x)
+        field = torch.randn_like(x[:, :1])
+        connected = 3 * F.avg_pool2d(field, 3, 1, 1)
+        fraction = 0.1 + 0.4 * self.uniform(x)
+        mixed = torch.where(self.uniform(x) < 0.3, connected, field)
+        seen = (mixed > torch.special.ndtri(fraction)).to(x)
+        y = seen * (x + noise * torch.randn_like(x))
+        return Data(x, y, filled(y, seen), noise, seen)
+
+    def impulses(self) -> Data:
+        """Values become 0 or 1."""
+        x = self.crops(self.others)
+        hit = torch.rand_like(x) < 0.1 + 0.3 * self.uniform(x)
+        y = torch.where(hit, (torch.rand_like(x) < 0.5).to(x), x)
+        medians = median_of_neighbours(y)
+        clean = (y - medians).abs() <= IMPULSE
+        noise = torch.full_like(x[:, :1, :1, :1], UNSTATED_NOISE)
+        seen = clean.to(x).amin(1, keepdim=True)
+        return Data(x, y, torch.where(clean, y, medians), noise, seen)
+
+    def crops(self, pictures: Tensor) -> Tensor:
+        """Clean crops, turned and mirrored."""
+        count, channels, height, width = pictures.shape
+        device = pictures.device
         place = {"size": (BATCH, 1, 1, 1), "device": device}
         side = torch.arange(CROP, device=device)  # made there: a graph cannot copy from the host
         rows = torch.randint(height - CROP + 1, **place) + side[:, None]
         columns = torch.randint(width - CROP + 1, **place) + side
         every = torch.arange(channels, device=device)[:, None, None]
-        x = self.pictures[torch.randint(count, **place), every, rows, columns].float() / 255
+        x = pictures[torch.randint(count, **place), every, rows, columns].float() / 255
         for turned in (x.flip(-1), x.flip(-2), x.transpose(-1, -2)):
             x = torch.where(torch.rand(**place) < 0.5, turned, x)
-        noise = LOWEST + (HIGHEST - LOWEST) * torch.rand(**place)
-        return x, x + noise * torch.randn_like(x), noise
+        return x
 
-    def weights(self, y: Tensor, noise: Tensor) -> Tensor:
+    def pattern(self, like: Tensor) -> Tensor:
+        """Random tiles of 2 x 2 or 4 x 4 pixels, in two random colours."""
+        small, large = (
+            (torch.rand(1, n, n, device=like.device) < 0.5).repeat(1, CROP // n, CROP // n)
+            for n in (2, 4)
+        )
+        tiles = torch.where(torch.rand((), device=like.device) < 0.5, small, large)
+        one, other = torch.rand(2, len(like), 1, 1, device=like.device)
+        return torch.where(tiles, one, other)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """One number for each crop."""
+        return torch.rand_like(like[:, :1, :1, :1])
+
+    def weights(self, data: Data) -> Tensor:
         """W(y) at the interior, in units of the noise."""
         margin = self.filters.shape[-1] // 2
-        numbers = self.network.guide(y, noise, torch.ones_like(y[:, :1]))
+        numbers = self.network.guide(data.picture, data.noise, data.seen)
         share = torch.sigmoid(numbers[..., margin:-margin, margin:-margin]).square()
         floor = self.network.floor
         return self.network.output.reshape(1, -1, 1, 1) * (floor + (1 - floor) * share)
 
-    def apply(self, x: Tensor) -> Tensor:
-        """V x."""
-        return F.conv2d(x, self.filters)
-
-    def adjoint(self, p: Tensor) -> Tensor:
-        """V* p."""
-        return F.conv_transpose2d(p, self.filters)
-
-    def solve(self, y: Tensor, weights: Tensor, steps: int) -> Tensor:
-        """x of the lower level, by restarted accelerated steps on the dual."""
-        return y - self.adjoint(self.dual(y, weights, steps))
-
-    def dual(self, y: Tensor, weights: Tensor, steps: int) -> Tensor:
-        """p of the lower level."""
-        tau = 1 / self.squared_norm()
-        p = ahead = torch.zeros_like(weights)
-        t = 1.0
-        for k in range(steps):
+    def dual_steps(self, v: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """x for Gaussian noise, by restarted accelerated steps on the dual."""
+        sigma, t = 1 / squared_norm(v), 1.0
+        p, ahead = with_margin(v, y), with_margin(v, y)
+        for k in range(DUAL_STEPS):
             t = 1.0 if k % RESTART == RESTART - 1 else t
             after = (1 + math.sqrt(1 + 4 * t * t)) / 2
-            up = (ahead + tau * self.apply(y - self.adjoint(ahead))) / (
-                1 + tau * self.delta / weights
-            )
-            new = torch.maximum(torch.minimum(up, weights), -weights)
-            p, ahead, t = new, new + (t - 1) / after * (new - p), after
-        return p
+            x = add_adjoint(v, ahead, y, -1.0)
+            dual_step(v, x, weights, self.delta, sigma, ahead, p, (t - 1) / after)
+            t = after
+        return add_adjoint(v, p, y, -1.0)
 
-    def squared_norm(self) -> Tensor:
-        """A bound on ||V||^2: row sums of the matrices sum_k (F k)* (F k)."""
-        spectra = torch.fft.rfft2(self.filters, s=(32, 32))
-        return torch.einsum("kcij,kdij->cdij", spectra.conj(), spectra).abs().sum(0).amax()
+    def pdhg_steps(
+        self, v: Tensor, y: Tensor, weights: Tensor, seen: Tensor, start: Tensor, robust: bool
+    ) -> Tensor:
+        """x for missing pixels or impulses."""
+        norm = squared_norm(v).sqrt()
+        tau, sigma = RATIO / norm, 1 / (RATIO * norm)
+        x, new, zeros, p = start.clone(), start, torch.zeros_like(start), with_margin(v, y)
+        for _ in range(PDHG_STEPS):
+            back = add_adjoint(v, p, zeros, 1.0)
+            new, beyond = primal_step(x, back, y, seen, tau, RELAXATION, robust)
+            dual_step(v, beyond, weights, self.delta, sigma, p, p, RELAXATION - 1)
+        return new
 
-    def linear_solve(self, x: Tensor, weights: Tensor, right: Tensor) -> Tensor:
-        """q with H q = right, H the Hessian at x, by conjugate gradients."""
-        curved = weights / self.delta * (self.apply(x).abs() < self.delta)
+    def linear_solve(
+        self, v: Tensor, x: Tensor, weights: Tensor, right: Tensor, free: Tensor, diagonal: Tensor
+    ) -> Tensor:
+        """q with H q = right on the free pixels, H the Hessian at x, by conjugate gradients."""
+        curved = weights / self.delta * (F.conv2d(x, v).abs() < self.delta)
+        buffer = with_margin(v, x)
         q, residual, direction = torch.zeros_like(right), right, right
         squared = _dot(residual, residual)
         for _ in range(LINEAR_STEPS):
-            image = direction + self.adjoint(curved * self.apply(direction))
+            weigh(v, direction, curved, buffer)
+            image = free * add_adjoint(v, buffer, diagonal * direction, 1.0)
             length = squared / _dot(direction, image).clamp_min(1e-30)
             q, residual = q + length * direction, residual - length * image
             before, squared = squared, _dot(residual, residual)
@@ -156,36 +233,72 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((1, 2, 3), keepdim=True)
 
 
-def read(folder: Path, colour: bool) -> tuple[Tensor, Tensor]:
-    """Training and held-out pictures, 8-bit; larger ones are cut into pieces of one size."""
-    images = ImageSet.from_folder(folder, colour=colour)
-    height, width = (min(f(images.size(i)) for i in range(len(images))) for f in (min, max))
+def squared_norm(filters: Tensor) -> Tensor:
+    """A bound on ||V||^2: row sums of the matrices sum_k (F k)* (F k)."""
+    spectra = torch.fft.rfft2(filters, s=(32, 32))
+    return torch.einsum("kcij,kdij->cdij", spectra.conj(), spectra).abs().sum(0).amax()
+
+
+def filled(y: Tensor, seen: Tensor) -> Tensor:
+    """Missing pixels by means of their neighbours; three rounds, since a graph cannot ask."""
+    for _ in range(3):
+        count, total = (F.avg_pool2d(t, 5, 1, 2, divisor_override=1) for t in (seen, seen * y))
+        y = torch.where(seen > 0, y, total / count.clamp_min(1))
+        seen = torch.maximum(seen, (count > 0).to(seen))
+    return y
+
+
+def read(folders: Sequence[Path], colour: bool) -> tuple[Tensor, Tensor]:
+    """Training and held-out pictures, 8-bit, cut into pieces of the size of the smallest."""
+    sets = [ImageSet.from_folder(folder, colour=colour) for folder in folders]
+    sizes = [images.size(i) for images in sets for i in range(len(images))]
+    height, width = (min(f(size) for size in sizes) for f in (min, max))
     pieces: dict[bool, list[Tensor]] = {False: [], True: []}
-    for i in range(len(images)):
-        picture = (255 * images[i]).round().to(torch.uint8)
-        picture = picture if picture.shape[1] <= picture.shape[2] else picture.mT
-        for top in range(0, picture.shape[1] - height + 1, height):
-            for left in range(0, picture.shape[2] - width + 1, width):
-                piece = picture[:, top : top + height, left : left + width]
-                pieces[i % 13 == 6].append(piece)
+    for images in sets:
+        for i in range(len(images)):
+            picture = (255 * images[i]).round().to(torch.uint8)
+            picture = picture if picture.shape[1] <= picture.shape[2] else picture.mT
+            for top in range(0, picture.shape[1] - height + 1, height):
+                for left in range(0, picture.shape[2] - width + 1, width):
+                    piece = picture[:, top : top + height, left : left + width]
+                    pieces[i % 13 == 6].append(piece)
     return torch.stack(pieces[False]), torch.stack(pieces[True])
 
 
-def validate(network: AdaptiveNetwork, pictures: Tensor, sigma: float) -> tuple[float, float, int]:
-    """Mean PSNR, the largest gap and the most iterations on noisy pictures."""
+TESTS: dict[str, tuple[Task, float]] = {
+    f"sigma {sigma}": (GaussianDenoising(sigma / 255, box=None), 1.0) for sigma in (15, 25, 50)
+} | {
+    "inpainting": (Inpainting(missing=0.3, noise=0.03), 1.0),
+    "salt and pepper": (SaltAndPepper(fraction=0.25), 1 / UNSTATED_NOISE),
+}
+
+
+def validate(network: AdaptiveNetwork, pictures: Tensor, name: str) -> str:
+    """Mean PSNR, the largest gap and the most iterations on damaged pictures."""
+    task, weight = TESTS[name]
     clean = pictures.float() / 255
-    generator = torch.Generator(clean.device).manual_seed(1)
-    noise = torch.randn(clean.shape, generator=generator, device=clean.device)
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(clean + sigma * noise), regularizer=network, weight=1.0, noise=sigma
-    )
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=400))
+    generators = [torch.Generator().manual_seed(i) for i in range(len(clean))]
+    problem = task.measure(clean.cpu(), generators).to(device=clean.device).problem(network, weight)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=600))
     error = (solution.x.clamp(0, 1) - clean).square().flatten(1).mean(1)
     return (
-        float(-10 * error.log10().mean()),
-        float(solution.gap.max()),
-        int(solution.iterations.max()),
+        f"{name}: {float(-10 * error.log10().mean()):.3f} dB, gap {float(solution.gap.max()):.1e}, "
+        f"{int(solution.iterations.max())} iterations"
     )
+
+
+def captured(training: Training, task: str) -> torch.cuda.CUDAGraph:
+    """A step of the task as a graph, after some steps that let libraries choose their kernels."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            training.step(task)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        training.step(task)
+    return graph
 
 
 def main() -> None:
@@ -200,10 +313,17 @@ def main() -> None:
     parser.add_argument("--start", help="a model to continue from")
     parser.add_argument("--widths", type=int, nargs="+", default=[48, 64, 80])
     parser.add_argument("--from-fraction", type=float, default=0.0, help="of the schedule")
+    parser.add_argument(
+        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
+    )
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    pictures, held_out = (part.cuda() for part in read(given.folder, given.colour))
+    torch.backends.cudnn.benchmark = True
+    pictures, held_out = (part.cuda() for part in read([given.folder], given.colour))
+    others, held_out_others = pictures, held_out
+    if given.others:
+        others, held_out_others = (part.cuda() for part in read(given.others, given.colour))
     if given.start:
         network = cl.load(given.start)
     else:
@@ -212,34 +332,26 @@ def main() -> None:
         start_from_filters_(network, 0.7)
     assert isinstance(network, AdaptiveNetwork)
     network.cuda()
-    training = Training(network, pictures)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            training.step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        training.step()
+    network.guide.to(memory_format=torch.channels_last)  # a fifth faster
+    training = Training(network, pictures, others)
+    graphs = {task: captured(training, task) for task in "GIS"}
     begin, step, shown = time.monotonic(), 0, 0.0
     while (spent := time.monotonic() - begin) < given.seconds:
         start = given.from_fraction
         training.schedule(start + (1 - start) * spent / given.seconds, step)
-        for _ in range(20):
-            graph.replay()
+        for task in TURNS:
+            graphs[task].replay()
         torch.cuda.synchronize()
-        step += 20
-        if spent - shown > 60:
+        step += len(TURNS)
+        if spent - shown > 90:
             shown = spent
-            psnr, gap, iterations = validate(network, held_out[:8], 25 / 255)
-            line = f"{psnr:.3f} dB, gap {gap:.1e}, {iterations} iterations"
+            line = validate(network, held_out[:8], "sigma 25")
             print(f"{spent:4.0f} s, step {step}: {line}", flush=True)
             cl.save(network, given.model)
     cl.save(network, given.model)
-    for sigma in (15, 25, 50):
-        psnr, gap, iterations = validate(network, held_out, sigma / 255)
-        print(f"sigma {sigma}: {psnr:.3f} dB, gap {gap:.1e}, {iterations} iterations", flush=True)
+    for name in TESTS:
+        pictures = held_out if name.startswith("sigma") else held_out_others[:8]
+        print(validate(network, pictures, name), flush=True)
 
 
 if __name__ == "__main__":
