@@ -36,6 +36,7 @@ def add_adjoint(filters: Tensor, p: Tensor, x: Tensor, factor: float) -> Tensor:
     count, channels, size, _ = filters.shape
     if not x.is_cuda:
         return x + factor * F.conv_transpose2d(interior(p, size), filters)
+    x = x.contiguous()
     batch, _, height, width = x.shape
     out = torch.empty_like(x)
     pixels = PIXELS[channels]
@@ -78,8 +79,10 @@ def primal_step(
 
     Then x += relaxation (new - x), in place.
     """
+    assert x.is_contiguous()
     new, beyond = torch.empty_like(x), torch.empty_like(x)
     if x.is_cuda:
+        back, y, seen = (t.contiguous() for t in (back, y, seen))
         grid = (triton.cdiv(x.numel(), 256),)
         _primal[grid](
             x, back, y, seen, tau, new, beyond, relaxation, x.numel(), robust, 256
@@ -99,6 +102,7 @@ def _launch(
     filters: Tensor, x: Tensor, weights: Tensor, sigma: Tensor, delta: float, ahead: Tensor,
     p: Tensor, momentum: float, step: bool,
 ) -> None:  # fmt: skip
+    x, weights = x.contiguous(), weights.contiguous()
     count, channels, size, _ = filters.shape
     batch, _, height, width = x.shape
     grid = (triton.cdiv((height - size + 1) * (width - size + 1), 64), batch)

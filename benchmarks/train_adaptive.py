@@ -48,7 +48,7 @@ PDHG_STEPS, RATIO, RELAXATION = 80, 1.0, 1.8
 LINEAR_STEPS, DAMPING = 24, 1e-3
 RATES = {"filters": 3e-3, "output": 1e-2, "guide": 1e-3}
 WARM_UP, CLIP = 200, 20.0
-TURNS = "GGIGGSGGIGS"
+TURNS = "GGGIGGGS"
 """Gaussian noise, inpainting, salt and pepper."""
 
 
@@ -156,7 +156,7 @@ class Training:
         x = pictures[torch.randint(count, **place), every, rows, columns].float() / 255
         for turned in (x.flip(-1), x.flip(-2), x.transpose(-1, -2)):
             x = torch.where(torch.rand(**place) < 0.5, turned, x)
-        return x
+        return x.contiguous()  # the last may have left columns one after another
 
     def pattern(self, like: Tensor) -> Tensor:
         """Random tiles of 2 x 2 or 4 x 4 pixels, in two random colours."""
@@ -198,7 +198,8 @@ class Training:
         """x for missing pixels or impulses."""
         norm = squared_norm(v).sqrt()
         tau, sigma = RATIO / norm, 1 / (RATIO * norm)
-        x, new, zeros, p = start.clone(), start, torch.zeros_like(start), with_margin(v, y)
+        x, p = start.contiguous().clone(), with_margin(v, y)
+        new, zeros = x, torch.zeros_like(x)
         for _ in range(PDHG_STEPS):
             back = add_adjoint(v, p, zeros, 1.0)
             new, beyond = primal_step(x, back, y, seen, tau, RELAXATION, robust)
@@ -335,7 +336,8 @@ def main() -> None:
     network.guide.to(memory_format=torch.channels_last)  # a fifth faster
     training = Training(network, pictures, others)
     graphs = {task: captured(training, task) for task in "GIS"}
-    begin, step, shown = time.monotonic(), 0, 0.0
+    print("start:", validate(network, held_out[:8], "sigma 25"), flush=True)
+    begin, step, shown = time.monotonic(), 0, -75.0  # seconds: shown after 15, then every 90
     while (spent := time.monotonic() - begin) < given.seconds:
         start = given.from_fraction
         training.schedule(start + (1 - start) * spent / given.seconds, step)
