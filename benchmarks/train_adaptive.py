@@ -103,7 +103,7 @@ class Training:
             error = (judged * (found - x).square()).sum((1, 2, 3), keepdim=True) / judged[0].sum()
             slope = judged * (found - x) / error.clamp_min(1e-4)  # of the logarithm of the error
             q = self.linear_solve(v, found, w, free * slope, free, diagonal + DAMPING)
-        response = F.conv2d(found, self.filters) / self.delta
+        response = precise_conv2d(found, self.filters) / self.delta
         gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
         self.optimiser.zero_grad(set_to_none=False)
         (-(q * gradient).sum() / len(x)).backward()
@@ -210,7 +210,7 @@ class Training:
         self, v: Tensor, x: Tensor, weights: Tensor, right: Tensor, free: Tensor, diagonal: Tensor
     ) -> Tensor:
         """q with H q = right on the free pixels, H the Hessian at x, by conjugate gradients."""
-        curved = weights / self.delta * (F.conv2d(x, v).abs() < self.delta)
+        curved = weights / self.delta * (precise_conv2d(x, v).abs() < self.delta)
         buffer = with_margin(v, x)
         q, residual, direction = torch.zeros_like(right), right, right
         squared = _dot(residual, residual)
@@ -232,6 +232,12 @@ class Training:
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((1, 2, 3), keepdim=True)
+
+
+def precise_conv2d(x: Tensor, filters: Tensor) -> Tensor:
+    """Without TF32, whose errors are as large as delta where the noise is small."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        return F.conv2d(x, filters)
 
 
 def squared_norm(filters: Tensor) -> Tensor:

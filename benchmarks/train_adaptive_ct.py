@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from crop_kernels import add_adjoint, dual_step, weigh, with_margin
 from torch import Tensor, nn
-from train_adaptive import Data, Training
+from train_adaptive import Data, Training, precise_conv2d
 
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork
@@ -71,7 +71,7 @@ class Tomography(Training):
             error = (judged * (found - data.x).square()).sum((1, 2, 3), keepdim=True)
             error /= judged[0].sum()
             q = self.solve_linear(v, found, y, w, judged * (found - data.x) / error)
-        response = F.conv2d(found, self.filters) / self.delta
+        response = precise_conv2d(found, self.filters) / self.delta
         gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
         self.optimiser.zero_grad(set_to_none=False)
         (-(q * gradient).sum() / len(x)).backward()
@@ -108,7 +108,7 @@ class Tomography(Training):
         """q with H q = right inside the box, H the Hessian at x."""
         lower, upper = self.bounds
         free = (x > lower).to(x) if upper is None else ((x > lower) & (x < upper)).to(x)
-        curved = weights / self.delta * (F.conv2d(x, v).abs() < self.delta)
+        curved = weights / self.delta * (precise_conv2d(x, v).abs() < self.delta)
         counted = y / (self.A(x) + self.task.background).square()
         means = (t.mean((1, 2, 3), keepdim=True) for t in (counted, curved))
         M = 1 / sum(a * b for a, b in zip(means, (self.rays, self.responses(v, x)), strict=True))
