@@ -27,7 +27,7 @@ from test_adaptive_problems import (
 
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, AveragePool, Convolution, NoiseGuide, UNetGuide
-from convexlift.networks.adaptive import PREMISE, Reading, Weakened, places_read
+from convexlift.networks.adaptive import PREMISE, Weakened, places_read
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import lanczos_norm
 from convexlift.problems import minorant
@@ -37,10 +37,18 @@ from convexlift.solvers import iterations as tiled_iterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 
-ALL: tuple[Reading, ...] = ("output", "biases", "links")
-READS: list[tuple[Reading, ...]] = [("biases",), ("links",), ("output", "biases"), ALL]
+ALL = ("output", "biases", "links")
+READS = [("biases",), ("links",), ("output", "biases"), ALL]
 NEAR = cl.StopWhen(gap=2e-4, max_iterations=4000)
-KINDS = ("two layers", "residual", "linked", "pooled")
+CASES = [
+    *((kind, reads) for kind in ("two layers", "residual", "linked") for reads in READS),
+    ("linked", ("bias_3", "link_3_1")),
+    ("pooled", ("links",)),
+    ("pooled", ("bias_1", "bias_2")),
+    ("mixture", ("output", "biases")),
+    ("groups", ("biases",)),
+    ("huber", ("biases",)),
+]
 
 
 def stack(kind: str = "two layers", channels: int = 1) -> list[cl.ConvexLayer]:
@@ -56,7 +64,7 @@ def stack(kind: str = "two layers", channels: int = 1) -> list[cl.ConvexLayer]:
 
 
 def network(
-    kind: str = "two layers", reads: tuple[Reading, ...] = ALL, channels: int = 1, guide=None,
+    kind: str = "two layers", reads: tuple[str, ...] = ALL, channels: int = 1, guide=None,
     **options,
 ) -> AdaptiveNetwork:  # fmt: skip
     """A network whose weights, biases and factors differ between neighbouring pixels."""
@@ -82,11 +90,6 @@ def u_net(in_channels: int, outputs: int) -> UNetGuide:
 
 
 by_noise = partial(NoiseGuide, levels=[0.01, 1.0])
-
-
-def fitted(kind: str, reads: tuple[Reading, ...]) -> tuple[Reading, ...]:
-    """What can be read of this network: a pooled layer has no pixels of the image."""
-    return ("links",) if kind == "pooled" else reads
 
 
 # The regularizer
@@ -121,13 +124,10 @@ def test_a_guide_that_returns_nan_is_an_error():
         problem(regularizer=network(guide=lambda _, n: Constant(math.nan, n)))
 
 
-@pytest.mark.parametrize("reads", READS, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, "mixture", "groups"])
+@pytest.mark.parametrize(("kind", "reads"), CASES, ids=str)
 def test_objectives_are_convex_in_x_for_every_y(kind, reads):
-    if kind in ("mixture", "groups"):
-        reads = ("output", "biases")
     generator = torch.Generator().manual_seed(1)
-    one = problem("mask", regularizer=network(kind, fitted(kind, reads)), box=None)
+    one = problem("mask", regularizer=network(kind, reads), box=None)
     for size in (1e-3, 0.3, 3.0):
         a = torch.rand((2, *SHAPE), generator=generator)
         b = a + size * torch.randn(a.shape, generator=generator)
@@ -165,12 +165,14 @@ def test_the_bound_is_below_the_optimum_and_the_checker_agrees(operator, term, r
     wild_duals_stay_below(whole.select(torch.tensor([1])), best, solution.x[1:])
 
 
-@pytest.mark.parametrize("reads", READS, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, "mixture", "groups", "huber"])
+@pytest.mark.parametrize(("kind", "reads"), CASES, ids=str)
 def test_other_networks(kind, reads, tmp_path):
-    if kind in ("mixture", "groups", "huber") and "links" in reads:
-        reads = ("biases",)
-    agree(problem("mask", regularizer=network(kind, fitted(kind, reads)), batch=1), tmp_path)
+    one = problem("mask", regularizer=network(kind, reads), batch=1)
+    read = {place.name for place in places_read(list(one.regularizer.layers), reads)}
+    assert {*one.regularizer.readings} == {"output", *read}
+    pooled = [names for names, term in lift(one).f if term.pooled]
+    assert pooled == ([("v2,1", "v2,2")] if reads == ("bias_1", "bias_2") else [])
+    agree(one, tmp_path)
 
 
 @pytest.mark.parametrize("method", [cl.PDHG(), cl.LBFGS(), cl.NMAPG(), cl.Subgradient(0.02),
@@ -365,11 +367,12 @@ def test_proofs_with_other_numbers_are_refused_by_name(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     made = stack()
-    for reads in ((), ("weights",), "biases", ("output", "bias")):
-        with pytest.raises(ValueError, match="reads has one or several of output, biases, links"):
+    known = "one or several of output, biases, links, bias_1, bias_2, link_2_1; got "
+    for reads in ((), ("weights",), "biases", ("output", "bias_3"), ("link_1_2",)):
+        with pytest.raises(ValueError, match=known):
             AdaptiveNetwork(made, Scattered(), reads=reads)
-    with pytest.raises(ValueError, match="leave links out of reads"):
-        cl.networks.adaptive(channels=4, reads=("output", "links"))
+    with pytest.raises(ValueError, match=r"several of output, biases, bias_1; got \('links'"):
+        cl.networks.adaptive(channels=4, reads=("links",))
     with pytest.raises(ValueError, match=r"gives 4 numbers .* needs 16 for its output, bia"):
         AdaptiveNetwork(made, Scattered(), reads=ALL)
     with pytest.raises(ValueError, match="needs largest_bias > 0"):

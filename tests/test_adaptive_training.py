@@ -85,9 +85,9 @@ def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy
         assert found == pytest.approx(slope, rel=accuracy, abs=1e-6)
 
 
-def trained(steps: int, **options):
+def trained(steps: int, of: dict | None = None, **options):
     """A short training on parts of the example pictures, for random noise levels."""
-    net = network()
+    net = network(**(of or {}))
     stop = options.pop("stop", cl.StopWhen(gap=1e-3, max_iterations=400))
     objective = Bilevel(
         [(GaussianDenoising(0.05, up_to=0.3, box=None), 1.0)], decibels=True, strict=True, stop=stop
@@ -99,8 +99,9 @@ def trained(steps: int, **options):
     return net, train(net, objective, batches, settings, **options)
 
 
-def test_training_raises_the_psnr():
-    net, _ = trained(40)
+@pytest.mark.parametrize("options", [{}, TWO_LAYERS], ids=str)
+def test_training_raises_the_psnr(options):
+    net, _ = trained(40, options)
     clean = torch.stack([crops(8)[i] for i in range(8)]).double()
     y = clean + NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
 
@@ -110,7 +111,10 @@ def test_training_raises_the_psnr():
         )
         return float(psnr(cl.solve(problem).x, clean).mean())
 
-    assert quality(net) > quality(network()) + 1
+    before = network(**options)
+    assert quality(net) > quality(before) + 1
+    for name, read in net.readings(y, NOISE).items():
+        assert not torch.allclose(read, before.readings(y, NOISE)[name], rtol=0.01), name
     assert float(net.layers[0].skip.weight.detach().mean((-2, -1)).abs().max()) < 1e-12
 
 

@@ -29,7 +29,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -46,8 +46,6 @@ PREMISE = "given the weights that the guide read from these data, "
 """What certificates take for granted; nothing is said about the guide's choice."""
 UNSTATED_NOISE = 0.05
 """The level c for data whose noise has no standard deviation: impulses, counts behind a scanner."""
-Reading = Literal["output", "biases", "links"]
-"""What a guide may give: output weights, biases of all layers, factors of all links."""
 
 
 class Place(NamedTuple):
@@ -58,24 +56,25 @@ class Place(NamedTuple):
     channels: int
 
 
-def places_read(layers: Sequence[ConvexLayer], reads: Sequence[Reading]) -> list[Place]:
-    """Everything that a guide gives, in the order of its numbers."""
-    known = get_args(Reading)
-    if not reads or isinstance(reads, str) or any(what not in known for what in reads):
-        raise ValueError(f"reads has one or several of {', '.join(known)}, got {reads!r}")
+def places_read(layers: Sequence[ConvexLayer], reads: Sequence[str]) -> list[Place]:
+    """Everything that a guide gives, in the order of its numbers.
+
+    ``reads`` names all ``biases`` and ``links``, or single ones, such as ``bias_1``.
+    """
     numbered = list(enumerate(layers, start=1))
+    output = Place("output", len(layers), layers[-1].outputs)
+    biases = [Place(f"bias_{i}", i, layer.channels) for i, layer in numbered]
     links = [
         Place(f"link_{i}_{j}", j, layers[j - 1].outputs)
         for i, layer in numbered for j in layer.sources(i) if j != IMAGE
     ]  # fmt: skip
-    if "links" in reads and not links:
-        raise ValueError("no layer has a map from another layer; leave links out of reads")
-    found = {
-        "output": [Place("output", len(layers), layers[-1].outputs)],
-        "biases": [Place(f"bias_{i}", i, layer.channels) for i, layer in numbered],
-        "links": links,
-    }
-    return [place for what in known if what in reads for place in found[what]]
+    every = [output, *biases, *links]
+    known = {"output": [output], "biases": biases, "links": links}
+    known |= {place.name: [place] for place in every}
+    if not reads or isinstance(reads, str) or not all(known.get(what) for what in reads):
+        names = ", ".join(name for name, places in known.items() if places)
+        raise ValueError(f"reads is a list of one or several of {names}; got {reads!r}")
+    return [place for place in every if any(place in known[what] for what in reads)]
 
 
 class Weakened(Composition):
@@ -201,7 +200,8 @@ class AdaptiveNetwork(InputConvexNetwork):
         floor: the smallest weight, relative to W_L, and the smallest factor of a link.
         ceiling: the upper bound of W_L in training.
         reads: what the guide gives: ``output`` weights, ``biases`` of all layers, ``links``:
-            factors of the layers that others have maps from; one or several of these.
+            factors of the layers that others have maps from; or single ones, ``bias_1``,
+            ``link_2_1`` (from layer 1 to layer 2).
         largest_bias: the largest |bias|, in units of the noise.
 
     Attributes:
@@ -223,7 +223,7 @@ class AdaptiveNetwork(InputConvexNetwork):
         in_channels: int = 1,
         floor: float = 0.003,
         ceiling: float = 3.0,
-        reads: Sequence[Reading] = ("output",),
+        reads: Sequence[str] = ("output",),
         largest_bias: float = 3.0,
     ) -> None:
         super().__init__(layers, in_channels=in_channels)

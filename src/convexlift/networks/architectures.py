@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
-from convexlift.networks.adaptive import AdaptiveNetwork, Reading, places_read
+from convexlift.networks.adaptive import AdaptiveNetwork, places_read
 from convexlift.networks.group_activations import GroupNorm
 from convexlift.networks.guides import NoiseGuide, UNetGuide
 from convexlift.networks.huber_mixture import HuberMixture
@@ -164,7 +164,7 @@ def adaptive(
     widths: Sequence[int] = (48, 64, 80),
     blocks: int = 2,
     floor: float = 0.003,
-    reads: Sequence[Reading] = ("output",),
+    reads: Sequence[str] = ("output",),
     largest_bias: float = 3.0,
     depth: int = 1,
     inner_channels: int = 16,

@@ -17,7 +17,6 @@ import torch
 
 from convexlift.models.files import ModelCard
 from convexlift.networks import architectures
-from convexlift.networks.adaptive import Reading
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.convolution import Boundary
 from convexlift.solvers.method import Method
@@ -68,7 +67,7 @@ class NetworkSettings:
     in_channels: int = 1
     profiles: int = 1
     levels: tuple[float, ...] = ()
-    reads: tuple[Reading, ...] = ("output",)
+    reads: tuple[str, ...] = ("output",)
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
