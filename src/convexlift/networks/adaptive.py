@@ -11,11 +11,11 @@ and certificates are the same.
 
 In the general form (``reads``), a guide also gives biases b and link weights s of any layer,
 
-    z_i = h_i(V_{i-1} x + sum_j W_{i-1,j} (s_{ij}(y) z_j) + b_i(y)),
-    b_i(y) = c largest_bias tanh(guide(y, c)),    s_{ij}(y) = floor + (1 - floor) sigmoid(...)^2.
+    z_i = h_i(V_{i-1} x + sum_j W_{i-1,j} (s_{ij}(y) z_j) + b_{i-1}(y)),
+    b(y) = c largest_bias tanh(guide(y, c)),    s(y) = floor + (1 - floor) sigmoid(guide(y, c))^2.
 
-Biases move kinks to where the guide expects the responses of x; factors s >= 0 keep all links
-nonnegative, and R convex.
+Biases move kinks to where the guide expects the responses of x; with factors s >= 0 all links stay
+nonnegative, and R convex. They are named after their layers: ``bias_1`` is b_0, ``link_2_1`` s_21.
 
 Weights are bounded, from above by W_L <= ``ceiling`` and from below by ``floor`` W_L; biases by
 ``largest_bias`` in units of the noise, factors of links by 1. Without bounds, training drives some
