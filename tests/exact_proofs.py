@@ -153,19 +153,27 @@ def layer(
     pixels: int,
     bias: np.ndarray,
     residual: bool = False,
+    link: np.ndarray | None = None,
 ) -> None:
+    """Add a layer; biases of every entry, and factors of links, are named as those of a guide."""
     i = len(tiny.layers)
     named = {name: json for name, (_, json, _) in sources.items()}
+    own = bias.ndim == 1
     tiny.layers.append(
         {
             "activation": h.json, "channels": channels, "skip": named.get("skip"),
-            "previous": named.get("previous"), "links": {}, "bias": True, "residual": residual,
+            "previous": named.get("previous"), "links": {}, "bias": own, "residual": residual,
         }
     )  # fmt: skip
-    tiny.arrays[f"network.layers.{i}.bias"] = bias
+    tiny.arrays[f"network.layers.{i}.bias" if own else f"network.bias_{i + 1}"] = bias
     tiny.hs.append(h)
     tiny.maps.append({source: matrix for source, _, matrix in sources.values()})
-    tiny.biases.append([b for b in exact(bias) for _ in range(pixels)])
+    if link is not None:
+        tiny.arrays[f"network.link_{i + 1}_{i}"] = link
+        scaled = [[w * s for w, s in zip(row, exact(link), strict=True)]
+                  for row in tiny.maps[-1][i]]  # fmt: skip
+        tiny.maps[-1][i] = scaled
+    tiny.biases.append([b for b in exact(bias) for _ in range(channels * pixels // bias.size)])
     tiny.residual.append(residual)
     tiny.pixels.append(pixels)
 
@@ -189,7 +197,8 @@ def random_network(
 ) -> Tiny:
     """One convolution, or four layers: with a skip, residual, and dense on pooled pixels.
 
-    A convolution may have output weights for each pixel, as if a guide had read them off the data.
+    By pixel, a convolution has output weights and biases, and further layers have biases and
+    factors of their links, as if a guide had read them off the data.
     """
     tiny = Tiny(n, {})
     first = FIRST[rng.integers(len(FIRST))]
@@ -197,7 +206,8 @@ def random_network(
     width = 2 * first.group
     V = wild(rng, (width, 1, 3, 3), -spread, spread)
     tiny.arrays["network.layers.0.skip.weight"] = V
-    bias = wild(rng, (width,), -1, 6 if spread > 1 else 0)
+    every = (1, width, n, n) if by_pixel else (width,)
+    bias = wild(rng, every, -1, 6 if spread > 1 else 0)
     skip = (0, convolution_json(1, width, 1, padding), correlation(V, n, 1, padding))
     layer(tiny, first, width, {"skip": skip}, n * n, bias)
     if deep:
@@ -213,10 +223,12 @@ def random_network(
                 sources["skip"] = (
                     0, convolution_json(1, 2, 1, padding), correlation(V, n, 1, padding)
                 )  # fmt: skip
-            layer(tiny, h, 2, sources, n * n, wild(rng, (2,), -1, 1), residual)
+            every = (1, 2, n, n) if by_pixel else (2,)
+            link = rng.random(every) if by_pixel else None
+            layer(tiny, h, 2, sources, n * n, wild(rng, every, -1, 1), residual, link)
         pooled_dense(tiny, rng, n, spread)
     outputs = tiny.layers[-1]["channels"] // tiny.hs[-1].group
-    shape = (1, outputs, n, n) if by_pixel else (outputs,)
+    shape = (1, outputs, n, n) if by_pixel and not deep else (outputs,)
     tiny.arrays["network.output"] = np.abs(wild(rng, shape, -spread, spread))
     return tiny
 

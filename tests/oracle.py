@@ -47,7 +47,7 @@ def optimum(problem: cl.VariationalProblem) -> tuple[float, np.ndarray]:
             a = a + dense_matrix(operator, shapes[source]) @ values[source]
             inner = operator.output_shape(shapes[source])
         if layer.bias is not None:
-            a = a + layer.bias.expand(inner).flatten().numpy()
+            a = a + layer.bias[0].expand(inner).flatten().numpy()
         z = cp.Variable(int(np.prod(layer.shape)))
         lifted = z - values[-1] if layer.residual else z
         constraints += activation_epigraph(layer.activation, a, lifted, inner)

@@ -18,6 +18,7 @@ import convexlift as cl
 from convexlift.cli import app, training_job
 from convexlift.images import psnr, save_image
 from convexlift.networks import AdaptiveNetwork
+from convexlift.networks.adaptive import places_read
 from convexlift.problems.guesses import picture_for_guide
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 from convexlift.training import (
@@ -31,15 +32,32 @@ from convexlift.training import (
 )
 
 
+def directions(net: AdaptiveNetwork):
+    """Parameters with random directions; in the guide's last layer, one for all that it gives."""
+    for parameter in (net.guide.first.weight, net.output):
+        yield parameter, torch.randn(parameter.shape)
+    last, first = net.guide.last.weight, 0
+    for place in places_read(net.layers, net.reads):
+        rows = slice(4 * first, 4 * (first + place.channels))  # four pixels at a time
+        direction = torch.zeros_like(last)
+        direction[rows] = torch.randn(direction[rows].shape)
+        yield last, direction
+        first += place.channels
+
+
+TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "links")}
+
+
+@pytest.mark.parametrize("options", [{}, {"reads": ("biases",)}, TWO_LAYERS], ids=str)
 @pytest.mark.parametrize(
-    ("strategy", "smoothing"),
-    [(Implicit(damping=0.0), 0.5), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.5)],
+    ("strategy", "accuracy"),
+    [(Implicit(damping=0.0), 0.02), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.06)],
 )
-def test_gradients_of_the_guide_agree_with_finite_differences(strategy, smoothing):
+def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy, options):
     torch.manual_seed(3)
-    clean, net = torch.rand(1, 1, 6, 6), network(smoothing=smoothing)
+    clean, net = torch.rand(1, 1, 6, 6), network(smoothing=0.5, **options)
     y = clean + NOISE * torch.randn(clean.shape)
-    stop = cl.StopWhen(gap=1e-12, max_iterations=5000)
+    stop = cl.StopWhen(gap=1e-12, max_iterations=3000)
 
     def problem():
         return cl.VariationalProblem(
@@ -53,8 +71,7 @@ def test_gradients_of_the_guide_agree_with_finite_differences(strategy, smoothin
     stated = problem()
     solution = cl.solve(stated, stop=stop)
     strategy.surrogate(stated, solution, clean).sum().backward()
-    for parameter in (net.guide.last.weight, net.guide.first.weight, net.output):
-        direction = torch.randn(parameter.shape)
+    for parameter, direction in directions(net):
         found = float((parameter.grad * direction).sum())
         step = 1e-4 / float(direction.norm())
         ends = []
@@ -64,12 +81,13 @@ def test_gradients_of_the_guide_agree_with_finite_differences(strategy, smoothin
             ends.append(loss())
             with torch.no_grad():
                 parameter.add_(direction, alpha=-sign * step)
-        assert found == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.03, abs=1e-6)
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert found == pytest.approx(slope, rel=accuracy, abs=1e-6)
 
 
-def trained(steps: int, **options):
+def trained(steps: int, of: dict | None = None, **options):
     """A short training on parts of the example pictures, for random noise levels."""
-    net = network()
+    net = network(**(of or {}))
     stop = options.pop("stop", cl.StopWhen(gap=1e-3, max_iterations=400))
     objective = Bilevel(
         [(GaussianDenoising(0.05, up_to=0.3, box=None), 1.0)], decibels=True, strict=True, stop=stop
@@ -81,8 +99,9 @@ def trained(steps: int, **options):
     return net, train(net, objective, batches, settings, **options)
 
 
-def test_training_raises_the_psnr():
-    net, _ = trained(40)
+@pytest.mark.parametrize("options", [{}, TWO_LAYERS], ids=str)
+def test_training_raises_the_psnr(options):
+    net, _ = trained(40, options)
     clean = torch.stack([crops(8)[i] for i in range(8)]).double()
     y = clean + NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
 
@@ -92,7 +111,10 @@ def test_training_raises_the_psnr():
         )
         return float(psnr(cl.solve(problem).x, clean).mean())
 
-    assert quality(net) > quality(network()) + 1
+    before = network(**options)
+    assert quality(net) > quality(before) + 1
+    for name, read in net.readings(y, NOISE).items():
+        assert not torch.allclose(read, before.readings(y, NOISE)[name], rtol=0.01), name
     assert float(net.layers[0].skip.weight.detach().mean((-2, -1)).abs().max()) < 1e-12
 
 

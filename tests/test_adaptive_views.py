@@ -124,6 +124,16 @@ def test_fixed_regularizers_have_no_map():
         cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, weight_map=True)
 
 
+def test_guides_without_output_weights_have_no_map():
+    net, y = network(reads=("biases",)).float(), torch.rand(1, 1, 24, 20).float()
+    options = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "tolerance": 1e-2}
+    result = cl.reconstruct(y, **options)
+    assert result.weight_map is None
+    assert result.solution.meaning[0].startswith(PREMISE)
+    with pytest.raises(ValueError, match="AdaptiveNetwork does not read them; leave it out"):
+        cl.reconstruct(y, weight_map=True, **options)
+
+
 def test_maps_are_not_part_of_proofs(tmp_path):
     import safetensors.numpy
 

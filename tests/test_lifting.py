@@ -139,7 +139,7 @@ def test_one_step_is_the_papers_printed_update():
 
     layers = problem.network.layers
     V0, W1P = layers[0].operators[0], layers[1].operators[1]
-    b0, b1 = layers[0].bias, layers[1].bias[None]
+    b0, b1 = layers[0].bias, layers[1].bias
     tau1, tau2 = float(tau["x"]), float(tau["z1"])
     s1, s2 = float(sigma["v1,1"]), float(sigma["v2"])
     y, scale = problem.fidelity.y, problem.fidelity.scale

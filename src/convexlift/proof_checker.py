@@ -412,8 +412,10 @@ class Proof:
         self.shapes: list[Shape] = [tuple(image)]
         self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
         channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
-        output = self.tensor("network.output")  # for each pixel, where a guide read it off the data
-        read = output.ndim == 4 and output.shape[2:] != (1, 1)
+        output = self.tensor("network.output")
+        # Output, biases and factors of links have pixels where a guide read them off the data.
+        whole = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
+        read = any(each.shape[2:] not in ((), (1, 1)) for each in whole)
         self.premise = "given the weights that the guide read from these data, " * read
         output = output if output.ndim == 4 else output.reshape(*channels, 1, 1)
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
@@ -506,8 +508,11 @@ class Proof:
         for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
             if content is not None:
                 require(which == "skip" or 0 < j <= i, f"{name}.{which} is not an earlier layer")
-                maps.append((j, self.map(content, f"{name}.{which}", self.shapes[j])))
-                fine = j == 0 or maps[-1][1].nonnegative
+                made = self.map(content, f"{name}.{which}", self.shapes[j])
+                if j > 0 and (read := f"network.link_{i + 1}_{j}") in self.arrays:  # W diag(s)
+                    made = made.after(self.map({"Diagonal": {"values": read}}, "", self.shapes[j]))
+                maps.append((j, made))
+                fine = j == 0 or made.nonnegative
                 require(fine, f"{name}.{which} has negative weights, so R need not be convex")
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
@@ -516,10 +521,12 @@ class Proof:
         z, residual = (channels // h.group, *size), bool(described["residual"])
         require(not residual or (i > 0 and self.shapes[-1] == z), f"{name} cannot be residual")
         self.shapes.append(z)
-        named = described["bias"]
+        named, read = described["bias"], f"network.bias_{i + 1}"
         bias = self.tensor(f"network.{name}.bias", (channels,)) if named else np.zeros(channels)
-        p = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape)
-        return h, maps, bias[:, None, None], residual, p
+        p, bias = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape), bias[:, None, None]
+        if read in self.arrays and not named:
+            bias = np.broadcast_to(self.tensor(read), p.shape)
+        return h, maps, bias, residual, p
 
 
 def objective(proof: Proof) -> Ball:

@@ -49,6 +49,12 @@ def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice
         yield slice(first, first + some), slice(group * first, group * (first + some))
 
 
+def local(values: Tensor, images: slice, channels: slice, rows: slice) -> Tensor:
+    """Numbers of each channel, (1, C, 1, 1), or of each image or entry too, at a place."""
+    here = values[images if len(values) > 1 else slice(None), channels]
+    return here if here.shape[-2] == 1 else here[..., rows, :]
+
+
 def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
     """||left - right|| <= tolerance ||right||."""
     difference, size = torch.linalg.vector_norm(left - right), torch.linalg.vector_norm(right)

@@ -9,27 +9,37 @@ where the image is flat. A simpler one, ``NoiseGuide``, reads the noise level on
 sees x. Once the data are given, every weight is a number, and R is convex as before: lift, methods
 and certificates are the same.
 
-Weights are bounded, from above by W_L <= ``ceiling`` and from below by ``floor`` W_L. Without
-bounds, training drives some of them to where the problem can no longer be solved. Activations are
-scaled to the noise, c h(a / c): problems of different noise levels are the same problem in other
-units.
+In the general form (``reads``), a guide also gives biases b and link weights s of any layer,
+
+    z_i = h_i(V_{i-1} x + sum_j W_{i-1,j} (s_{ij}(y) z_j) + b_{i-1}(y)),
+    b(y) = c largest_bias tanh(guide(y, c)),    s(y) = floor + (1 - floor) sigmoid(guide(y, c))^2.
+
+Biases move kinks to where the guide expects the responses of x; with factors s >= 0 all links stay
+nonnegative, and R convex. They are named after their layers: ``bias_1`` is b_0, ``link_2_1`` s_21.
+
+Weights are bounded, from above by W_L <= ``ceiling`` and from below by ``floor`` W_L; biases by
+``largest_bias`` in units of the noise, factors of links by 1. Without bounds, training drives some
+of them to where the problem can no longer be solved. Activations are scaled to the noise,
+c h(a / c): problems of different noise levels are the same problem in other units.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from convexlift.networks.bound_network import IMAGE, BoundLayer
 from convexlift.networks.guides import Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.parts import (
-    require_positive,
-)
+from convexlift.operators.imaging import Diagonal
+from convexlift.operators.linear import Composition
+from convexlift.parts import require_positive
 from convexlift.tensors import Shape, first_non_finite
 
 PREMISE = "given the weights that the guide read from these data, "
@@ -38,77 +48,161 @@ UNSTATED_NOISE = 0.05
 """The level c for data whose noise has no standard deviation: impulses, counts behind a scanner."""
 
 
+class Place(NamedTuple):
+    """What a guide gives: its name, the layer whose pixels it belongs to, and its channels."""
+
+    name: str
+    layer: int
+    channels: int
+
+
+def places_read(layers: Sequence[ConvexLayer], reads: Sequence[str]) -> list[Place]:
+    """Everything that a guide gives, in the order of its numbers.
+
+    ``reads`` names all ``biases`` and ``links``, or single ones, such as ``bias_1``.
+    """
+    numbered = list(enumerate(layers, start=1))
+    output = Place("output", len(layers), layers[-1].outputs)
+    biases = [Place(f"bias_{i}", i, layer.channels) for i, layer in numbered]
+    links = [
+        Place(f"link_{i}_{j}", j, layers[j - 1].outputs)
+        for i, layer in numbered for j in layer.sources(i) if j != IMAGE
+    ]  # fmt: skip
+    every = [output, *biases, *links]
+    known = {"output": [output], "biases": biases, "links": links}
+    known |= {place.name: [place] for place in every}
+    if not reads or isinstance(reads, str) or not all(known.get(what) for what in reads):
+        names = ", ".join(name for name, places in known.items() if places)
+        raise ValueError(f"reads is a list of one or several of {names}; got {reads!r}")
+    return [place for place in every if any(place in known[what] for what in reads)]
+
+
+class Weakened(Composition):
+    """W diag(s) with 0 <= s <= 1, which may differ from image to image.
+
+    Its norm is bounded by that of W, so that images of a batch do not change each other's steps.
+    """
+
+    def _norm(self, shape: Shape) -> float:
+        return self.factors[0].norm(shape)
+
+
 class ConditionedNetwork(InputConvexNetwork):
-    """A convex network whose output weights belong to certain data: one for each image and pixel.
+    """A convex network whose weights belong to certain data: some for each image and pixel.
 
     Made by ``AdaptiveNetwork.condition``. It shares its layers with the adaptive network.
 
+    Args:
+        layers: the layers, first to last.
+        readings: what the guide read, by name (``AdaptiveNetwork.readings``), and ``output``.
+        largest: (B, C, 1, 1), the largest output weights that the guide could have given.
+        in_channels: channels of the image.
+
     Attributes:
-        output: (B, C, H, W), nonnegative; (B or 1, C, 1, 1) from a guide that reads the noise only.
-        largest: (B, C, 1, 1), the largest weights that the guide could have given.
+        output: (B, C, H, W), nonnegative; (B or 1, C, 1, 1) if they depend on the noise only.
     """
 
     output: Tensor  # type: ignore[assignment]
     largest: Tensor
 
     def __init__(
-        self, layers: Sequence[ConvexLayer], output: Tensor, largest: Tensor, *,
+        self, layers: Sequence[ConvexLayer], readings: Mapping[str, Tensor], largest: Tensor, *,
         in_channels: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(layers, in_channels=in_channels)
         del self.output  # a parameter of networks in general; here a result, perhaps with a graph
-        self.register_buffer("output", output)
+        for name, read in readings.items():
+            self.register_buffer(name, read)
         self.register_buffer("largest", largest, persistent=False)  # no part of R, nor of proofs
         self.check_convexity()
 
     @property
+    def readings(self) -> dict[str, Tensor]:
+        """What the guide read, and ``output``."""
+        return {name: read for name, read in self.named_buffers(recurse=False) if name != "largest"}
+
+    @property
     def premise(self) -> str:  # type: ignore[override]
         """Nothing for weights that depend on the noise level only."""
-        return PREMISE if self.output[0, 0].numel() > 1 else ""
+        return PREMISE if any(read[0, 0].numel() > 1 for read in self.readings.values()) else ""
 
     @property
     def weight_map(self) -> Tensor | None:
         """sum_c W_c(y) over sum_c of the largest weights, (B, 1, H, W) in [floor, 1].
 
-        How strongly R smooths at each pixel: small where the guide saw detail.
+        How strongly R smooths at each pixel: small where the guide saw detail. None if the guide
+        does not give output weights for each pixel.
         """
-        if not self.premise:
+        if self.output[0, 0].numel() == 1:
             return None
         largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
         return self.output.detach().sum(1, keepdim=True) / largest
 
+    def check_convexity(self) -> None:
+        """As for every network; and factors of links are in [0, 1], up to rounding."""
+        super().check_convexity()
+        for name, read in self.readings.items():
+            if name.startswith("link") and not bool(((read >= 0) & (read <= 1 + 1e-6)).all()):
+                raise ValueError(f"the factors {name} of the network must be in [0, 1]")
+
     def select(self, images: Tensor) -> Self:
         """The network for some images of the batch."""
-        parts = (w[images] if len(w) > 1 else w for w in (self.output, self.largest))
-        return type(self)(list(self.layers), *parts, in_channels=self.in_channels)
+        return self._with(lambda read: read[images] if len(read) > 1 else read, list(self.layers))
 
     def _output_weights(self, shape: Shape) -> Tensor:
-        if tuple(self.output.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
-            raise ValueError(
-                f"the weights were read off data for layers of {tuple(self.output.shape[1:])}, and "
-                f"these images make layers of {tuple(shape)}; condition the network on their data"
-            )
-        return self.output
+        return _fitting(self.output, shape)
+
+    def _bound_layers(self, image_shape: Shape) -> tuple[BoundLayer, ...]:
+        layers = super()._bound_layers(image_shape)
+        read, bound = self.readings, []
+        for i, layer in enumerate(layers, start=1):
+            operators, bias = dict(layer.operators), layer.bias
+            for j in operators:
+                if (s := read.get(f"link_{i}_{j}")) is not None:
+                    s = _fitting(s, layers[j - 1].shape)
+                    operators[j] = Weakened((operators[j], Diagonal(s)))
+            if (b := read.get(f"bias_{i}")) is not None:
+                channels, *size = layer.shape
+                bias = _fitting(b, (layer.activation.group * channels, *size))
+            bound.append(replace(layer, operators=operators, bias=bias))
+        return tuple(bound)
+
+    def _with(self, change: Callable[[Tensor], Tensor], layers: list[ConvexLayer]) -> Self:
+        readings = {name: change(read) for name, read in self.readings.items()}
+        return type(self)(layers, readings, change(self.largest), in_channels=self.in_channels)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies are for other devices and precisions, where the graph of a guide has no use.
         layers = copy.deepcopy(list(self.layers), memo)
-        parts = self.output.detach().clone(), self.largest.clone()
-        return type(self)(layers, *parts, in_channels=self.in_channels)
+        return self._with(lambda read: read.detach().clone(), layers)
+
+
+def _fitting(read: Tensor, shape: Shape) -> Tensor:
+    """Weights of every entry of a layer, or of its channels."""
+    if tuple(read.shape[1:]) not in (tuple(shape), (shape[0], 1, 1)):
+        raise ValueError(
+            f"the weights were read off data for layers of {tuple(read.shape[1:])}, and "
+            f"these images make layers of {tuple(shape)}; condition the network on their data"
+        )
+    return read
 
 
 class AdaptiveNetwork(InputConvexNetwork):
-    """R(x; y), whose output weights a guide reads off the data.
+    """R(x; y), whose weights a guide reads off the data.
 
     ``condition(picture, noise)`` gives a convex network for these data, and a problem does that by
     itself. Without data, an adaptive network has no values: there is nothing to evaluate.
 
     Args:
         layers: the layers of the convex network, first to last.
-        guide: gives one number for each channel and pixel of the last layer.
+        guide: gives one number for each pixel and each channel of what it is to give.
         in_channels: channels of the image.
-        floor: the smallest weight, relative to W_L.
+        floor: the smallest weight, relative to W_L, and the smallest factor of a link.
         ceiling: the upper bound of W_L in training.
+        reads: what the guide gives: ``output`` weights, ``biases`` of all layers, ``links``:
+            factors of the layers that others have maps from; or single ones, ``bias_1``,
+            ``link_2_1`` (from layer 1 to layer 2).
+        largest_bias: the largest |bias|, in units of the noise.
 
     Attributes:
         output: W_L, the largest weight of each channel for noise of level 1.
@@ -129,37 +223,44 @@ class AdaptiveNetwork(InputConvexNetwork):
         in_channels: int = 1,
         floor: float = 0.003,
         ceiling: float = 3.0,
+        reads: Sequence[str] = ("output",),
+        largest_bias: float = 3.0,
     ) -> None:
         super().__init__(layers, in_channels=in_channels)
-        require_positive(self, ceiling=ceiling)
+        require_positive(self, ceiling=ceiling, largest_bias=largest_bias)
         if any(layer.bias is not None for layer in layers):
-            raise ValueError("an adaptive network has no biases; write bias=False")
+            raise ValueError("an adaptive network has no biases of its own; write bias=False")
         if not 0 < floor <= 1:
             raise ValueError(f"floor must be in (0, 1], got {floor}")
-        if guide.outputs != layers[-1].outputs or guide.in_channels != in_channels:
+        self.guide, self.floor, self.ceiling = guide, floor, ceiling
+        self.reads, self.largest_bias = tuple(reads), largest_bias
+        self._places = places_read(layers, reads)
+        wanted = sum(place.channels for place in self._places)
+        if guide.outputs != wanted or guide.in_channels != in_channels:
             raise ValueError(
                 f"the guide takes {guide.in_channels} channels and gives {guide.outputs} numbers "
-                f"for each pixel, but the network has in_channels={in_channels} and "
-                f"{layers[-1].outputs} outputs"
+                f"for each pixel, but the network has in_channels={in_channels} and needs {wanted} "
+                f"for its {', '.join(self.reads)}"
             )
         size = self._probe_size()
-        made = self._bound_layers((in_channels, *size))[-1].shape
-        if len(made) < 3 or (guide.reads_picture and made[1:] != size):
-            raise ValueError(
-                "a guide weighs the pixels of the last layer, which must be as large as the image, "
-                f"without strides, pooling or dense maps; images of {size} make a layer of {made}"
-            )
-        self.guide, self.floor, self.ceiling = guide, floor, ceiling
+        shapes = [layer.shape for layer in self._bound_layers((in_channels, *size))]
+        weighed = {place.layer for place in self._places}
+        for number in sorted({*weighed, len(layers)}):
+            made = shapes[number - 1]
+            smaller = number in weighed and guide.reads_picture and made[1:] != size
+            if len(made) < 3 or smaller:
+                raise ValueError(
+                    f"a guide weighs the pixels of layer {number}, which must be as large as the "
+                    "image, without strides, pooling or dense maps; images of "
+                    f"{size} make a layer of {made}"
+                )
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, for files."""
-        return {
-            "layers": list(self.layers),
-            "guide": self.guide,
-            "in_channels": self.in_channels,
-            "floor": self.floor,
-            "ceiling": self.ceiling,
-        }
+        names = ["guide", "in_channels", "floor", "ceiling"]
+        if self.reads != ("output",):  # files of these alone are as they always were
+            names += ["reads", "largest_bias"]
+        return {"layers": list(self.layers), **{name: getattr(self, name) for name in names}}
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -173,9 +274,20 @@ class AdaptiveNetwork(InputConvexNetwork):
         noise: float | Tensor = UNSTATED_NOISE,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """c W(y), (B, C, H, W), differentiable in the guide and in W_L.
+        """The output weights c W(y), (B, C, H, W); see ``readings``."""
+        return self.readings(picture, noise, seen)["output"]
 
-        (B, C, 1, 1) if the guide reads the noise only, (1, C, 1, 1) for one noise level.
+    def readings(
+        self,
+        picture: Tensor,
+        noise: float | Tensor = UNSTATED_NOISE,
+        seen: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """What the guide reads, (B, C, H, W) each, differentiable in the guide and in W_L.
+
+        ``output``, the weights c W(y); ``bias_2``, say, of layer 2; ``link_2_1``, the factors of
+        layer 1 on its way to layer 2. (B, C, 1, 1) for what does not depend on the picture, and
+        (1, C, 1, 1) from a guide that reads the noise only, for one noise level.
 
         Args:
             picture: an image made from the data, (B, C, H, W): the noisy image, an image with
@@ -197,10 +309,18 @@ class AdaptiveNetwork(InputConvexNetwork):
             raise ValueError(f"seen must be (B, 1, H, W) like the picture, got {tuple(here.shape)}")
         if not self.guide.reads_picture and bool((level == level[0]).all()):
             level = level[:1]
-        share = torch.sigmoid(self.guide(picture, level, here.to(picture))).square()
-        if not bool(torch.isfinite(share).all()):
+        numbers = self.guide(picture, level, here.to(picture))
+        if bool(numbers.isnan().any()):
             raise ValueError("the guide gave weights that are not finite; load the network again")
-        return self._largest(level) * (self.floor + (1 - self.floor) * share)
+        found = {"output": self._largest(level)}
+        names, _, channels = zip(*self._places, strict=True)
+        for name, part in zip(names, numbers.split(channels, 1), strict=True):
+            if name.startswith("bias"):
+                found[name] = level * self.largest_bias * torch.tanh(part)
+            else:
+                share = self.floor + (1 - self.floor) * torch.sigmoid(part).square()
+                found[name] = found[name] * share if name == "output" else share
+        return found
 
     def condition(
         self,
@@ -208,12 +328,12 @@ class AdaptiveNetwork(InputConvexNetwork):
         noise: float | Tensor = UNSTATED_NOISE,
         seen: Tensor | None = None,
     ) -> ConditionedNetwork:
-        """The convex network for data with this picture and noise; see ``weights``."""
-        output = self.weights(picture, noise, seen)
+        """The convex network for data with this picture and noise; see ``readings``."""
+        readings = self.readings(picture, noise, seen)
         levels = _levels(noise, picture)
         layers = [_scaled(layer, set(levels.tolist())) for layer in self.layers]
         largest = self._largest(levels.reshape(-1, 1, 1, 1)).detach()
-        made = ConditionedNetwork(layers, output, largest, in_channels=self.in_channels)
+        made = ConditionedNetwork(layers, readings, largest, in_channels=self.in_channels)
         made.card = self.card
         return made
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from convexlift.networks.activations import Abs, Activation, LeakyReLU, ReLU
-from convexlift.networks.adaptive import AdaptiveNetwork
+from convexlift.networks.adaptive import AdaptiveNetwork, places_read
 from convexlift.networks.group_activations import GroupNorm
 from convexlift.networks.guides import NoiseGuide, UNetGuide
 from convexlift.networks.huber_mixture import HuberMixture
@@ -144,18 +144,13 @@ def ridge(
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     if profiles > 1:
         profile = HuberMixture(tuple(smoothing * 2.0**j for j in range(profiles)))
-    inner: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
-    inputs = channels
-    for _ in range(depth - 1):
-        mix = Convolution(inputs, inner_channels, inner_kernel, padding=padding, nonnegative=True)
-        bias = not levels  # a bias has units
-        layers.append(ConvexLayer(inner, channels=inner_channels, previous=mix, bias=bias))
-        inputs = inner_channels
+    own = not levels  # a bias has units
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=own)
     if not levels:
         return InputConvexNetwork(layers, in_channels=in_channels)
-    guide = NoiseGuide(in_channels, inputs, levels=levels)
+    guide = NoiseGuide(in_channels, layers[-1].outputs, levels=levels)
     return AdaptiveNetwork(layers, guide, in_channels=in_channels)
 
 
@@ -169,10 +164,16 @@ def adaptive(
     widths: Sequence[int] = (48, 64, 80),
     blocks: int = 2,
     floor: float = 0.003,
+    reads: Sequence[str] = ("output",),
+    largest_bias: float = 3.0,
+    depth: int = 1,
+    inner_channels: int = 16,
+    inner_kernel: int = 3,
 ) -> AdaptiveNetwork:
     """R(x; y) = sum_pixels <W(y), h(V_0 x)>: a ridge network whose weights a guide reads off y.
 
-    For any image size.
+    For any image size. A guide that gives biases and link weights as well, of two layers:
+    <W(y), h_2(W_1 (s(y) h(V_0 x + b_0(y))) + b_1(y))>.
 
     Args:
         in_channels: channels of the image.
@@ -184,14 +185,26 @@ def adaptive(
         widths: channels of the guide at each scale.
         blocks: residual blocks of the guide at each scale.
         floor: the smallest weight, relative to the largest.
+        reads: what the guide gives: one or several of ``output``, the weights W(y), ``biases``
+            and ``links``, factors in [floor, 1] of what a layer hands on to the next.
+        largest_bias: the largest |bias|, in units of the noise.
+        depth: how many layers; those after the first are as in :func:`ridge`.
+        inner_channels: number of filters of each further layer.
+        inner_kernel: their size.
     """
+    require_at_least(1, depth=depth)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
+    layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=False)
+    outputs = sum(place.channels for place in places_read(layers, reads))
     return AdaptiveNetwork(
-        [ConvexLayer(profile, channels=channels, skip=filters, bias=False)],
-        UNetGuide(in_channels, channels, widths=widths, blocks=blocks),
+        layers,
+        UNetGuide(in_channels, outputs, widths=widths, blocks=blocks),
         in_channels=in_channels,
         floor=floor,
+        reads=reads,
+        largest_bias=largest_bias,
     )
 
 
@@ -244,6 +257,24 @@ def _pooled(
     dense = Chain(AveragePool(pool), Dense(features, hidden, nonnegative=True))
     layers.append(ConvexLayer(last, channels=hidden, previous=dense))
     return InputConvexNetwork(layers, in_channels=in_channels, image_size=size)
+
+
+def _mix(
+    layers: list[ConvexLayer],
+    depth: int,
+    channels: int,
+    kernel: int,
+    smoothing: float,
+    padding: Boundary,
+    *,
+    biases: bool,
+) -> None:
+    """Append nonnegative convolutions and (smoothed) ReLUs, up to ``depth`` layers."""
+    h: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
+    convolution = partial(Convolution, kernel_size=kernel, padding=padding, nonnegative=True)
+    while len(layers) < depth:
+        mix = convolution(layers[-1].outputs, channels)
+        layers.append(ConvexLayer(h, channels=channels, previous=mix, bias=biases))
 
 
 def _activations(slope: float, smoothing: float) -> tuple[Activation, Activation]:

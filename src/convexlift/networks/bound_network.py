@@ -50,6 +50,8 @@ class BoundLayer(TensorRecord):
     """One layer on inputs of known shape: operators by source (0 is the image).
 
     ``shape`` is the shape of z; the preactivation has ``activation.group`` times its channels.
+    ``bias`` has one number for each of them, (1, C, 1, 1) or (1, n), or one for each image, channel
+    and pixel, (B, C, H, W), where biases were read off the data.
     """
 
     activation: Activation

@@ -122,7 +122,7 @@ class ConvexLayer(nn.Module):
                 f"layer {number} is residual, but its shape {made} differs from the shape of "
                 f"the previous layer, {shapes[-1]}"
             )
-        bias = None if self.bias is None else _per_channel(self.bias, shape)
+        bias = None if self.bias is None else _per_channel(self.bias, shape)[None]
         h = self.activation
         if isinstance(h, HuberMixture) and self.shares is not None:
             h = h.with_shares(self.shares)

@@ -144,8 +144,13 @@ class ConvolutionOperator(LinearOperator):
         return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
 
     def on_padded(self, padded: Tensor, bias: Tensor | None) -> Tensor:
-        """V x + bias from x already continued past its edges by ``padding``; for stride 1."""
-        return F.conv2d(padded, self.weight, None if bias is None else bias.flatten())
+        """V x + bias from x already continued past its edges by ``padding``; for stride 1.
+
+        The bias has one number for each channel, or the shape of V x.
+        """
+        if bias is None or bias.numel() == self._out_channels:
+            return F.conv2d(padded, self.weight, None if bias is None else bias.flatten())
+        return F.conv2d(padded, self.weight).add_(bias)
 
     def strips(self, rows: int) -> Iterator[tuple[slice, slice]]:
         """A few rows of V x at a time, and the rows of the padded image they depend on."""

@@ -195,7 +195,7 @@ def _preactivation(
     ])  # fmt: skip
     if layer.bias is None:
         return a
-    size = a.size + layer.bias.abs()
+    size = a.size + largest(layer.bias)
     return Rounded(a.value + layer.bias, a.error + gamma(1) * size, size)
 
 

@@ -35,7 +35,7 @@ from convexlift.networks.bound_network import (
 )
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import dual_names, pooled_layers
-from convexlift.tensors import Blocks, channel_slices, sum_per_image
+from convexlift.tensors import Blocks, channel_slices, local, sum_per_image
 
 CACHED = 2**18
 """Numbers per step of the plain computation."""
@@ -138,7 +138,7 @@ class OnePass:
         slack = x.new_zeros(x.shape[0], dtype=torch.float64)
         h = self.layer.activation
         for image, rows, halo in self._strips(x.shape[0]):
-            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
+            a = self._preactivation(padded, image, rows, halo)
             for outputs, inputs in self._channels(a):
                 t = above.multipliers((image, outputs, rows))
                 p = h.clip_to_slopes(v[image, inputs, rows], t)
@@ -159,11 +159,17 @@ class OnePass:
         _, height, width = self.layer.shape
         p = x.new_empty((x.shape[0], self.operator.weight.shape[0], height, width))
         for image, rows, halo in self._strips(x.shape[0]):
-            a = self.operator.on_padded(padded[image, :, halo], self.layer.bias)
+            a = self._preactivation(padded, image, rows, halo)
             for outputs, inputs in self._channels(a):
                 t = h.spread(above.multipliers((image, outputs, rows)))
                 p[image, inputs, rows] = t * h.select(outputs).derivative(a[:, inputs])
         return p
+
+    def _preactivation(self, padded: Tensor, image: slice, rows: slice, halo: slice) -> Tensor:
+        """V x + b on one strip."""
+        b = self.layer.bias
+        here = None if b is None else local(b, image, slice(None), rows)
+        return self.operator.on_padded(padded[image, :, halo], here)
 
     def _strips(self, batch: int) -> Iterator[tuple[slice, slice, slice]]:
         """Images, rows of a, and the rows of the padded image that they depend on."""
@@ -198,11 +204,11 @@ class _Above:
 
     def multipliers(self, place: Place) -> Tensor:
         """t there, or numbers that broadcast to it."""
-        return _at(self.t, place)
+        return local(self.t, *place)
 
     def take(self, place: Place, z: Tensor) -> None:
         """Receive z there."""
-        self.total[place[0]] += sum_per_image(_at(self.w, place) * z)
+        self.total[place[0]] += sum_per_image(local(self.w, *place) * z)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """R(x), the slack of the layers above, and the preactivations of the last of them."""
@@ -248,10 +254,3 @@ class _Head(_Above):
         image, channels, rows = place
         size = self.pooling.pool_size
         return image, channels, slice(rows.start // size, rows.stop // size)
-
-
-def _at(weights: Tensor, place: Place) -> Tensor:
-    """Weights of channels, (1, C, 1, 1), or of every entry, at a place."""
-    images, channels, rows = place
-    here = weights[images if len(weights) > 1 else slice(None), channels]
-    return here if here.shape[-2] == 1 else here[..., rows, :]

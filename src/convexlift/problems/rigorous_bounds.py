@@ -29,6 +29,7 @@ from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     UNIT,
     Rounded,
+    channel_means,
     channel_sums,
     conjugate_at_ends,
     elementary,
@@ -130,13 +131,13 @@ def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Ten
 
 
 def _inner_product(p: Rounded, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """<p, b> for one b for each channel, and its error."""
+    """<p, b> and its error."""
     if bias is None:
         return p.value.new_zeros(len(p.value)), p.value.new_zeros(len(p.value))
-    b, pixels = bias.flatten(), p.value[0, 0].numel()
-    each = largest(p.error) + sum_rate(pixels + len(b)) * p.size
-    error = (pixels * bias.abs() * each * (1 + 1e-9)).flatten(1).sum(1)
-    return (channel_sums(p.value) * b).sum(1), error
+    channels, pixels = p.value.shape[1], p.value[0, 0].numel()
+    each = largest(p.error) + sum_rate(pixels + channels) * p.size
+    error = (pixels * channel_means(bias.abs()) * each * (1 + 1e-9)).flatten(1).sum(1)
+    return channel_sums(bias * p.value).sum(1), error
 
 
 def _constant(problem: VariationalProblem) -> Tensor:

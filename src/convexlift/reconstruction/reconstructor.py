@@ -205,7 +205,7 @@ class Reconstructor(Options, ABC):
             network = copy.deepcopy(self.regularizer)
         else:
             network = TotalVariation() if self.regularizer == "tv" else load(self.regularizer)
-        if self.weight_map and not network.reads_data:
+        if self.weight_map and "output" not in getattr(network, "reads", ()):
             raise InputError(
                 f"--weight-map shows the weights that a regularizer reads off the data, and "
                 f"{_plain(self.regularizer)} does not read them; leave it out"

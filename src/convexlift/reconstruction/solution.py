@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.networks.adaptive import AdaptiveNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.certificate import certify
 from convexlift.problems.variational import VariationalProblem
@@ -110,8 +111,8 @@ class PiecewiseSolver:
         planes, height, width = data.image_shape
         network = self.network_for(data)
         channels = sum(layer.channels for layer in network.layers)
-        if network.reads_data:  # weights for each pixel, and the guide's layers
-            channels += _GUIDE * network.layers[-1].outputs
+        if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers
+            channels += _GUIDE * network.guide.outputs
         each = 4 * height * width * (_BUFFERS * channels + _IMAGES * planes)
         if self.device.type == "cuda":
             free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU

@@ -300,6 +300,7 @@ def _misfit(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphT
         f"filters of more than {MOST_TAPS} taps": weight[0].numel() > MOST_TAPS,
         "more dual variables than 32-bit indices reach": numbers >= LARGEST,
         f"the derivative of {term.activation} is not a ramp": term.activation.ramp is None,
+        "biases for each pixel or image": term.bias is not None and term.bias.numel() > len(weight),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -19,7 +19,7 @@ from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import Coupling, PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 
 STRIP = 2**19
 """Numbers of v in a strip (2 MB)."""
@@ -196,9 +196,8 @@ class TiledIterations(Iterations):
 
     def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, image: slice, strip: slice) -> Tensor:
         """prox_{f*}(w + sigma K x_bar) on one strip."""
-        y = self.operator.on_padded(x_bar, self.term.bias).add_(w, alpha=1 / float(sigma))
-        weights = self.term.weights
-        weights = weights[image] if len(weights) > 1 else weights
-        if weights.shape[-2] != 1:
-            weights = weights[:, :, strip]
+        place, bias = (image, slice(None), strip), self.term.bias
+        here = None if bias is None else local(bias, *place)
+        y = self.operator.on_padded(x_bar, here).add_(w, alpha=1 / float(sigma))
+        weights = local(self.term.weights, *place)
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))

@@ -45,12 +45,13 @@ class NetworkSettings:
         kernel: size of the convolutions.
         smoothing: nu of the activations.
         padding: of the convolutions.
-        depth: number of layers of a ``ridge``.
+        depth: number of layers of a ``ridge`` or an ``adaptive`` network.
         profiles: Huber functions in each learned profile of a ``ridge``.
         levels: noise levels of a ``ridge`` for all of them.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
         widths: channels of the guide of an ``adaptive`` network at each scale.
+        reads: what this guide gives: ``output`` weights, ``biases``, ``links``.
         in_channels: channels of the images.
     """
 
@@ -66,11 +67,12 @@ class NetworkSettings:
     in_channels: int = 1
     profiles: int = 1
     levels: tuple[float, ...] = ()
+    reads: tuple[str, ...] = ("output",)
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
         names = ["in_channels", "channels", "kernel", "smoothing", "padding"]
-        own = {"ridge": ["depth", "profiles", "levels"], "adaptive": ["widths"]}
+        own = {"ridge": ["depth", "profiles", "levels"], "adaptive": ["widths", "reads", "depth"]}
         names += own.get(self.architecture, [])
         arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.architecture in ("baseline", "deep"):
