@@ -61,14 +61,14 @@ def main() -> None:
             numbers.setdefault(name, []).append(float(psnr(solution.x.clamp(0, 1), clean)))
             gaps.append(float(solution.gap))
             counts.append(int(solution.iterations))
+            if given.output is not None:
+                given.output.write_text(json.dumps(numbers))
         print(
             f"{given.task}  {name:20} {statistics.mean(numbers[name]):.3f} dB, "
             f"gap at most {max(gaps):.1e}, {statistics.mean(counts):.0f} iterations, "
             f"{(time.perf_counter() - begin) / len(gaps):.2f} s",
             flush=True,
         )
-        if given.output is not None:
-            given.output.write_text(json.dumps(numbers))
 
 
 if __name__ == "__main__":

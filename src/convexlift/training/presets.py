@@ -179,7 +179,7 @@ PHOTO = BilevelRecipe(
     turns=(0, 0, 1, 0, 0, 2),
     learn_weights=False,
     hypergradient=Implicit(damping=1e-3, iterations=30, tolerance=1e-2),
-    stop=StopWhen(gap=1e-3, max_iterations=200, check_every=20),
+    stop=StopWhen(gap=1e-3, max_iterations=400, check_every=20),  # salt and pepper needs them
     batch_size=32,
     crop=72,
     rotations=True,
