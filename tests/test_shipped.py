@@ -122,8 +122,8 @@ def test_colour_goes_channel_by_channel():
 
 
 @pytest.mark.parametrize("name", ["photo", "photo-open"])
-def test_a_pattern_of_single_pixels_is_lost_and_the_card_says_so(name):
-    """If a better training keeps it, the card and its section must no longer say so."""
+def test_a_pattern_of_single_pixels_is_kept(name):
+    """A training without patterns took a checkerboard for noise, and made it flat grey."""
     squares = torch.arange(64)
     clean = 0.2 + 0.6 * ((squares[:, None] + squares) % 2).float()[None, None]
     y = gaussian_noise(clean, 0.1, torch.Generator().manual_seed(0))
@@ -135,8 +135,7 @@ def test_a_pattern_of_single_pixels_is_lost_and_the_card_says_so(name):
         assert result.record["status"] == "CONVERGED"
         return float(result.record["psnr"])
 
-    assert quality(name) < quality("photo-any-size") - 5
-    assert "of single pixels" in cl.models.card(name).not_for
+    assert quality(name) > quality("photo-any-size") + 3
 
 
 @pytest.mark.slow

@@ -49,12 +49,11 @@ def _single_precision(_double_precision):
 
 def test_only_fitting_regularizers_are_offered():
     photos = ("photo-open", "photo", "photo-any-size")
-    for task in ("gaussian-denoising", "inpainting"):
+    for task in ("gaussian-denoising", "inpainting", "salt-and-pepper"):
         assert fitting(task, (80, 70)) == (*photos, TV)
-    assert fitting("salt-and-pepper", (80, 70)) == ("photo-any-size", TV)
     assert "faces-inpainting-bilevel" in fitting("inpainting", (256, 256))
     assert "faces-inpainting-bilevel" not in fitting("inpainting", (256, 255))
-    assert fitting("ct", (64, 64)) == ("ct-abdomen-chest", "ct-abdomen-chest-deep", TV)
+    assert fitting("ct", (64, 64)) == ("ct-abdomen-chest", "ct", "ct-abdomen-chest-deep", TV)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +221,9 @@ def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
 
 def test_a_note_says_that_the_regularizer_is_for_other_noise():
     noisy = salt_and_pepper(crop().values, 0.25, torch.Generator().manual_seed(0))
-    job = denoising(InputPicture(noisy, "old.png"), **{**FIRST_RUN, "simulate": False,
-                    "noise": None, "sigma": None})  # fmt: skip
-    result = finished(job)
-    assert result.reconstruction.noise.kind == "salt-and-pepper"
-    shown = details("denoise", result, record(result))
-    assert "photo-open is not made for salt and pepper. Choose" in shown
-    assert "--" not in shown
+    result = cl.reconstruct(noisy, task="denoise", regularizer="ct", range=(0.0, 1.0))
+    assert result.noise.kind == "salt-and-pepper"
+    assert result.notes == ["ct is not made for salt and pepper; --regularizer photo-open is"]
 
 
 # Runs

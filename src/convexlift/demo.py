@@ -1,9 +1,8 @@
-"""``convexlift demo``: three tasks, two regularizers, a proof with every image, and a report.
+"""``convexlift demo``: three tasks, one regularizer, a proof with every image, and a report.
 
 Each task degrades a picture that no regularizer was trained on, states the problem, and solves it
-by ``cl.solve`` with default options. The regularizer is ``photo-open``, and ``photo-any-size`` for
-salt and pepper. The report is a folder of pictures, proofs, plots, tables and a self-contained
-page.
+by ``cl.solve`` with default options. The regularizer is ``photo-open``. The report is a folder of
+pictures, proofs, plots, tables and a self-contained page.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ from convexlift.solvers.solve import solve
 from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 
 TEST_IMAGE = "astronaut"
-FOR_IMPULSES, REGULARIZER = "photo-any-size", "photo-open"
-"""Of salt and pepper, and of the other tasks."""
+REGULARIZER = "photo-open"
 DEBLURRING_WEIGHT = 30.0
 """Chosen once for the best PSNR on another picture (camera); the cards have the other two."""
 
@@ -153,13 +151,9 @@ class Demo:
     options: DemoOptions
 
     @property
-    def regularizers(self) -> list[tuple[ModelCard, str]]:
-        """The card of each regularizer, and its tasks."""
-        cards = {result.task.card.name: result.task.card for result in self.results}
-        return [
-            (card, " and ".join(r.task.name for r in self.results if r.task.card.name == name))
-            for name, card in cards.items()
-        ]
+    def card(self) -> ModelCard:
+        """Of the regularizer of all tasks."""
+        return self.results[0].task.card
 
 
 def run_demo(
@@ -167,7 +161,7 @@ def run_demo(
     device: torch.device,
     report: Callable[[str, float], object] = lambda text, fraction: None,
 ) -> Demo:
-    """Load the regularizers and solve the three tasks.
+    """Load the regularizer and solve the three tasks.
 
     Args:
         options: sizes and limits.
@@ -204,13 +198,19 @@ def make_tasks(x: Tensor) -> tuple[DemoTask, ...]:
     counts = poisson_counts(camera(x) + background, generator)
     picture = (counts - background) / exposure
     blurred = Measurement(KullbackLeibler(counts, background), camera, (0.0, 1.0), picture)
-    filters, reader = (load(name, device=x.device) for name in (FOR_IMPULSES, REGULARIZER))
-    salt, missing = filters.card.weights[SaltAndPepper.name], reader.card.weight
+    network = load(REGULARIZER, device=x.device)
+    weights = network.card.weights
     return (
-        DemoTask("denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, filters, salt),
-        DemoTask("inpainting", "30 % missing, 3 % noise (squared L2)", partial, reader, missing),
         DemoTask(
-            "deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, reader,
+            "denoising", "Salt & pepper, 25 % of the pixels (L1)", noisy, network,
+            weights[SaltAndPepper.name],
+        ),
+        DemoTask(
+            "inpainting", "30 % missing, 3 % noise (squared L2)", partial, network,
+            weights[Inpainting.name],
+        ),
+        DemoTask(
+            "deblurring", "Blur and Poisson noise (Kullback-Leibler)", blurred, network,
             DEBLURRING_WEIGHT,
         ),
     )  # fmt: skip
@@ -258,11 +258,11 @@ def rows(demo: Demo) -> list[tuple[str, ...]]:
 
 
 def regularizer_note(demo: Demo) -> str:
-    """The name and the licence of each regularizer; one paragraph each."""
-    return "\n\n".join(
-        f"Regularizer of {tasks}: {card.name}, shipped with the package. Licence: {card.license}. "
-        f"See `convexlift models {card.name}`."
-        for card, tasks in demo.regularizers
+    """The name and the licence of the regularizer."""
+    name, licence = demo.card.name, demo.card.license
+    return (
+        f"Regularizer: {name}, shipped with the package. Licence: {licence}. "
+        f"See `convexlift models {name}`."
     )
 
 

@@ -224,7 +224,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         """Missing numbers, masks of pictures that are displayed rotated, and unusual tasks."""
         card = self.network.card
         if task == SaltAndPepper.name and card is not None and task not in card.weights:
-            yield f"{card.name} is not made for salt and pepper; --regularizer photo-any-size is"
+            yield f"{card.name} is not made for salt and pepper; --regularizer photo-open is"
         if contents.missing is not None and self.task == "denoise":
             share = 100 * float(contents.missing.double().mean())
             yield f"{share:.2g} % of its numbers are NaN or infinite, and were filled in"

@@ -141,8 +141,9 @@ def choose_weight(
     own = TOTAL_VARIATION if isinstance(network, TotalVariation) else {}
     weights = network.card.weights if network.card else own
     if network.reads_data:
-        # R is in units of the noise, which L1 data terms do not have: theirs is one for all.
-        known: float | None = 1.0 if data.noise is not None else 1 / UNSTATED_NOISE
+        # R is in units of the noise, which impulses and counts do not have: theirs is the card's.
+        unstated = weights.get(task, 1 / UNSTATED_NOISE)
+        known: float | None = 1.0 if data.noise is not None else unstated
     elif noise is not None and task == GaussianDenoising.name and task in weights:
         texture = texture_of(network, data.fidelity.y, noise.level)
         known = card_weight(weights, task, noise, texture)

@@ -153,16 +153,15 @@ def shipped() -> dict[str, Sheet]:
 def fitting(task: str, size: tuple[int, int]) -> tuple[str, ...]:
     """Regularizers for a task and a picture of this size, the recommended one first.
 
-    Those that read the data fill in missing pixels as well: no weight depends on the task. Those
-    for colours are not named: they take the place of their namesakes where a picture has colours.
+    Those for colours are not named: they take the place of their namesakes where a picture has
+    colours.
     """
     recommended, names = {options.regularizer for options in OPTIONS.values()}, []
     for name, sheet in shipped().items():
         parts, card = sheet.architecture, sheet.card
         only = parts.get("image_size")
         fits = parts["in_channels"] == 1 and (only is None or tuple(only) == size)
-        made_for = GaussianDenoising.name if "guide" in parts and task == Inpainting.name else task
-        if card is not None and made_for in card.weights and fits:
+        if card is not None and task in card.weights and fits:
             names.append((name not in recommended, only is not None, name))
     return (*(name for *_, name in sorted(names)), TV)
 
