@@ -223,7 +223,7 @@ def test_a_note_says_that_the_regularizer_is_for_other_noise():
     noisy = salt_and_pepper(crop().values, 0.25, torch.Generator().manual_seed(0))
     result = cl.reconstruct(noisy, task="denoise", regularizer="ct", range=(0.0, 1.0))
     assert result.noise.kind == "salt-and-pepper"
-    assert result.notes == ["ct is not made for salt and pepper; --regularizer photo-open is"]
+    assert result.notes == ("ct is not made for salt and pepper; --regularizer photo-open is",)
 
 
 # Runs
