@@ -176,10 +176,14 @@ def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
 
 
 def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Large tensors as codes -127 ... 127, and the scale of each row; 0 stays 0."""
+    """Large tensors as codes -127 ... 127, and the scale of each row; 0 stays 0.
+
+    Filters on the image stay as they are: those of mean zero would begin to see brightness.
+    """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.numel() < MANY or tensor.ndim < 2 or not tensor.is_floating_point():
+        large = tensor.numel() >= MANY and tensor.ndim > 1 and tensor.is_floating_point()
+        if not large or name.endswith(".skip.weight"):
             stored[name] = tensor
             continue
         rows = tensor.flatten(1)
