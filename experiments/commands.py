@@ -136,7 +136,7 @@ def _show(title: str, document: "Document", page: Path, screen: Console) -> None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]
     for i in shown:
-        text = content.columns[i] in ("Quantity", "Verdict")
+        text = content.columns[i] in ("Quantity", "Remark")
         table.add_column(content.columns[i], justify="left" if text else "right")
     for row in content.rows:
         table.add_row(*(row[i] for i in shown))
