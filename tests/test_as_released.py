@@ -1,0 +1,104 @@
+"""The paper's methods as the authors' scripts run them, against plain loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+
+import convexlift as cl
+from convexlift.solvers.primal_dual import released_duals
+
+C = (0.5, 0.05)
+
+
+def projected(p: Tensor, q: Tensor, slope: float = 0.2) -> tuple[Tensor, Tensor]:
+    """The nearest point of {leaky ReLU(p) <= q}: itself, or on one of its two edges, or 0."""
+    right = ((p + q) / 2).clamp_min(0)
+    left = ((p + slope * q) / (1 + slope**2)).clamp_max(0)
+    on_right = (p - right) ** 2 + (q - right) ** 2 <= (p - left) ** 2 + (q - slope * left) ** 2
+    inside = torch.maximum(p, slope * p) <= q
+    first = torch.where(on_right, right, left)
+    second = torch.where(on_right, right, slope * left)
+    return torch.where(inside, p, first), torch.where(inside, q, second)
+
+
+def duals_first(problem: cl.VariationalProblem, x: Tensor, iterations: int) -> Tensor:
+    """The iteration of the denoising script: v_1 = 0, v_2 = gamma W_2 on active units."""
+    method = cl.PDHG(steps=cl.PaperSteps(C))
+    state = method.solver(problem).start(x)
+    tau, sigma = state.tau, state.sigma
+    t1, t2 = float(tau["x"][0]), float(tau["z1"][0])
+    s1, s2 = float(sigma["v1,1"][0]), float(sigma["v2"][0])
+    one, two = problem.network.layers
+    V, W = one.operators[0], two.operators[1]
+    cap = problem.weight * problem.network.output
+    z = torch.nn.functional.leaky_relu(V(x) + one.bias, 0.2)
+    v11, v12 = torch.zeros_like(z), torch.zeros_like(z)
+    v2 = cap * (W(z) + two.bias > 0)
+    x_bar, z_bar = x, z
+    y, scale = problem.fidelity.y, problem.fidelity.scale
+    for _ in range(iterations):
+        p, q = v11 + s1 * V(x_bar), v12 + s1 * z_bar
+        near_p, near_q = projected(p / s1 + one.bias, q / s1)
+        v11, v12 = p - s1 * (near_p - one.bias), q - s1 * near_q
+        v2 = torch.minimum((v2 + s2 * (W(z_bar) + two.bias)).clamp_min(0), cap)
+        point = x - t1 * V.adjoint(v11) - y
+        x_next = y + point.sign() * (point.abs() - t1 * scale).clamp_min(0)
+        z_next = z - t2 * (v12 + W.adjoint(v2))
+        x_bar, z_bar = 2 * x_next - x, 2 * z_next - z
+        x, z = x_next, z_next
+    return x
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 15])
+def test_the_duals_start_and_move_first_as_in_the_script(iterations):
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L1", "no box", batch=2)
+    solver = cl.PDHG(steps=cl.PaperSteps(C, as_released=True)).solver(problem)
+    y = problem.fidelity.y
+    found = solver.advance(solver.start(y), iterations).x
+    torch.testing.assert_close(found, duals_first(problem, y, iterations))
+    ours = cl.PDHG(steps=cl.PaperSteps(C)).solver(problem)
+    assert not torch.allclose(found, ours.advance(ours.start(y), iterations).x, atol=1e-3)
+
+
+def test_the_first_duals_of_a_dualised_fidelity_are_in_units_of_the_operator():
+    problem = zoo.problem("deep", cl.LeakyReLU(0.2), "KL", "x >= 0", batch=2)
+    saddle = cl.lift(problem, dualise_fidelity=True, pooled=False)
+    x = problem.initial_image()
+    v = released_duals(problem, saddle, x)
+    assert set(v) == set(saddle.K.rows)
+    assert not any(v[name].any() for name in v if name not in ("v0", "v4"))
+    fidelity, A = problem.fidelity, problem.operator
+    slope = 1 - fidelity.y / (A(x) + fidelity.background)
+    torch.testing.assert_close(v["v0"], slope / A.norm(tuple(x.shape[1:])))
+    a = problem.network.hidden(x).a[-1]
+    torch.testing.assert_close(v["v4"], problem.weight * problem.network.output * (a > 0))
+
+
+def test_both_starts_reach_the_same_minimum():
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "masked L2", "box")
+    stop = cl.StopWhen(gap=1e-6, max_iterations=20_000, check_every=50)
+    ours, theirs = (
+        cl.solve(problem, method=cl.PDHG(steps=cl.PaperSteps(C, as_released=chosen)), stop=stop)
+        for chosen in (False, True)
+    )
+    assert theirs.status == ours.status == (cl.Status.CONVERGED,)
+    torch.testing.assert_close(theirs.objective, ours.objective, rtol=2e-6, atol=0)
+
+
+def test_known_duals_are_not_replaced():
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L1", "no box")
+    solver = cl.PDHG(steps=cl.PaperSteps(C, as_released=True)).solver(problem)
+    state = solver.advance(solver.start(problem.fidelity.y), 3)
+    again = solver.resume(state)
+    assert all(torch.equal(again.v[name], state.v[name]) for name in state.v)
+
+
+def test_groups_have_no_released_start():
+    problem = cl.VariationalProblem(
+        fidelity=cl.L1(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    with pytest.raises(ValueError, match="leave as_released out"):
+        cl.solve(problem, method=cl.PDHG(steps=cl.PaperSteps((1.0,), as_released=True)))
