@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from experiments.authors import find_authors
 from experiments.images import find_data
 from experiments.registry import EXPERIMENTS
 from experiments.runner import Experiment, Study
@@ -29,6 +30,7 @@ def main(
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("experiment", choices=sorted(experiments))
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--authors", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -44,7 +46,9 @@ def main(
             print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
 
     try:
-        study = Study(given.quick, given.seed, torch.device(given.device), find_data(given.data))
+        data = find_data(given.data)
+        authors = find_authors(given.authors, data)
+        study = Study(given.quick, given.seed, torch.device(given.device), data, authors)
     except ValueError as error:
         parser.error(str(error))
     try:

@@ -22,7 +22,7 @@ from experiments.common_steps import (
     searched_curve_steps,
     searches,
 )
-from experiments.images import EXAMPLES, TUNING_EXAMPLE, Images, load_faces, resized, squares
+from experiments.images import EXAMPLES, TUNING_EXAMPLE, Images, load_faces, resized, training_faces
 from experiments.runner import Parts, Step, Study
 from experiments.setups import Setup, Training
 
@@ -85,13 +85,7 @@ class TrainingSettings(PaperInpainting):
 
 def training_images(data: Path | None, count: int | None, size: int) -> ImageSet:
     """The first training faces, brought to a size; tiles of photographs without data."""
-    folder = None if data is None else data / "faces" / "train"
-    if folder is None or not folder.is_dir():
-        return tiles(size)
-    found = ImageSet.from_folder(folder, limit=count)
-    if found.size(0) == (size, size):
-        return found
-    return ImageSet.from_tensors(list(squares(found, size)[:, 0]), found.names)
+    return training_faces(data, size, count) or tiles(size)
 
 
 def tiles(size: int) -> ImageSet:
