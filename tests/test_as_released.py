@@ -102,3 +102,73 @@ def test_groups_have_no_released_start():
     )
     with pytest.raises(ValueError, match="leave as_released out"):
         cl.solve(problem, method=cl.PDHG(steps=cl.PaperSteps((1.0,), as_released=True)))
+
+
+def nmapg(problem: cl.VariationalProblem, x: Tensor, iterations: int) -> list[Tensor]:
+    """Algorithm 4 of Li and Lin for one image, with rho = 0.9, delta = 0.1, eta = 0.8.
+
+    Steps start from |<s, r>| / <r, r>, at most 1; the second search has a slack of 1e-4.
+    """
+
+    def F(x: Tensor) -> float:
+        return float(problem.objective(x))
+
+    def slope(x: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        data = problem.fidelity.density(problem.operator(leaf)).sum()
+        return torch.autograd.grad(data + problem.weight * problem.regularizer(leaf).sum(), leaf)[0]
+
+    def quotient(s: Tensor, r: Tensor) -> float:
+        return min(1.0, float((s * r).sum().abs() / (r * r).sum()))
+
+    def search(origin: Tensor, g: Tensor, step: float, level: float, slack: float) -> Tensor:
+        while True:
+            point = origin - step * g
+            limit = level - 0.1 * float(((point - origin) ** 2).sum())
+            if F(point) <= limit * (1 + slack):
+                return point
+            step *= 0.9
+
+    before, z, t_before, t, q, c = x, x, 0.0, 1.0, 1.0, F(x)
+    y_before = g_before = None
+    found = []
+    for _ in range(iterations):
+        y = x + t_before / t * (z - x) + (t_before - 1) / t * (x - before)
+        g = slope(y)
+        step = 0.1 if y_before is None else quotient(y - y_before, g - g_before)
+        z = search(y, g, step, max(F(y), c), 0.0)
+        new = z
+        if F(z) >= c - 0.1 * float(((z - y) ** 2).sum()):
+            own = slope(x)
+            step = step if y_before is None else quotient(x - y_before, own - g_before)
+            v = search(x, own, step, c, 1e-4)
+            new = v if F(v) <= F(z) else z
+        before, x, y_before, g_before = x, new, y, g
+        t_before, t = t, ((4 * t**2 + 1) ** 0.5 + 1) / 2
+        c, q = (0.8 * q * c + F(x)) / (0.8 * q + 1), 0.8 * q + 1
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["plain", "deep"])
+def test_nmapg_takes_the_steps_of_the_authors_options(architecture):
+    problem = zoo.problem(architecture, zoo.MONOTONE["smoothed"], "masked L2")
+    solver = cl.NMAPG.as_released().solver(problem)
+    x = problem.fidelity.y
+    state = solver.start(x)
+    for expected in nmapg(problem, x, 25):
+        state = solver.step(state)
+        torch.testing.assert_close(state.x, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_nmapg_accepts_by_its_own_rule():
+    """c_k never rises, and F(x_k) stays below it up to the slack of the second search."""
+    problem = zoo.problem("deep", zoo.MONOTONE["smoothed"], "L2")
+    method = cl.NMAPG.as_released()
+    solver = method.solver(problem)
+    state = solver.start(problem.fidelity.y)
+    for _ in range(60):
+        last, state = state, solver.step(state)
+        value = float(problem.objective(state.x))
+        assert value <= float(last.level) * (1 + method.slack)
+        assert float(state.level) <= float(last.level) * (1 + method.slack)
