@@ -172,3 +172,60 @@ def test_nmapg_accepts_by_its_own_rule():
         value = float(problem.objective(state.x))
         assert value <= float(last.level) * (1 + method.slack)
         assert float(state.level) <= float(last.level) * (1 + method.slack)
+
+
+def slope(problem: cl.VariationalProblem, x: Tensor) -> Tensor:
+    """||grad J(x)|| for each image, by autograd."""
+    leaf = x.clone().requires_grad_()
+    data = problem.fidelity.density(problem.operator(leaf)).sum()
+    total = data + problem.weight * problem.regularizer(leaf).sum()
+    return torch.autograd.grad(total, leaf)[0].flatten(1).norm(dim=1)
+
+
+def smooth_problem(batch: int = 1, box: tuple[float, float] | None = None) -> cl.VariationalProblem:
+    """The paper's smooth network, small, on noisy data."""
+    torch.manual_seed(0)
+    network = cl.networks.baseline(8, channels=3, kernel=3, pool=2, hidden=4, smoothing=0.05)
+    data, operator = zoo.fidelity("L2", batch)
+    return cl.VariationalProblem(
+        fidelity=data, operator=operator, regularizer=network, weight=3.0, box=box
+    )
+
+
+METHODS = [cl.PDHG(), cl.PDHG(steps=cl.PaperSteps(C, as_released=True)), cl.NMAPG.as_released(),
+           cl.LBFGS(), cl.Subgradient(0.3)]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_solves_stop_at_the_first_image_with_a_short_gradient(method):
+    problem = smooth_problem(3)
+    stop = cl.StopWhen(gap=None, gradient=0.02, max_iterations=3000, check_every=1)
+    solution = cl.solve(problem, method=method, stop=stop)
+    assert solution.status == (cl.Status.STATIONARY,) * 3
+    assert bool((slope(problem, solution.x) < 0.02).all())
+    before = cl.StopWhen(gap=None, max_iterations=int(solution.iterations.min()) - 1, check_every=1)
+    unfinished = cl.solve(problem, method=method, stop=before).state.x
+    assert bool((slope(problem, unfinished) >= 0.02).all())
+    assert bool((solution.gap >= 0).all())  # certified as always
+
+
+def test_the_gap_and_the_gradient_are_alternatives():
+    problem = smooth_problem()
+    steep = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, gradient=1e-12))
+    assert steep.status == (cl.Status.CONVERGED,)
+    flat = cl.solve(problem, stop=cl.StopWhen(gap=1e-9, gradient=0.1, check_every=1))
+    assert flat.status == (cl.Status.STATIONARY,)
+    assert int(flat.iterations) < int(steep.iterations)
+
+
+def test_a_gradient_needs_a_smooth_problem_without_a_box():
+    stop = cl.StopWhen(gradient=0.1)
+    for problem, words in (
+        (zoo.problem("plain", zoo.MONOTONE["smoothed"], "L1"), "has kinks"),
+        (zoo.problem("plain", cl.LeakyReLU(0.2), "L2"), "has kinks"),
+        (smooth_problem(box=(0.0, 1.0)), "bounds of a box"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            cl.solve(problem, stop=stop)
+    with pytest.raises(ValueError, match="gradient must be positive"):
+        cl.StopWhen(gradient=0.0)
