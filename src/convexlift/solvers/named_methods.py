@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.gradient_methods import LBFGS, NMAPG, Subgradient
+from convexlift.solvers.gradient_methods import LBFGS, Subgradient
 from convexlift.solvers.method import Method
+from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.primal_dual import PaperSteps
 from convexlift.solvers.solve import suitable_method
