@@ -114,12 +114,12 @@ class PaperInpainting:
 
 
 def papers_four(values: PaperInpainting) -> list[Competitor]:
-    """The methods of section 5.3, with its step sizes."""
+    """The methods of section 5.3 with its step sizes, and NMAPG with the authors' options."""
     return [
         proposed(values.c),
         constant(values.sm_c),
         diminishing(values.sm_d),
-        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG(step=values.nmapg)),
+        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG.as_released(values.nmapg)),
     ]
 
 

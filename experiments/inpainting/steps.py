@@ -70,10 +70,10 @@ class InpaintingSettings(PaperInpainting):
         """One image, one network, and fewer steps."""
         return cls(
             more_c_1=(0.1, 1.0), more_c_2=(1e-5,), more_sm_c=(0.3,), more_sm_d=(5.0,),
-            search_iterations=40, iterations=150, every=5, images=1, pictures=False,
+            search_iterations=30, iterations=100, every=10, images=1, pictures=False,
             unbounded=False, reference=cl.StopWhen(gap=1e-5, max_iterations=300),
-            race=TimeToError(error=1e-3, iterations=600, repeats=1, every=20),
-            authors_iterations=183, authors_every=61,
+            race=TimeToError(error=1e-3, iterations=150, repeats=1, every=10),
+            authors_iterations=122, authors_every=61,
         )  # fmt: skip
 
     @property
