@@ -29,7 +29,14 @@ from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
-from convexlift.tensors import Blocks, choose_images, expand_per_image, join_images, select_images
+from convexlift.tensors import (
+    Blocks,
+    choose_images,
+    expand_per_image,
+    join_images,
+    select_images,
+    sum_per_image,
+)
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -92,7 +99,7 @@ class Ledger:
         )  # fmt: skip
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        flat = self.active & finite & self._flat(evaluation)
+        flat = self.active & finite & self._flat(evaluation, iteration)
         better = finite & (objective < self.objective) | flat
         self.x = choose_images(better, state.x, self.x)
         self.objective = torch.where(better, objective, self.objective)
@@ -111,12 +118,12 @@ class Ledger:
         with self.clock.paused():
             return self._callback(Progress(**vars(record), x=state.x)) is not True
 
-    def _flat(self, evaluation: Evaluation) -> Tensor:
-        """Which images have a gradient below the tolerance on its norm."""
-        if self.steepest is None:
+    def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
+        """Which images, other than the start, have a gradient below the tolerance on its norm."""
+        if self.steepest is None or iteration == 0:
             return torch.zeros_like(self.active)
-        slope = self.problem.subgradient(evaluation).flatten(1)
-        return (slope.norm(dim=1) < self.steepest).cpu()
+        squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
+        return (squares < self.steepest**2).cpu()
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""

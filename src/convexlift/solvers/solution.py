@@ -28,8 +28,9 @@ class StopWhen:
     Args:
         gap: relative certified gap; None to run to a limit.
         gradient: absolute norm of the gradient of the objective J, for smooth problems without a
-            box; None for no such criterion. It says how far J is from stationary, not from its
-            minimum, and depends on the scale of J. The paper's bilevel learning stops at 0.1.
+            box; None for no such criterion. The start is not tested, since it is short wherever x
+            fits the data and weight R is small. It depends on the scale of J, and does not say how
+            far J is from its minimum. The paper's bilevel learning stops at 0.1.
         max_iterations: limit on iterations; 0 only evaluates the start.
         seconds: limit on the time, or None.
         check_every: iterations between evaluations of objective and certificate. Small values
