@@ -97,7 +97,8 @@ def _array(folder: Path, name: str) -> Tensor:
             array = torch.load(path, map_location="cpu", weights_only=True)
         array = array.squeeze().to(torch.float32)
     except Exception as error:  # whatever the readers raise for a file that is not theirs
-        raise ValueError(f"{path} is not a readable array ({type(error).__name__}); {advice}")
+        reason = type(error).__name__
+        raise ValueError(f"{path} is not a readable array ({reason}); {advice}") from None
     if tuple(array.shape) != ARRAYS[name] or not bool(array.isfinite().all()):
         raise ValueError(f"{path} is not {ARRAYS[name]} finite numbers, as the authors'; {advice}")
     return array

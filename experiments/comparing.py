@@ -320,8 +320,9 @@ def psnr_comparisons(
     other = "" if comparable else "another image"
     rows = [
         Comparison(
-            "Data", paper_data, ours and ours.data_psnr(), authors and authors.data_psnr(),
-            "neither", 0.05, other, comparable=comparable,
+            "Data", paper_data, None if ours is None else ours.data_psnr(),
+            None if authors is None else authors.data_psnr(), "neither", 0.05, other,
+            comparable=comparable,
         )
     ]  # fmt: skip
     for label, printed in paper.items():
@@ -334,7 +335,8 @@ def psnr_comparisons(
             rows.append(
                 Comparison(
                     f"{label}, {moments[late]} iterations", printed[late],
-                    ours and ours.psnr(label, late), authors and authors.psnr(label, late),
+                    None if ours is None else ours.psnr(label, late),
+                    None if authors is None else authors.psnr(label, late),
                     "higher" if label == "Proposed" else "neither",
                     remark="; ".join(filter(None, [*remarks, other])), comparable=comparable,
                 )

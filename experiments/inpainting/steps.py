@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import convexlift as cl
 from convexlift.tasks import Inpainting
+from experiments.authors import GAMMA, SeedZero, find_weights, one_face
 from experiments.common_steps import (
     DEFAULT,
     DEFAULT_SAME_START,
@@ -27,7 +28,6 @@ from experiments.common_steps import (
     reference_step,
     time_step,
 )
-from experiments.authors import GAMMA, SeedZero, find_weights, one_face
 from experiments.images import load_faces
 from experiments.runner import Parts, Step, Study
 from experiments.setups import Regularizer, Setup

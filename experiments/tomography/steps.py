@@ -10,6 +10,7 @@ from typing import Literal
 import convexlift as cl
 from convexlift.tasks import SparseViewCT
 from convexlift.training import PRESETS, AdversarialRecipe
+from experiments.authors import ReleasedCounts, ReleasedSlice
 from experiments.common_steps import (
     DEFAULT,
     L_BFGS,
@@ -25,7 +26,6 @@ from experiments.common_steps import (
     searched_curve_steps,
     searches,
 )
-from experiments.authors import ReleasedCounts, ReleasedSlice
 from experiments.document import Printed
 from experiments.runner import Part, Parts, Step, Study, Work
 from experiments.setups import Regularizer, Scoring, Setup, Training
@@ -89,6 +89,8 @@ class TomographySettings:
     released_every: int = 10
 
 
+PRINTED_UNITS = 256
+"""Hidden units that the paper prints; the released network has as many as the image has rows."""
 BOX = (0.0, 2.0)
 """The paper has x >= 0. An upper bound that no pixel comes near makes certificates sharper."""
 TRAINING, AS_PRINTED, TEST_AS_PRINTED = "training", "training-as-printed", "test-as-printed"
@@ -137,13 +139,15 @@ def changed_recipe(values: TomographySettings, task: SparseViewCT) -> Adversaria
     image size, hence the division by it.
     """
     recipe = printed_recipe(values, task)
-    network = replace(recipe.network, filters=values.filters / values.size)
+    network = replace(
+        recipe.network, filters=values.filters / values.size, uniform=None, hidden=PRINTED_UNITS
+    )
     options = replace(
         recipe.options, steps=values.steps, learning_rate=values.learning_rate, schedule="cosine",
         zero_mean=True, validate_every=values.steps,
     )  # fmt: skip
     return replace(
-        recipe, network=network, batch_size=values.batch_size, penalty=values.penalty,
+        recipe, network=network, batch_size=values.batch_size, penalty=values.penalty, fixed=False,
         options=options, task=replace(task, filter=values.filter, clamp=None),
     )  # fmt: skip
 
@@ -157,7 +161,7 @@ def printed_recipe(
     count = recipe.options.steps if slices is None else 20 * slices // recipe.batch_size
     return replace(
         recipe, task=task, weight=values.gamma, search=True,
-        network=replace(recipe.network, image_size=values.size),
+        network=replace(recipe.network, image_size=values.size, hidden=values.size),
         validation_stop=values.validation_stop,
         options=replace(recipe.options, steps=count, validate_every=count, validate_start=False),
     )  # fmt: skip
