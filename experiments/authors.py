@@ -37,19 +37,24 @@ BESIDE = "paper-ct"
 
 
 def find_authors(given: Path | None, data: Path | None) -> Path | None:
-    """The folder of the authors' files, or None if there is none and none was asked for."""
+    """The folder of the authors' files, or None if there is none and none was asked for.
+
+    Raises ValueError for a folder without them, or with damaged ones.
+    """
     if given is None:
-        beside = None if data is None else data / BESIDE
-        return beside if beside is not None and beside.is_dir() else None
+        given = None if data is None else data / BESIDE
+        if given is None or not given.is_dir():
+            return None
     if not given.is_dir():
         raise ValueError(
             f"--authors {given} is not a folder; name your copy of {REPOSITORY}, or leave it out"
         )
     if _find(given, "sino.npy") is None and _find(given, WEIGHTS) is None:
         raise ValueError(
-            f"--authors {given} holds neither data/sino.npy nor weights/{WEIGHTS}; name the top "
+            f"{given} holds neither data/sino.npy nor weights/{WEIGHTS}; name the top "
             f"folder of your copy of {REPOSITORY}"
         )
+    ReleasedSlice.of(given)
     return given
 
 

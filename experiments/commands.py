@@ -108,11 +108,10 @@ def reproduce_command(
         if not draw:
             try:
                 found = find_data(data)
-                study = Study(
-                    quick, seed, choose_device(device), found, find_authors(authors, found)
-                )
+                released = find_authors(authors, found)
             except ValueError as error:
                 raise BadInput(f"{error}.") from None
+            study = Study(quick, seed, choose_device(device), found, released)
         chosen = {
             each.name: folder / each.name if str(name) == ALL else folder
             for each in (experiments.values() if str(name) == ALL else [experiments[str(name)]])
