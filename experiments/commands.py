@@ -112,13 +112,10 @@ def reproduce_command(
             except ValueError as error:
                 raise BadInput(f"{error}.") from None
             study = Study(quick, seed, choose_device(device), found, released)
-        chosen = {
-            each.name: folder / each.name if str(name) == ALL else folder
-            for each in (experiments.values() if str(name) == ALL else [experiments[str(name)]])
-        }
+        everything = str(name) == ALL
         documents, content = {}, {}
-        for each, place in chosen.items():
-            experiment = experiments[each]
+        for each in experiments if everything else [str(name)]:
+            experiment, place = experiments[each], folder / each if everything else folder
             if study is not None:
                 make_folder(place)
                 _compute(experiment, study, place, screen, force)
@@ -130,7 +127,7 @@ def reproduce_command(
             content = results(document, run, parts)
             files = write(document, place, content)
             _show(experiment.title, document, files[-1], screen)
-        if str(name) == ALL:
+        if everything:
             page = overview(documents)
             content = {**content, "experiment": ALL, "comparisons": [], **page.results}
             screen.print(f"All experiments: {write(page, folder, content)[-1]}", highlight=False)

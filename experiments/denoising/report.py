@@ -102,7 +102,7 @@ def columns_of(parts: Parts, values: DenoisingSettings) -> tuple[Column, Column]
     def runs(side: SideBySide, first: str) -> dict[str, Run]:
         return {label: side.runs[key] for label, key in zip(PAPER, [first, *keys], strict=True)}
 
-    note = "R trained as the authors did" if TRAINING in parts else "R ours"
+    note = "R trained as the authors did" if TRAINING in parts else "our R"
     return (
         Column(found, parts[f"{AUTHORS}data"], runs(found, "proposed"), note),
         Column(mine, parts[f"{OURS}data"], runs(mine, "default")),

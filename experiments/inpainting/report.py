@@ -102,7 +102,7 @@ def columns_of(parts: Parts, values: InpaintingSettings) -> tuple[Column, Column
     mine = SideBySide.of(parts, values.early, values.iterations, OURS)
     data = parts[f"{AUTHORS}data"]
     theirs = Column(found, data, printed_runs(found, values), "")
-    note = "the authors' R" if released(theirs) else "R ours"
+    note = "the authors' R" if released(theirs) else "our R"
     return replace(theirs, note=note), Column(
         mine, parts[f"{OURS}data"], dict(zip(PAPER, mine.runs.values(), strict=True))
     )
