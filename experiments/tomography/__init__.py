@@ -51,7 +51,7 @@ BASELINE_QUICK = replace(
     filter="ram-lak", as_printed=False,
     validation_stop=cl.StopWhen(gap=1e-2, max_iterations=60),
     test_stop=cl.StopWhen(gap=1e-2, max_iterations=200),
-    sm_c=(1e-3, 5e-3), sm_d=(1e-2, 7e-2), every=10,
+    sm_c=(1e-3,), sm_d=(1e-2,), every=10, iterations=250,
     reference=cl.StopWhen(gap=1e-4, max_iterations=500),
     search_iterations=60, tries_c=4, tries_step=3, released_iterations=50,
 )  # fmt: skip
@@ -91,10 +91,9 @@ DEEP = TomographySettings(
 DEEP_QUICK = replace(
     BASELINE_QUICK, story=DEEP_STORY, preset=DEEP.preset, gamma=DEEP.gamma, c=DEEP.c,
     shipped=DEEP.shipped, size=64, counts=SliceCounts(training=48, validation=2, test=2), steps=60,
-    iterations=250, validation_stop=cl.StopWhen(gap=1e-2, max_iterations=40),
+    iterations=150, validation_stop=cl.StopWhen(gap=1e-2, max_iterations=40),
     test_stop=cl.StopWhen(gap=1e-2, max_iterations=120),
     search_iterations=40, reference=cl.StopWhen(gap=1e-4, max_iterations=300),
-    sm_c=(1e-3,), sm_d=(1e-2,),
 )  # fmt: skip
 
 CT_DEEP = Experiment(*HEADINGS["ct-deep"], DEEP, DEEP_QUICK, steps, report)
