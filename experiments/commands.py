@@ -86,7 +86,7 @@ def reproduce_command(
         json_file: JsonFile = None,
         debug: Debug = False,
     ) -> None:
-        """Repeat one experiment of the paper, its numbers beside the paper's.
+        """Repeat experiments of the paper, its numbers beside ours.
 
         Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
         Finished parts are kept in the folder, so that an interrupted run resumes from them; those
