@@ -98,7 +98,8 @@ def start_uniformly_(network: InputConvexNetwork, largest: float) -> None:
     largest = 0.01, and 0.001 for the deep one: W_1, ..., W_L are drawn from U[0, largest], a bias
     from U[-1/sqrt(n), 1/sqrt(n)] with n inputs to each unit. Filters on the image keep their
     values, which have that distribution too. By default nonnegative weights have rows that sum to 1
-    on average and W_L = 1/L: gradients of R are then 53 times smaller for 256 x 256 images.
+    on average, and so has W_L: the gradients of ``baseline`` are then about 1/50 for 256 x 256
+    pixels.
 
     Args:
         network: changed in place, by PyTorch's global generator.
