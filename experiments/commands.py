@@ -113,7 +113,7 @@ def reproduce_command(
                 raise BadInput(f"{error}.") from None
             study = Study(quick, seed, choose_device(device), found, released)
         everything = str(name) == ALL
-        documents, content = {}, {}
+        documents, contents = {}, []
         for each in experiments if everything else [str(name)]:
             experiment, place = experiments[each], folder / each if everything else folder
             if study is not None:
@@ -124,12 +124,14 @@ def reproduce_command(
             except NotComputed as error:
                 raise BadInput(str(error)) from None
             document = documents[each] = experiment.report(parts, experiment.settings(run["quick"]))
-            content = results(document, run, parts)
+            contents.append(content := results(document, run, parts))
             files = write(document, place, content)
             _show(experiment.title, document, files[-1], screen)
         if everything:
             page = overview(documents)
-            content = {**content, "experiment": ALL, "comparisons": [], **page.results}
+            seconds = sum(each["seconds"] for each in contents)
+            content = {**content, "experiment": ALL, "seconds": seconds, "comparisons": []}
+            content |= page.results
             screen.print(f"All experiments: {write(page, folder, content)[-1]}", highlight=False)
         write_json(json_file, content)
 

@@ -317,7 +317,7 @@ def psnr_comparisons(
     """
     columns = [each for each in (authors, ours) if each is not None]
     comparable = all(each.data.values["faithful"] for each in columns)
-    other = "" if comparable else "another image"
+    other = "" if comparable else "Another image."
     rows = [
         Comparison(
             "Data", paper_data, None if ours is None else ours.data_psnr(),
@@ -328,8 +328,8 @@ def psnr_comparisons(
     for label, printed in paper.items():
         for late in (False, True):
             remarks = [
-                f"{name}: {column.text(label, late)}{', ' + column.note if column.note else ''}"
-                for name, column in (("authors", authors), ("ours", ours))
+                f"{name}: {column.text(label, late)}{', ' + column.note if column.note else ''}."
+                for name, column in (("As the authors", authors), ("Ours", ours))
                 if column is not None and label in column.runs
             ]
             rows.append(
@@ -337,8 +337,8 @@ def psnr_comparisons(
                     f"{label}, {moments[late]} iterations", printed[late],
                     None if ours is None else ours.psnr(label, late),
                     None if authors is None else authors.psnr(label, late),
-                    "higher" if label == "Proposed" else "neither",
-                    remark="; ".join(filter(None, [*remarks, other])), comparable=comparable,
+                    "higher" if label == "Proposed" and authors is None else "neither",
+                    remark=" ".join(filter(None, [*remarks, other])), comparable=comparable,
                 )
             )  # fmt: skip
     return rows

@@ -99,7 +99,7 @@ class Comparison:
     authors: float | None = None  # the same quantity here, with the authors' choices
     better: Literal["higher", "lower", "neither"] = "higher"  # which direction is an improvement
     tolerance: float = 0.5  # a difference up to this counts as agreement, in the unit of the number
-    remark: str = ""  # why they differ, or what a reader must know
+    remark: str = ""  # why they differ, or what a reader must know, in sentences
     deviation: float | None = None  # the standard deviation of ours, if there is one
     authors_deviation: float | None = None  # and of the other
     comparable: bool = True  # whether both numbers are of the same kind of data at all
@@ -137,7 +137,7 @@ class Comparison:
         return (
             f"{self.quantity}{unit}", self.paper.where, str(self.paper),
             _measured(self.authors, self.authors_deviation), _measured(self.ours, self.deviation),
-            self.verdict + (f": {self.remark}" if self.remark else ""),
+            f"{self.verdict.capitalize()}. {self.remark}".strip(),
         )  # fmt: skip
 
     def as_plain(self) -> dict[str, Any]:

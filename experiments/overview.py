@@ -96,7 +96,8 @@ SUMMARY = (
     "at hand, do not allow it; the remark says why. Not reached: measured, but the goal was not "
     "met within the limit.",
     "A remark begins with a verdict on the number that the authors' choices give, or ours where "
-    "there is none: it agrees with the printed one, or is better, worse, higher or lower.",
+    "there is none: it agrees with the printed one, or is better, worse, higher or lower. Other "
+    "data: both are not of the same images.",
 )
 
 
@@ -114,7 +115,9 @@ def overview(documents: Mapping[str, Document]) -> Document:
         }
         for figure in FIGURES:
             if figure.experiment == name:
-                blocks.append(f"{figure.title}. Printed: {figure.printed}. {figure.difference}")
+                blocks.append(
+                    f"In the paper: “{figure.title}”: {figure.printed}. Here: {figure.difference}"
+                )
                 blocks += [
                     replace(named[each], name=f"{name}-{each}")
                     for each in figure.blocks

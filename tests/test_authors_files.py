@@ -178,7 +178,7 @@ def toy(name):
     def report(parts, settings):
         value = parts["a"].values["value"]
         tables = [Table(each, ("a", "b"), (("1", "2"),), each) for each in blocks]
-        row = Comparison("Value", Printed(1.0, "Table 1"), value, None, remark="a reason")
+        row = Comparison("Value", Printed(1.0, "Table 1"), value, None, remark="A reason.")
         return Document(name, ["Text."], [row], [Section("More", tables)])
 
     def steps(study, settings):
@@ -198,7 +198,7 @@ def test_all_experiments_end_on_one_page(tmp_path):
         assert (tmp_path / name / "report.html").exists()
         assert HEADINGS[name].title in page
     assert page.count("not measured") >= len(HEADINGS)  # the authors' column of every number
-    assert page.count("agrees: a reason") == len(HEADINGS)
+    assert page.count("Agrees. A reason.") == len(HEADINGS)
     for figure in FIGURES:
         assert figure.title in page
     content = json.loads((tmp_path / "results.json").read_text())

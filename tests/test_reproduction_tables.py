@@ -36,12 +36,12 @@ def test_both_columns_say_what_they_are():
     assert first.verdict == "agrees"
     assert last.cells[2:] == (
         "10.00", "10.00", "30.00",
-        "agrees: authors: step 1, 10 iterations, our R; ours: step 3, 10 iterations",
+        "Agrees. As the authors: step 1, 10 iterations, our R. Ours: step 3, 10 iterations.",
     )  # fmt: skip
     alone = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, ours)[-1]
     assert alone.cells[3:5] == ("not measured", "30.00")
     nothing = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, None)[-1]
-    assert nothing.cells[3:] == ("not measured", "not measured", "not measured")
+    assert nothing.cells[3:] == ("not measured", "not measured", "Not measured.")
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,11 @@ def time_comparisons(times: Times, values: InpaintingSettings) -> list[Compariso
     keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
     default, rows = times.mean("default"), []
     for name, key in keys.items():
-        remark = f"another machine; {times.iterations_text(key)}"
+        remark = f"Another machine; {times.iterations_text(key)}."
         if not times.all_reached(key):
-            remark = f"error above {values.race.error:g} for {values.race.iterations} iterations"
+            remark = f"Error above {values.race.error:g} for {values.race.iterations} iterations."
         if (better := times.fastest(PRINTED_FAMILIES[name])) is not None:
-            remark += f"; {times.label(better)}: {number(times.mean(better))} s"
+            remark += f" {times.label(better)}: {number(times.mean(better))} s."
         rows.append(
             Comparison(
                 f"{times.label(key)}, time", PAPER_SECONDS[name], default,
@@ -148,7 +148,7 @@ def time_comparisons(times: Times, values: InpaintingSettings) -> list[Compariso
     for name, printed in PAPER_SPEED_UP.items():
         theirs = times.speed_up("proposed", keys[name])
         ours = times.speed_up("default", keys[name])
-        remark = "authors: over Proposed; ours: over our default"
+        remark = "As the authors: of Proposed. Ours: of our default."
         quantity, tolerance = f"Speed-up over {name.upper()}", 0.25 * printed.value
         rows.append(
             Comparison(quantity, printed, ours or math.inf, theirs or math.inf, "neither",

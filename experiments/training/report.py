@@ -161,15 +161,16 @@ def comparisons(row: SchemeRow, authors: SchemeRow | None) -> list[Comparison]:
     found = [
         Comparison(f"{row.title}, training time", PAPER_SECONDS[row.scheme], seconds,
                    None if authors is None else authors.training.values["seconds"], "lower", 10.0,
-                   "another machine", comparable=faithful)
+                   "Another machine.", comparable=faithful)
     ]  # fmt: skip
     for solver, value in zip(PAPER_SOLVERS, PAPER[row.scheme], strict=True):
         run = row.best(solver)
         theirs = None if authors is None else authors.psnr(authors.printed(solver))
-        remark = f"ours: {run.steps_text}" if run.parameters else ""
+        remark = f"Ours: {run.steps_text}." if run.parameters else ""
         found.append(
             Comparison(f"{row.title}, {SEARCHED.get(solver, 'NMAPG')}", psnr(value, TABLE),
-                       row.psnr(run), theirs, remark=remark, comparable=faithful,
+                       row.psnr(run), theirs, "higher" if theirs is None else "neither",
+                       remark=remark, comparable=faithful,
                        deviation=row.found.psnr_deviation(run, row.found.late))
         )  # fmt: skip
     return found
@@ -184,7 +185,7 @@ def crop_comparisons(rows: list[SchemeRow], theirs: Mapping[str, SchemeRow]) -> 
         values = row.best("proposed").curve.psnr[-1]
         return float(values[FACE]) if len(values) > FACE else None
 
-    data, remark = rows[0].data.values, f"face {FACE}, probably the paper's; other noise"
+    data, remark = rows[0].data.values, f"Face {FACE}, probably the paper's; other noise."
     seen = data["psnr"][FACE] if len(data["psnr"]) > FACE else None
     common: Any = {"tolerance": 0.1, "remark": remark, "comparable": data["faithful"]}
     found = [Comparison("Crop, data", PAPER_CROP_DATA, seen, seen, "neither", **common)]
