@@ -116,7 +116,7 @@ def overview(documents: Mapping[str, Document]) -> Document:
         for figure in FIGURES:
             if figure.experiment == name:
                 blocks.append(
-                    f"In the paper: “{figure.title}”: {figure.printed}. Here: {figure.difference}"
+                    f"In the paper: “{figure.title}”: {figure.printed}. {figure.difference}"
                 )
                 blocks += [
                     replace(named[each], name=f"{name}-{each}")
