@@ -97,6 +97,7 @@ def reproduce_command(
         from experiments.images import find_data
         from experiments.overview import overview
         from experiments.runner import Study
+        from experiments.runner.parts import finite
         from experiments.runner.report import results, write
         from experiments.runner.run import NotComputed, finished_parts
 
@@ -131,7 +132,7 @@ def reproduce_command(
             page = overview(documents)
             seconds = sum(each["seconds"] for each in contents)
             content = {**content, "experiment": ALL, "seconds": seconds, "comparisons": []}
-            content |= page.results
+            content |= finite(page.results)
             screen.print(f"All experiments: {write(page, folder, content)[-1]}", highlight=False)
         write_json(json_file, content)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,7 +180,8 @@ def toy(name):
         value = parts["a"].values["value"]
         tables = [Table(each, ("a", "b"), (("1", "2"),), each) for each in blocks]
         row = Comparison("Value", Printed(1.0, "Table 1"), value, None, remark="A reason.")
-        return Document(name, ["Text."], [row], [Section("More", tables)])
+        slow = Comparison("Time", Printed(2.0, "Table 1"), 1.0, math.inf)  # not reached
+        return Document(name, ["Text."], [row, slow], [Section("More", tables)])
 
     def steps(study, settings):
         return [Step("a", {}, lambda work: Part({"value": 1.2}))]
@@ -203,6 +205,7 @@ def test_all_experiments_end_on_one_page(tmp_path):
         assert figure.title in page
     content = json.loads((tmp_path / "results.json").read_text())
     assert set(content["numbers"]) == set(HEADINGS)
+    assert "Not reached." in page
     again = CliRunner().invoke(command, [*arguments, "--draw"])
     assert again.exit_code == 0, again.output
 
