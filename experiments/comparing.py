@@ -30,7 +30,7 @@ class Optimum:
     @classmethod
     def of(cls, found: Sequence[Curve], reference: Part | None = None) -> Optimum:
         """From all runs on the same problems, and the reference if there is one."""
-        images = max(curve.objective.shape[1] for curve in found)
+        images = max((curve.objective.shape[1] for curve in found), default=0)
         objective, bound = np.full(images, np.nan), np.full(images, np.nan)
         if reference is not None:
             objective = np.asarray(reference.values["objective"], dtype=float)
@@ -294,6 +294,10 @@ class Column:
         run, k = self.runs[label], self._moment(late)
         steps = f"{run.steps_text}, " if run.parameters else ""
         return f"{steps}{k} iterations"
+
+    def tiles(self, runs: Mapping[str, Run] | None = None) -> list[list[Tile]]:
+        """Pictures of its runs, under their names or others."""
+        return self.found.tiles(self.data, runs or self.runs)
 
     def _moment(self, late: bool) -> int:
         return self.found.late if late else self.found.early

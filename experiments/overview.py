@@ -51,7 +51,7 @@ FIGURES = (
         "ct", "Visual comparison of reconstructions",
         "after 50 and 500 iterations, of a slice that the authors released",
         ("authors-pictures", "our-pictures"),
-        "R was not released, and is trained on other slices.",
+        "R was not released; the one here was trained on other slices.",
     ),
     PaperFigure(
         "ct-deep", "Objective and PSNR for a deeper network",

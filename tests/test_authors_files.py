@@ -145,7 +145,7 @@ def test_the_released_slice_becomes_steps_of_both_sizes(tmp_path):
     quick = tomography.BASELINE_QUICK
     assert released_steps(quick, Study(), None) == []
     names = [step.name for step in released_steps(quick, study, None)]
-    assert names == ["ours-data", "ours-curve-default"]
+    assert names == ["authors-data", "ours-data", "ours-curve-default"]
     full = released_steps(tomography.BASELINE, study, object())
     assert [step.name for step in full][:4] == [
         "authors-data", "authors-curve-proposed", "authors-curve-sm-c-0.0004",

@@ -75,7 +75,7 @@ def report(parts: Parts, values: DenoisingSettings) -> Document:
             Figure.of_curves("certificates", [found.proof_panels(everyone)]),
             found.table(),
             Figure.of_curves("duals", [theirs.found.psnr_and_objective(pdhg)]),
-            Figure.of_pictures("authors-pictures", theirs.found.tiles(theirs.data, theirs.runs)),
+            Figure.of_pictures("authors-pictures", theirs.tiles()),
             Figure.of_pictures("pictures", found.tiles(data, {**shown, "Default": default})),
         ],
         results={

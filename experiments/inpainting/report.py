@@ -78,7 +78,7 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
             times.table(),
             Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr", "gap")),
             found.table(),
-            Figure.of_pictures("authors-pictures", theirs.found.tiles(theirs.data, theirs.runs)),
+            Figure.of_pictures("authors-pictures", theirs.tiles()),
             Figure.of_pictures("pictures", shown.tiles(shown_data, printed_runs(shown, values))),
             Figure.of_pictures(
                 "pictures-searched",

@@ -72,11 +72,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             Figure.of_curves("certificates", [found.proof_panels(everyone)]),
             found.table(),
             Figure.of_pictures("pictures", tiles, high=WHITE),
-            *(
-                Figure.of_pictures(name, column.found.tiles(column.data, column.runs), high=WHITE)
-                for name, column in (("authors-pictures", theirs), ("our-pictures", mine))
-                if column is not None
-            ),
+            *released_pictures(theirs, mine),
         ],
         results={
             "data": dict(data.values),
@@ -94,11 +90,22 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             },
             "methods": found.as_plain(),
             "released_slice": {
-                "authors": None if theirs is None else theirs.found.as_plain(),
-                "ours": None if mine is None else mine.found.as_plain(),
+                name: None if column is None else column.found.as_plain()
+                for name, column in (("authors", theirs), ("ours", mine))
             },
         },
     )  # fmt: skip
+
+
+def released_pictures(theirs: Column | None, mine: Column | None) -> list[Figure]:
+    """The slice of the paper's figure, with the authors' choices and with ours, as far as run."""
+    found = []
+    if theirs is not None and theirs.runs:
+        found.append(Figure.of_pictures("authors-pictures", theirs.tiles(), high=WHITE))
+    if mine is not None:
+        tiles = mine.tiles({"Default": mine.runs["Proposed"]})
+        found.append(Figure.of_pictures("our-pictures", tiles, high=WHITE))
+    return found
 
 
 def columns_of(parts: Parts, values: TomographySettings) -> tuple[Column | None, Column | None]:
@@ -106,7 +113,7 @@ def columns_of(parts: Parts, values: TomographySettings) -> tuple[Column | None,
     theirs = mine = None
     if f"{AUTHORS}data" in parts:
         found = SideBySide.of(parts, values.authors_early, values.iterations, AUTHORS)
-        runs = dict(zip(values.story.paper, found.runs.values(), strict=True))
+        runs = dict(zip(values.story.paper, found.runs.values(), strict=False))  # perhaps none
         note = "R trained as the authors did, on our slices"
         theirs = Column(found, parts[f"{AUTHORS}data"], runs, note)
     if f"{OURS}data" in parts:

@@ -202,30 +202,32 @@ def released_steps(
     released = ReleasedSlice.of(study.authors)
     if released is None:
         return []
-    found: list[Step] = []
-    methods = [constant(values.authors_sm_c), diminishing(values.authors_sm_d)]
     task = printed_task(replace(values, size=FULL_SIZE))
+    # As the authors: x >= 0 alone, from their filtered back projection.
+    data = ReleasedCounts(released.counts, released.fbp, replace(task, box=(0.0, None)))
+    shipped = Regularizer.loaded(values.shipped, task)
+    found: list[Step] = []
     if printed is not None and values.size == FULL_SIZE:
 
         def make(parts: Parts) -> tuple[cl.InputConvexNetwork, float]:
             return printed.network(parts[AS_PRINTED]), values.gamma
 
-        # As the authors: x >= 0 alone, from their filtered back projection.
-        data = ReleasedCounts(released.counts, released.fbp, replace(task, box=(0.0, None)))
         regularizer = Regularizer("trained as the authors did", make, (AS_PRINTED,))
         theirs = Setup(data, regularizer, released.images, study, AUTHORS)
-        kept = (values.authors_early, values.iterations)
-        checks = Checks(values.iterations, 1, kept)
+        checks = Checks(values.iterations, 1, (values.authors_early, values.iterations))
         found += [
             data_step(theirs),
             *(curve_step(theirs, each, checks, cost=values.iterations)
-              for each in (proposed(values.c), *methods)),
+              for each in (proposed(values.c), constant(values.authors_sm_c),
+                           diminishing(values.authors_sm_d))),
         ]  # fmt: skip
+    elif values.shipped in cl.models.names():
+        found.append(data_step(Setup(data, shipped, released.images, study, AUTHORS)))
     if values.shipped in cl.models.names():
-        shipped = Regularizer.loaded(values.shipped, task)
         smooth = cl.fbp(task.scanner, released.counts - task.background, "hann")
-        data = ReleasedCounts(released.counts, smooth, task)
-        ours = Setup(data, shipped, released.images, study, OURS)
+        ours = Setup(
+            ReleasedCounts(released.counts, smooth, task), shipped, released.images, study, OURS
+        )
         kept = (values.early, values.released_iterations)
         checks = Checks(values.released_iterations, values.released_every, kept)
         found += [data_step(ours), curve_step(ours, values.released_method, checks, cost=kept[1])]
