@@ -59,8 +59,9 @@ def _network(tensors: dict[str, Tensor], smoothing: float) -> InputConvexNetwork
     wanted = {f"{name}.{kind}" for name in names for kind in ("weight", "bias")}
     if wanted != tensors.keys():
         raise ValueError(
-            f"not a network of the paper's authors, which has the tensors {listed(wanted)}; this "
-            f"file has {listed(tensors)}"
+            "not a network of the paper's authors, the only state dicts that are read: they have "
+            f"the tensors {listed(sorted(wanted))}, this file has {listed(sorted(tensors))}; other "
+            "networks are written by convexlift.save"
         )
     filters, dense = tensors["wx.weight"], tensors["fc1.weight"]
     channels, kernel = filters.shape[0], filters.shape[-1]
