@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, help="fewer than the authors', to try it")
-    parser.add_argument("--faces", type=int, help="test on so many of the 20, to try it")
+    parser.add_argument("--faces", type=int, help="test and validate on so many, to try it")
     arguments = parser.parse_args()
     for name in arguments.names:
         print(json.dumps(run(name, arguments)), flush=True)
@@ -69,7 +68,7 @@ def run(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     kind = "ct" if "ct" in name else "faces"
     images, validated = ImageSet.from_folder(arguments.data / kind / "train"), None
     if isinstance(recipe, BilevelRecipe):
-        last = images.names[-VALIDATED:]
+        last = images.names[-VALIDATED:][: arguments.faces]
         validated = images.select(lambda file: file in last)
     result = follow(
         recipe,
@@ -115,16 +114,12 @@ def test(
     names, clean, measured = paper_data(name, data, faces)
     clean, problem = clean.to(device), measured.to(device=device).problem(network, weight)
     found: dict[int, list[float]] = {}
-
-    def record(progress: cl.Progress) -> None:
-        if progress.iteration in printed.psnr:
-            found[progress.iteration] = psnr(progress.x, clean).tolist()
-
-    method = cl.PDHG(steps=cl.PaperSteps(printed.c, as_released=True))
-    stop = cl.StopWhen(
-        gap=None, max_iterations=max(printed.psnr), check_every=math.gcd(*printed.psnr)
-    )
-    cl.solve(problem, method=method, stop=stop, start=measured.picture, callback=record)
+    solver = cl.PDHG(steps=cl.PaperSteps(printed.c, as_released=True)).solver(problem)
+    with torch.no_grad():
+        state, done = solver.start(measured.picture.to(device)), 0
+        for count in printed.psnr:
+            state, done = solver.advance(state, count - done), count
+            found[count] = psnr(state.x, clean).tolist()
     return {
         "printed": printed.psnr,
         "mean": {k: round(sum(values) / len(values), 3) for k, values in found.items()},

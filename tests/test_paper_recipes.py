@@ -21,6 +21,7 @@ from convexlift.training import (
     JacobianFree,
     NetworkSettings,
     TrainingOptions,
+    Validation,
     follow,
     presets,
     train,
@@ -203,6 +204,20 @@ def test_reconstructions_start_at_the_picture_if_asked_to(from_picture):
     assert (value == pytest.approx(error)) == from_picture
 
 
+def test_validations_start_at_the_picture_if_asked_to():
+    images, network = crops(2, 16), always_on(smoothing=0.05)
+    task, stop = Inpainting(fill="zero", box=None), cl.StopWhen(gap=None, max_iterations=0)
+    guessed, plain = (
+        float(Validation(task, images, stop=stop, from_picture=chosen)(network).psnr.mean())
+        for chosen in (False, True)
+    )
+    # 30 % of black pixels: an error of 0.3 mean x^2, and that of the noise.
+    clean = torch.stack([images[i] for i in range(2)])
+    error = 0.3 * clean.square().mean((1, 2, 3)) + 0.7 * 0.03**2
+    assert plain == pytest.approx(float(-10 * error.log10().mean()), abs=1)
+    assert guessed > plain + 3
+
+
 def test_the_papers_bilevel_recipes_run_and_stop_by_the_gradient():
     for recipe in (presets.PAPER_BILEVEL, presets.PAPER_BILEVEL_NMAPG):
         small = replace(
@@ -213,6 +228,7 @@ def test_the_papers_bilevel_recipes_run_and_stop_by_the_gradient():
         iterations = [row["iterations"] for row in result.trained.rows]
         assert 0 < max(iterations) < recipe.stop.max_iterations
         assert result.trained.score is not None
+        assert result.validation.from_picture
 
 
 def test_the_settings_of_the_released_code():

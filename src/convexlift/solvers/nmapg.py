@@ -13,8 +13,8 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method, Solver, State
 from convexlift.tensors import are_close, choose_images, expand_per_image, sum_per_image
 
-MAX_BACKTRACKS = 150
-"""The most trial steps of a line search."""
+MAX_BACKTRACKS, SHORTEST = 150, 2.0**-60
+"""The most trial steps of a line search, and how far they shrink at most."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ class NMAPGSolver(Solver[NMAPGState]):
         """
         point, value = origin, level
         searching = torch.ones_like(step, dtype=torch.bool)
-        for _ in range(MAX_BACKTRACKS):
+        trials = min(MAX_BACKTRACKS, math.ceil(math.log(SHORTEST, self.method.shrink)))
+        for _ in range(trials):
             tau = expand_per_image(step, origin)
             trial = self.g.prox(origin - tau * gradient, tau)
             trial_value = self.problem.evaluate(trial).objective

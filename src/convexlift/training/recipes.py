@@ -162,8 +162,8 @@ class BilevelRecipe(Recipe):
         hypergradient: how to differentiate; None for the one that suits the network.
         method: of the lower level.
         stop: of the lower level.
-        from_picture: start reconstructions at the data as an image (``Measurement.picture``), as
-            the authors do, instead of at a better guess.
+        from_picture: start reconstructions, those of the validation too, at the data as an image
+            (``Measurement.picture``), as the authors do, instead of at a better guess.
         decibels: maximise the mean PSNR, so that tasks of different difficulty have equal
             influence, instead of minimising the mean squared error.
         strict: whether to take no step from a batch whose reconstructions missed the gap.
@@ -239,24 +239,25 @@ def follow(
     )  # fmt: skip
     objective: Objective
     if isinstance(recipe, AdversarialRecipe):
-        weight, search, method = recipe.weight, recipe.search, None
+        weight, search, method, from_picture = recipe.weight, recipe.search, None, False
         objective = Adversarial(recipe.task, recipe.penalty, paired=recipe.paired, damaged=damaged)
     else:
         if damaged is not None:
             raise ValueError("damaged images are for adversarial recipes only; leave them out")
         weight, search, method = recipe.tasks[0][1], False, recipe.method
+        from_picture = recipe.from_picture
         objective = Bilevel(
             recipe.tasks, turns=recipe.turns, learn_weights=recipe.learn_weights,
             hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
             warm_starts=len(training) if recipe.fixed else 0, decibels=recipe.decibels,
-            strict=recipe.strict, from_picture=recipe.from_picture,
+            strict=recipe.strict, from_picture=from_picture,
         )  # fmt: skip
     validation = None
     if checked is not None and held_out is not None:
         validation = Validation(
             checked, held_out, weight=weight, search=search, method=method,
             crop=_validation_crop(recipe, network, held_out), stop=recipe.validation_stop,
-            seed=recipe.seed,
+            seed=recipe.seed, from_picture=from_picture,
         )  # fmt: skip
     trained = train(
         network, objective, batches, recipe.options, validation=validation, folder=folder,
