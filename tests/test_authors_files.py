@@ -17,7 +17,7 @@ import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import psnr, save_image
 from convexlift.tasks import Inpainting
-from experiments import tomography
+from experiments import inpainting, tomography
 from experiments.authors import (
     ARRAYS,
     WEIGHTS,
@@ -31,11 +31,15 @@ from experiments.authors import (
 )
 from experiments.catalogue import HEADINGS
 from experiments.commands import reproduce_command
+from experiments.common_steps import TimeToError
 from experiments.document import Comparison, Document, Printed, Section, Table
 from experiments.figures import Figure
+from experiments.images import Images
+from experiments.inpainting.report import Times, time_comparisons
+from experiments.inpainting.steps import table_steps
 from experiments.overview import FIGURES, overview
 from experiments.registry import EXPERIMENTS
-from experiments.runner import Experiment, Part, Step, Study
+from experiments.runner import Experiment, Part, Step, Study, Work
 from experiments.tomography.report import columns_of
 from experiments.tomography.steps import printed_task, released_steps
 
@@ -232,3 +236,35 @@ def test_a_page_of_finished_documents_keeps_drawings_apart():
         if isinstance(block, Figure)
     ]
     assert names == ["denoising-curves", "inpainting-curves"]
+
+
+def test_table_1_with_a_network_trained_as_the_authors_did(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    for i in range(10):
+        save_image(tmp_path / "faces" / "train" / f"{i:05d}.png", torch.rand(32, 32))
+    images = Images(("a",), torch.rand(1, 1, 32, 32), "noise", False)
+    full = inpainting.EXPERIMENT.full
+    options = replace(full.recipe.options, steps=2)
+    values = replace(
+        full, size=32, images=1, iterations=4, recipe=replace(full.recipe, options=options),
+        race=TimeToError(error=1e9, iterations=4, repeats=1),
+        reference=cl.StopWhen(gap=1e-2, max_iterations=10),
+    )  # fmt: skip
+    assert table_steps(Study(), values, images) == []  # no faces to train on
+    parts = {}
+    for step in table_steps(Study(data=tmp_path), values, images):
+        parts[step.name] = step.compute(Work(parts))
+    assert parts["table-data"].values["weight"] == 0.1
+    times = Times.of(parts, "table-")
+    assert list(times.parts) == ["proposed", "sm-c-1.5", "sm-d-50", "nmapg"]
+    assert len(times.table("authors-times", ("proposed",)).columns) == 5
+    rows = time_comparisons(times, replace_default(times), values)
+    assert [row.paper.value for row in rows] == [0.18, 0.27, 1.35, 0.26, 1.52, 7.5, 1.47]
+    assert all(row.authors > 0 for row in rows)
+
+
+def replace_default(times):
+    """The same times, with those of our default."""
+    part = times.parts["proposed"]
+    default = replace(part, values={**part.values, "key": "default"})
+    return Times({**times.parts, "default": default})
