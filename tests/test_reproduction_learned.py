@@ -69,7 +69,8 @@ def scanned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ct")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        experiment = replace(tomography.CT, quick=short(tomography.BASELINE_QUICK, as_printed=True))
+        tiny = short(tomography.BASELINE_QUICK, as_printed=True, sm_c=(1e-3, 5e-3))
+        experiment = replace(tomography.CT, quick=tiny)
         parts, document = run(experiment, folder)
         before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
         compute(experiment, Study(quick=True), folder)  # resumes: everything is there
