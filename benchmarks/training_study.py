@@ -26,6 +26,14 @@ from convexlift.training import AdversarialRecipe, ImageSet, Validation, follow
 from convexlift.training.presets import PAPER_INPAINTING
 
 FILLED = Inpainting(missing=0.3, noise=0.03, fill="neighbours", box=None)
+EMPTY = replace(FILLED, fill="zero")
+PRINTED = replace(  # the paper's recipe, with our initial weights and fresh noise
+    PAPER_INPAINTING,
+    network=replace(PAPER_INPAINTING.network, uniform=None),
+    task=EMPTY,
+    fixed=False,
+    search=True,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,10 @@ ZERO_MEAN = {"zero_mean": True}
 VARIANTS = {
     "paper, one fixed mask": Variant(fixed_mask=True),
     "paper, fresh masks": Variant(),
+    "paper, fresh masks, the authors' initial weights": Variant(network={"uniform": 0.01}),
+    "paper, fresh masks, the authors' initial weights and pictures": Variant(
+        {"task": PAPER_INPAINTING.task}, network={"uniform": 0.01}
+    ),
     "zero mean": Variant(options=ZERO_MEAN),
     "filled": Variant({"task": FILLED}),
     "zero mean, filled": Variant({"task": FILLED}, options=ZERO_MEAN),
@@ -101,7 +113,7 @@ def main() -> None:
 
 def build(variant: Variant, size: int, steps: int, learning_rate: float) -> AdversarialRecipe:
     """The paper's recipe with the changes, for a fixed number of steps."""
-    recipe = replace(PAPER_INPAINTING, **variant.recipe)  # type: ignore[arg-type]
+    recipe = replace(PRINTED, **variant.recipe)  # type: ignore[arg-type]
     if variant.fixed_mask:
         generator = torch.Generator().manual_seed(0)
         mask = (torch.rand(size, size, generator=generator) >= 0.3).float()

@@ -18,6 +18,6 @@ An experiment of the paper is a folder:
 
 Shared by all: ``common_steps`` (methods and steps), ``setups`` (a task with images and a
 regularizer, loaded or trained), ``measuring`` (reference optima, curves, times), ``comparing``
-(runs side by side), ``document`` (tables and reports), ``figures``, ``images``. ``denoising`` is
-the example to follow.
+(runs side by side), ``document`` (tables and reports), ``figures``, ``images``, ``authors`` (their
+files and their data), ``overview`` (the page of all). ``denoising`` is the example to follow.
 """

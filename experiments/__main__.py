@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from experiments.authors import find_authors
+from experiments.catalogue import ALL
 from experiments.images import find_data
 from experiments.registry import EXPERIMENTS
 from experiments.runner import Experiment, Study
@@ -27,8 +29,9 @@ def main(
 ) -> None:
     """Parse the arguments and compute."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("experiment", choices=sorted(experiments))
+    parser.add_argument("experiment", choices=[*sorted(experiments), ALL])
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--authors", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -44,11 +47,16 @@ def main(
             print(f"{time.perf_counter() - began:7.1f} s  {last}", flush=True)
 
     try:
-        study = Study(given.quick, given.seed, torch.device(given.device), find_data(given.data))
+        data = find_data(given.data)
+        authors = find_authors(given.authors, data)
+        study = Study(given.quick, given.seed, torch.device(given.device), data, authors)
     except ValueError as error:
         parser.error(str(error))
+    names = sorted(experiments) if given.experiment == ALL else [given.experiment]
     try:
-        compute(experiments[given.experiment], study, given.output, show, force=given.force)
+        for name in names:
+            folder = given.output / name if given.experiment == ALL else given.output
+            compute(experiments[name], study, folder, show, force=given.force)
     except OtherRun as error:
         parser.error(str(error))
     except KeyboardInterrupt:

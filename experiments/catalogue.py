@@ -27,6 +27,8 @@ HEADINGS = {
     )
 }
 """The experiments of ``registry``, by name."""
+ALL = "all"
+"""The name of the command that runs every experiment."""
 
 # The names in `benchmark.cases.CASES` and `cl.METHODS`, repeated since these import torch.
 CASES = (

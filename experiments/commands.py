@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmark.command import benchmark_command
-from experiments.catalogue import CASES, HEADINGS, METHODS, Heading
+from experiments.catalogue import ALL, CASES, HEADINGS, METHODS, Heading
 from experiments.command_line import (
     BadInput,
     Debug,
@@ -38,8 +38,9 @@ def reproduce_command(
     headings: Mapping[str, Heading], load: "Callable[[], Mapping[str, Experiment[Any]]]"
 ) -> Callable[..., None]:
     """The command for some experiments: their headings, and a function that imports them."""
-    Name = StrEnum("Name", {name: name for name in headings})  # type: ignore[misc]
+    Name = StrEnum("Name", {name: name for name in (*headings, ALL)})  # type: ignore[misc]
     choices = "; ".join(f"{h.name}: {h.title} ({h.section})" for h in headings.values())
+    choices += f"; {ALL}: all of them, and one page with every number of the paper"
 
     def reproduce(
         name: Annotated[Name, typer.Argument(help=f"{choices}.", metavar="NAME")],
@@ -48,6 +49,14 @@ def reproduce_command(
             typer.Option(
                 help="Folder with faces/test and ct/test. Unless given: the environment variable "
                 "CONVEXLIFT_DATA, then ../shared/data, then images inside the package."
+            ),
+        ] = None,
+        authors: Annotated[
+            Path | None,
+            typer.Option(
+                help="Your copy of the authors' repository, github.com/hsw43/icnn_primal_dual: its "
+                "slice is reconstructed, and its weights are used. Unless given: paper-ct in the "
+                "data folder."
             ),
         ] = None,
         quick: Annotated[
@@ -77,39 +86,55 @@ def reproduce_command(
         json_file: JsonFile = None,
         debug: Debug = False,
     ) -> None:
-        """Repeat one experiment of the paper, its numbers beside the paper's.
+        """Repeat experiments of the paper, its numbers beside ours.
 
         Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
         Finished parts are kept in the folder, so that an interrupted run resumes from them; those
         of a run with other options are not replaced without --force.
         Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         """
+        from experiments.authors import find_authors
         from experiments.images import find_data
+        from experiments.overview import overview
         from experiments.runner import Study
+        from experiments.runner.parts import finite
         from experiments.runner.report import results, write
         from experiments.runner.run import NotComputed, finished_parts
 
         screen = console()
-        experiment = load()[str(name)]
+        experiments = load()
         check_json_file(json_file)
-        folder = output or Path(f"reproduce-{experiment.name}{'-quick' if quick else ''}")
+        folder = output or Path(f"reproduce-{name}{'-quick' if quick else ''}")
+        study = None
         if not draw:
             try:
                 found = find_data(data)
+                released = find_authors(authors, found)
             except ValueError as error:
                 raise BadInput(f"{error}.") from None
-            study = Study(quick, seed, choose_device(device), found)
-            make_folder(folder)
-            _compute(experiment, study, folder, screen, force)
-        try:
-            parts, run = finished_parts(experiment, folder)
-        except NotComputed as error:
-            raise BadInput(str(error)) from None
-        document = experiment.report(parts, experiment.settings(run["quick"]))
-        content = results(document, run, parts)
-        files = write(document, folder, content)
+            study = Study(quick, seed, choose_device(device), found, released)
+        everything = str(name) == ALL
+        documents, contents = {}, []
+        for each in experiments if everything else [str(name)]:
+            experiment, place = experiments[each], folder / each if everything else folder
+            if study is not None:
+                make_folder(place)
+                _compute(experiment, study, place, screen, force)
+            try:
+                parts, run = finished_parts(experiment, place)
+            except NotComputed as error:
+                raise BadInput(str(error)) from None
+            document = documents[each] = experiment.report(parts, experiment.settings(run["quick"]))
+            contents.append(content := results(document, run, parts))
+            files = write(document, place, content)
+            _show(experiment.title, document, files[-1], screen)
+        if everything:
+            page = overview(documents)
+            seconds = sum(each["seconds"] for each in contents)
+            content = {**content, "experiment": ALL, "seconds": seconds, "comparisons": []}
+            content |= finite(page.results)
+            screen.print(f"All experiments: {write(page, folder, content)[-1]}", highlight=False)
         write_json(json_file, content)
-        _show(experiment.title, document, files[-1], screen)
 
     return reproduce
 
@@ -136,7 +161,7 @@ def _show(title: str, document: "Document", page: Path, screen: Console) -> None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown = [i for i, name in enumerate(content.columns) if name != "In the paper"]
     for i in shown:
-        text = content.columns[i] in ("Quantity", "Verdict")
+        text = content.columns[i] in ("Quantity", "Remark")
         table.add_column(content.columns[i], justify="left" if text else "right")
     for row in content.rows:
         table.add_row(*(row[i] for i in shown))

@@ -67,8 +67,18 @@ def step_parameters(method: cl.Method) -> Numbers:
 
 
 def proposed(c: Sequence[float]) -> Competitor:
-    """The paper's PDHG with its parameters c."""
-    return Competitor("proposed", "paper", "Proposed", cl.PDHG(steps=cl.PaperSteps(tuple(c))))
+    """The paper's PDHG with its parameters c; its duals start as in the authors' scripts."""
+    steps = cl.PaperSteps(tuple(c), as_released=True)
+    return Competitor("proposed", "paper", "Proposed", cl.PDHG(steps=steps))
+
+
+def with_our_duals(competitor: Competitor) -> Competitor:
+    """The paper's PDHG with duals that start from a backward pass through the network."""
+    steps = cl.PaperSteps(competitor.parameters)
+    return replace(
+        competitor, key=f"{competitor.key}-our-duals", label=f"{competitor.label}, our duals",
+        method=cl.PDHG(steps=steps), printed=False,
+    )  # fmt: skip
 
 
 def constant(step: float, *, printed: bool = True) -> Competitor:
@@ -104,13 +114,19 @@ class PaperInpainting:
 
 
 def papers_four(values: PaperInpainting) -> list[Competitor]:
-    """The methods of section 5.3, with its step sizes."""
+    """The methods of section 5.3 with its step sizes, and NMAPG with the authors' options."""
     return [
         proposed(values.c),
         constant(values.sm_c),
         diminishing(values.sm_d),
-        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG(step=values.nmapg)),
+        Competitor("nmapg", "nmapg", "NMAPG", cl.NMAPG.as_released(values.nmapg)),
     ]
+
+
+def our_nmapg(values: PaperInpainting) -> Competitor:
+    """NMAPG with our options for its line search."""
+    method = cl.NMAPG(step=values.nmapg)
+    return Competitor("nmapg-ours", "nmapg", "NMAPG, our options", method, printed=False)
 
 
 def data_step(setup: Setup) -> Step:
@@ -290,6 +306,7 @@ class TimeToError:
     iterations: int  # limit
     repeats: int  # timed runs after a warm-up; the median counts
     seconds: float = 600.0  # limit of a run that is continued beyond its curve
+    every: int = 1  # iterations between the checks of such a run
 
 
 def time_step(
@@ -303,7 +320,7 @@ def time_step(
     """
     curve_name, reference = f"{setup.prefix}curve-{competitor.key}", f"{setup.prefix}reference"
     stop = cl.StopWhen(gap=None, max_iterations=race.iterations, seconds=race.seconds,
-                       check_every=1)  # fmt: skip
+                       check_every=race.every)  # fmt: skip
 
     def needed(curve: Curve, image: int, optimum: float) -> int | None:
         look = first_below(curve.error(optimum)[:, image], race.error)

@@ -30,7 +30,7 @@ class Optimum:
     @classmethod
     def of(cls, found: Sequence[Curve], reference: Part | None = None) -> Optimum:
         """From all runs on the same problems, and the reference if there is one."""
-        images = max(curve.objective.shape[1] for curve in found)
+        images = max((curve.objective.shape[1] for curve in found), default=0)
         objective, bound = np.full(images, np.nan), np.full(images, np.nan)
         if reference is not None:
             objective = np.asarray(reference.values["objective"], dtype=float)
@@ -197,6 +197,10 @@ class SideBySide:
         """The objective error of runs, beside the gap that they certify themselves."""
         return [self.panel(quantity, runs) for quantity in ("error", "gap")]
 
+    def psnr_and_objective(self, runs: Sequence[Run]) -> list[Panel]:
+        """The PSNR of runs, beside their objective."""
+        return [self.panel(quantity, runs) for quantity in ("psnr", "objective")]
+
     def without_box(self, parts: Parts) -> list[tuple[str, float, float]]:
         """The changes of the last objective (relative) and PSNR in runs without the box."""
         found = []
@@ -267,58 +271,78 @@ PANELS: dict[str, tuple[str, str, bool, Callable[[SideBySide, Curve], Array]]] =
 """Title, label of the axis, whether it is logarithmic, and values (K, B) of each quantity."""
 
 
+@dataclass(frozen=True, eq=False)
+class Column:
+    """Runs for one column of a comparison with the paper's pictures."""
+
+    found: SideBySide  # all runs; ``early`` and ``late`` are the iterations of the pictures
+    data: Part  # the part of the data
+    runs: Mapping[str, Run]  # by the paper's names of the methods
+    note: str = ""  # the network, or what else a reader must know
+
+    def data_psnr(self) -> float:
+        """Of the data, mean over the images."""
+        return float(np.mean(self.data.values["psnr"]))
+
+    def psnr(self, label: str, late: bool) -> float | None:
+        """Of one picture, mean over the images; None without such a run."""
+        run = self.runs.get(label)
+        return None if run is None else self.found.psnr(run, self._moment(late))
+
+    def text(self, label: str, late: bool) -> str:
+        """Steps and iterations of one picture."""
+        run, k = self.runs[label], self._moment(late)
+        steps = f"{run.steps_text}, " if run.parameters else ""
+        return f"{steps}{k} iterations"
+
+    def tiles(self, runs: Mapping[str, Run] | None = None) -> list[list[Tile]]:
+        """Pictures of its runs, under their names or others."""
+        return self.found.tiles(self.data, runs or self.runs)
+
+    def _moment(self, late: bool) -> int:
+        return self.found.late if late else self.found.early
+
+
 def psnr_comparisons(
-    found: SideBySide,
-    data: Part,
     paper_data: Printed,
-    runs: Mapping[str, Run],
     paper: Mapping[str, tuple[Printed, Printed]],
-    moments: tuple[int, int] | None = None,
-    others: Mapping[str, Run] | None = None,
+    moments: tuple[int, int],
+    authors: Column | None,
+    ours: Column | None,
 ) -> list[Comparison]:
-    """Mean PSNR of data and reconstructions beside the corners of the paper's pictures.
+    """PSNR of data and reconstructions beside the corners of the paper's pictures.
 
     Args:
-        found: all runs.
-        data: the part of the data.
         paper_data: the paper's PSNR of its data.
-        runs: by the paper's names of the methods.
-        paper: PSNR after few and after many iterations, by the same names.
-        moments: those iterations, where the runs have others (quick versions are shorter).
-        others: the same methods with searched step sizes, by the same names; mentioned where
-            the paper's do not suit the network.
+        paper: PSNR after few and after many iterations, by the paper's names of the methods.
+        moments: those iterations, as the paper prints them.
+        authors: the runs with the authors' choices, if there are any.
+        ours: the runs with our choices, if there are any.
     """
-    quality = np.asarray(data.values["psnr"])
-    several = len(quality) > 1
+    columns = [each for each in (authors, ours) if each is not None]
+    comparable = all(each.data.values["faithful"] for each in columns)
+    other = "" if comparable else "Another image."
     rows = [
         Comparison(
-            "Data", paper_data, float(quality.mean()), "neither", 1.0,
-            "mean of the images; the paper shows one" if several else "another image",
-            float(quality.std(ddof=1)) if several else None, data.values["faithful"],
+            "Data", paper_data, None if ours is None else ours.data_psnr(),
+            None if authors is None else authors.data_psnr(), "neither", 0.05, other,
+            comparable=comparable,
         )
     ]  # fmt: skip
     for label, printed in paper.items():
-        run = runs[label]
-        better = (others or {}).get(label)
-        if better is not None:
-            # It suits the network if it gets near the optimum in the end.
-            error = found.error(run, found.late)
-            if error <= 1e-2 or not found.error(better, found.late) < error:
-                better = None
-        ours = (found.early, found.late)
-        for each, said, k in zip(printed, moments or ours, ours, strict=True):
-            remarks = [run.steps_text]
-            if said != k:
-                remarks.append(f"ours after {k}")
-            if better is not None:
-                remarks.append(
-                    f"does not suit this network, {better.steps_text}: {found.psnr(better, k):.2f}"
-                )
+        for late in (False, True):
+            remarks = [
+                f"{name}: {column.text(label, late)}{', ' + column.note if column.note else ''}."
+                for name, column in (("As the authors", authors), ("Ours", ours))
+                if column is not None and label in column.runs
+            ]
             rows.append(
                 Comparison(
-                    f"{label}, {said} iterations", each, found.psnr(run, k),
-                    "higher" if run.family == "paper" else "neither", 0.5, "; ".join(remarks),
-                    found.psnr_deviation(run, k), data.values["faithful"],
+                    f"{label}, {moments[late]} iterations", printed[late],
+                    None if ours is None else ours.psnr(label, late),
+                    None if authors is None else authors.psnr(label, late),
+                    "higher" if label == "Proposed" and authors is None else "neither",
+                    remark=" ".join(filter(None, [*remarks, other])), comparable=comparable,
                 )
             )  # fmt: skip
     return rows

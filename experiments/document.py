@@ -88,29 +88,41 @@ def psnr(value: float, where: str) -> Printed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity of the paper, and ours."""
+    """One number of the paper, as its authors obtained it, and ours.
+
+    Values are None where nothing was measured, and infinite where something was not reached.
+    """
 
     quantity: str  # its name
     paper: Printed  # the printed number
-    ours: float | None  # the same quantity here; None where it was not reached or not measured
+    ours: float | None  # with our choices
+    authors: float | None = None  # the same quantity here, with the authors' choices
     better: Literal["higher", "lower", "neither"] = "higher"  # which direction is an improvement
     tolerance: float = 0.5  # a difference up to this counts as agreement, in the unit of the number
-    remark: str = ""  # why it differs, or what a reader must know
+    remark: str = ""  # why they differ, or what a reader must know, in sentences
     deviation: float | None = None  # the standard deviation of ours, if there is one
+    authors_deviation: float | None = None  # and of the other
     comparable: bool = True  # whether both numbers are of the same kind of data at all
 
     @property
+    def judged(self) -> float | None:
+        """The number beside the printed one: with the authors' choices if there is one."""
+        return self.ours if self.authors is None else self.authors
+
+    @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.ours is None else self.ours - self.paper.value
+        """``judged`` minus the printed number."""
+        return None if self.judged is None else self.judged - self.paper.value
 
     @property
     def verdict(self) -> str:
-        """In a word: agrees, better, worse, higher, lower, not reached, not comparable."""
-        if self.difference is None or not math.isfinite(self.difference):
+        """In a word: agrees, better, worse, higher, lower, or why there is none."""
+        if self.difference is None:
+            return "not measured"
+        if not math.isfinite(self.difference):
             return "not reached"
         if not self.comparable:
-            return "not comparable"
+            return "other data"
         if abs(self.difference) <= self.tolerance:
             return "agrees"
         higher = self.difference > 0
@@ -120,15 +132,13 @@ class Comparison:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Quantity, place in the paper, its number, ours, difference, verdict."""
-        ours, difference = "-", "-"
-        if self.ours is not None and self.difference is not None:
-            spread = "" if self.deviation is None else f" ± {number(self.deviation)}"
-            ours, difference = f"{number(self.ours)}{spread}", f"{self.difference:+.2f}"
+        """Those of ``COMPARED``."""
         unit = f", {self.paper.unit}" if self.paper.unit else ""
-        verdict = self.verdict + (f": {self.remark}" if self.remark else "")
-        quantity, where = f"{self.quantity}{unit}", self.paper.where
-        return quantity, where, str(self.paper), ours, difference, verdict
+        return (
+            f"{self.quantity}{unit}", self.paper.where, str(self.paper),
+            _measured(self.authors, self.authors_deviation), _measured(self.ours, self.deviation),
+            f"{self.verdict.capitalize()}. {self.remark}".strip(),
+        )  # fmt: skip
 
     def as_plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -137,12 +147,30 @@ class Comparison:
             "paper": self.paper.value,
             "where": self.paper.where,
             "unit": self.paper.unit,
+            "authors": self.authors,
             "ours": self.ours,
             "deviation": self.deviation,
             "difference": self.difference,
             "verdict": self.verdict,
             "remark": self.remark,
         }
+
+
+COMPARED = ("Quantity", "In the paper", "Printed", "As the authors ran it", "Ours", "Remark")
+"""Columns of a table of comparisons."""
+
+
+def compared(name: str, comparisons: Sequence[Comparison], caption: str = "") -> Table:
+    """A table of comparisons."""
+    return Table(name, COMPARED, tuple(each.cells for each in comparisons), caption)
+
+
+def _measured(value: float | None, deviation: float | None) -> str:
+    if value is None:
+        return "not measured"
+    if not math.isfinite(value):
+        return "not reached"
+    return number(value) + ("" if deviation is None else f" ± {number(deviation)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +193,8 @@ class Document:
 
     @property
     def comparison_table(self) -> Table:
-        """Quantity, place in the paper, its number, ours, difference, verdict."""
-        columns = ("Quantity", "In the paper", "Paper", "Ours", "Difference", "Verdict")
-        return Table("comparison", columns, tuple(each.cells for each in self.comparisons))
+        """All comparisons."""
+        return compared("comparison", self.comparisons)
 
 
 def templates(*folders: Path, autoescape: bool = False) -> Any:

@@ -4,8 +4,7 @@ A data folder has the layout
 
     faces/train, faces/test, faces/mask.png     256 x 256, the paper's split and its mask
     ct/train, ct/test                           512 x 512
-    paper-ct                                    the authors' slice as phantom.npy, sino.npy and
-                                                fbp.npy; for tests of the scanner only
+    paper-ct                                    files of the paper's authors, see ``authors``
 
 It is the folder of ``--data``, or of the environment variable CONVEXLIFT_DATA, or
 ``../shared/data``.
@@ -71,6 +70,17 @@ def load_faces(data: Path | None, count: int, size: int = FACE_SIZE) -> Images:
     known = _are_test_faces(folder / "test", found)
     source = "test faces of the paper (FFHQ)" if known else f"images in {folder / 'test'}"
     return Images(found.names, squares(found, size), source, known and size == FACE_SIZE, mask)
+
+
+def training_faces(data: Path | None, size: int, count: int | None = None) -> ImageSet | None:
+    """The first training faces, brought to a size; None without data."""
+    folder = None if data is None else data / "faces" / "train"
+    if folder is None or not folder.is_dir():
+        return None
+    found = ImageSet.from_folder(folder, limit=count)
+    if found.size(0) == (size, size):
+        return found
+    return ImageSet.from_tensors(list(squares(found, size)[:, 0]), found.names)
 
 
 def squares(images: ImageSet, size: int) -> Tensor:

@@ -51,7 +51,9 @@ def test_diminishing_steps_converge_and_constant_ones_stall():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "method", [cl.NMAPG(), cl.NMAPG(step=10.0), cl.LBFGS(), cl.LBFGS(3)], ids=repr
+    "method",
+    [cl.NMAPG(), cl.NMAPG(step=10.0), cl.NMAPG.as_released(), cl.LBFGS(), cl.LBFGS(3)],
+    ids=repr,
 )
 @pytest.mark.parametrize("box", zoo.BOXES)
 @pytest.mark.parametrize("fidelity", ["L2", "KL"])

@@ -143,7 +143,7 @@ def test_a_used_folder_is_refused(here, finished):
     )
     result = adversarial(here, folder, "--resume")
     assert result.exit_code == 2
-    assert "was written with options.validate_every = 2, but this run has 500" in result.output
+    assert "was written with options.validate_every = 2, but this run has 100" in result.output
     assert (folder / "model.safetensors").read_bytes() == before
     assert adversarial(here, folder, "--resume", "--validate-every", 2).exit_code == 0
     assert (folder / "model.safetensors").read_bytes() == before
@@ -192,7 +192,14 @@ def test_bilevel_learning_absorbs_the_weight_of_its_start(here, tmp_path):
 
 def test_a_fixed_mask(here, tmp_path):
     result = run(
-        *("bilevel", here / "pictures", "--preset", "paper-bilevel", "--mask", here / "mask.png"),
+        *(
+            "bilevel",
+            here / "pictures",
+            "--preset",
+            "faces-inpainting-bilevel",
+            "--mask",
+            here / "mask.png",
+        ),
         *("--start", here / "tiny", "--output", tmp_path, "--steps", 1, "--images", 3, *FAST),
     )
     assert result.exit_code == 0, result.output
@@ -214,10 +221,9 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["adversarial", "pictures", "pictures"], "is given twice"),
         (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
         (["adversarial", "pictures", "--damaged", "nowhere"], "nowhere does not exist"),
-        (["adversarial", "pictures", "--held-out", "6"], "Holding out 6 of 6 images leaves none "
-         "for training. Use --held-out with a number from 1 to 5, or more images."),
-        (["bilevel", "pictures", "--held-out", "0"], "Holding out 0 of 6 images leaves none for "
-         "validation. Use --held-out with a number from 1 to 5."),
+        (["adversarial", "pictures", "--held-out", "6"], "6 of 6 images cannot be held out "
+         "with some left for training. Use --held-out with a number from 0 to 5, or more images."),
+        (["bilevel", "pictures", "--held-out", "-1"], "a number from 0 to 5, or more images."),
         (["adversarial", "pictures", "--preset", "best"], "no adversarial preset 'best'. Choose"),
         (["adversarial", "pictures", "--preset", "photo-any-size"], "`convexlift train bilevel`"),
         (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),

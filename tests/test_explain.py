@@ -49,7 +49,7 @@ def test_the_head_that_is_left_out_and_the_implementation_are_named():
     assert chosen["iterations"] == "tiled"
     paper = lines(problem, cl.PDHG(steps=cl.PaperSteps(c=(0.01, 0.001))))
     assert paper["lift"] == "u = (x, z1), v = (v1,1, v1,2, v2)"
-    assert paper["steps"] == "PaperSteps(c=(0.01, 0.001))"
+    assert paper["steps"] == "PaperSteps(c=(0.01, 0.001), as_released=False)"
 
 
 def test_reasons_are_printed_below_the_choices():

@@ -20,7 +20,7 @@ from convexlift.cli import app
 from convexlift.images import save_image
 from experiments.__main__ import main
 from experiments.commands import reproduce_command
-from experiments.comparing import psnr_comparisons
+from experiments.comparing import Column, psnr_comparisons
 from experiments.document import Comparison, Document, Printed, Section, templates
 from experiments.images import VARIABLE, find_data, load_faces
 from experiments.registry import EXPERIMENTS
@@ -189,6 +189,7 @@ def contents(folder):
         (Study(device=torch.device("meta")), None, "another device. Use --draw"),
         (Study(data=Path()), None, "another source of images"),
         (Study(seed=1, data=Path()), None, "another seed and source"),
+        (Study(authors=Path()), None, "another set of authors' files"),
         (Study(), "0", "another version"),
     ],
 )
@@ -263,8 +264,8 @@ def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path):
     done = CliRunner().invoke(app, [*options, "--json", str(results)])
     assert done.exit_code == 0, done.output
     assert calls == ["a", "b", "c"]
-    assert "agrees" not in done.output
-    assert "better" in done.output
+    assert "Agrees" not in done.output
+    assert "Better" in done.output
     content = json.loads(results.read_text())
     assert content == json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["comparisons"][0]["difference"] == 1.0
@@ -351,8 +352,8 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
     assert found.source == f"images in {tmp_path / 'faces' / 'test'}"
     data = Part({"psnr": [11.0], "names": found.names[:1], "source": found.source,
                  "faithful": found.faithful})  # fmt: skip
-    rows = psnr_comparisons(None, data, Printed(10.9, "Figure"), {}, {})
-    assert rows[0].cells[-1] == "not comparable: another image"
+    rows = psnr_comparisons(Printed(10.9, "Figure"), {}, (1, 2), None, Column(None, data, {}))
+    assert rows[0].cells[-1] == "Other data. Another image."
     assert "of the paper" not in sentence("images_used", data.values)
 
 

@@ -13,16 +13,29 @@ from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift.images import load_image
+from convexlift.tasks import GaussianDenoising
 from convexlift.training import start_from_filters_
 from experiments import denoising, inpainting
 from experiments.commands import reproduce_command
-from experiments.common_steps import TimeToError
+from experiments.common_steps import (
+    Checks,
+    TimeToError,
+    curve_step,
+    data_step,
+    proposed,
+    reference_step,
+    time_step,
+    with_our_duals,
+)
 from experiments.comparing import SideBySide
 from experiments.denoising.report import of_the_pairs, of_the_steps
 from experiments.denoising.steps import DenoisingSettings
+from experiments.images import Images
 from experiments.inpainting.steps import InpaintingSettings
 from experiments.measuring import Start, record_batches
+from experiments.runner import Study, Work
 from experiments.runner.run import finished_parts
+from experiments.setups import Regularizer, Setup
 
 SIZE, ITERATIONS = 64, 60
 
@@ -57,8 +70,9 @@ def denoised(tmp_path_factory):
     torch.set_default_dtype(torch.float32)
     tiny = DenoisingSettings(
         model=network(tmp_path_factory.mktemp("model"), 0.0), weight=0.3, size=SIZE,
-        c_1=(5e-2, 1.0), c_2=(1e-4,), ablation_iterations=20, ablation_every=5, sm_c=(0.5, 2.0),
-        sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(), iterations=ITERATIONS, every=5, images=2,
+        c_1=(1e-1, 1.0), c_2=(5e-5,), ablation_iterations=20, ablation_every=5, sm_c=(0.5, 2.0),
+        sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(), authors_every=4, recipe=None,
+        iterations=ITERATIONS, every=5, images=2,
         reference=cl.StopWhen(gap=1e-3, max_iterations=400),
     )  # fmt: skip
     experiment = replace(denoising.EXPERIMENT, quick=tiny)
@@ -82,7 +96,8 @@ def inpainted(tmp_path_factory):
         more_c_1=(0.1, 1.0), more_c_2=(1e-3,), more_sm_c=(0.3,),
         more_sm_d=(5.0,), search_iterations=20, early=20, iterations=80, every=2, images=1,
         reference=cl.StopWhen(gap=1e-4, max_iterations=400),
-        race=TimeToError(error=1e-3, iterations=80, repeats=1),
+        race=TimeToError(error=1e-3, iterations=100, repeats=1, every=10),
+        authors_early=21, authors_iterations=63, authors_every=21,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -123,7 +138,8 @@ def test_numbers_beside_the_paper_s(denoised):
     assert [each["paper"] for each in results["comparisons"]] == [
         10.90, 28.80, 28.87, 16.00, 28.52, 28.02, 28.75,
     ]  # fmt: skip
-    assert {each["verdict"] for each in results["comparisons"]} == {"not comparable"}  # no faces
+    assert {each["verdict"] for each in results["comparisons"]} == {"other data"}  # no faces
+    assert all(each["authors"] > 9 and each["ours"] > 9 for each in results["comparisons"])
     assert results["experiment"] == "denoising"
     assert results["quick"] is True
     assert results["data"]["source"] == "photographs inside the package"
@@ -176,10 +192,28 @@ def test_times_to_an_error(inpainted):
     times = {each["key"]: each for each in results["times"]}
     assert times["default"]["seconds"][0] > 0
     assert times["default"]["iterations"][0] == found.iterations_to(found.runs["default"], 1e-3)
-    assert times["sm-d-50"]["seconds"] == [None]  # not reached, and said so
+    assert times["sm-c-1.5"]["seconds"] == [None]  # not reached, and said so
     verdicts = {each["quantity"]: each["verdict"] for each in results["comparisons"]}
-    assert verdicts["SM-D, 50, time"] == "not reached"
+    assert verdicts["SM-C, 1.5, time"] == "not reached"
     assert results["bilevel_methods"] is not None
+
+
+def test_a_method_has_its_time_although_it_needs_more_iterations_than_its_curve_has():
+    images = Images(("a",), torch.rand(1, 1, 16, 16), "noise", False)
+    regularizer = Regularizer("TV", lambda parts: (cl.TotalVariation(), 0.1))
+    setup = Setup(GaussianDenoising(), regularizer, images, Study())
+    method = with_our_duals(proposed((0.1,)))
+    race = TimeToError(error=1e-3, iterations=2000, repeats=1, every=5)
+    parts = {}
+    for step in (
+        data_step(setup),
+        reference_step(setup, cl.StopWhen(gap=1e-5), 1.0),
+        curve_step(setup, method, Checks(4)),
+        time_step(setup, method, race, cost=1.0),
+    ):
+        parts[step.name] = step.compute(Work(parts))
+    assert parts[f"time-{method.key}"].values["iterations"][0] > 4
+    assert parts[f"time-{method.key}"].values["seconds"][0] > 0
 
 
 def small_problem():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing import Optimum, Run, SideBySide, psnr_comparisons
+from experiments.comparing import Column, Optimum, Run, SideBySide, psnr_comparisons
 from experiments.document import Comparison, Document, Printed, Section, Table, page
 from experiments.figures import Line, Panel, curves
 from experiments.measuring import Curve
@@ -23,24 +23,25 @@ def straight(step, last):
     return Run(f"sm-c-{step}", f"SM-C, {step}", "SM-C", True, (step,), curve)
 
 
-@pytest.mark.parametrize(
-    ("ours", "searched", "remark"),
-    [
-        (1.005, 1.0, "step 1"),  # near the optimum: its step suits
-        (1.5, 1.1, "step 1; does not suit this network, step 3: 30.00"),
-        (1.1, 1.5, "step 1"),  # a search with few iterations can end higher
-    ],
-)
-def test_other_steps_are_told_where_they_end_lower(ours, searched, remark):
-    run, other = straight(1, ours), straight(3, searched)
+def column(run, note=""):
     optimum = Optimum(np.array([1.0]), np.array([0.9]))
-    found = SideBySide({run.key: run, other.key: other}, optimum, 1.0, 10, 10)
     data = Part({"psnr": [11.0], "names": ["a"], "source": "faces", "faithful": True})
+    return Column(SideBySide({run.key: run}, optimum, 1.0, 10, 10), data, {"SM-C": run}, note)
+
+
+def test_both_columns_say_what_they_are():
     printed = {"SM-C": (Printed(10.0, "Figure"), Printed(10.0, "Figure"))}
-    rows = psnr_comparisons(
-        found, data, Printed(11.0, "Figure"), {"SM-C": run}, printed, others={"SM-C": other}
-    )
-    assert rows[-1].remark == remark
+    theirs, ours = column(straight(1, 1.5), "our R"), column(straight(3, 1.0))
+    first, _, last = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), theirs, ours)
+    assert first.verdict == "agrees"
+    assert last.cells[2:] == (
+        "10.00", "10.00", "30.00",
+        "Agrees. As the authors: step 1, 10 iterations, our R. Ours: step 3, 10 iterations.",
+    )  # fmt: skip
+    alone = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, ours)[-1]
+    assert alone.cells[3:5] == ("not measured", "30.00")
+    nothing = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, None)[-1]
+    assert nothing.cells[3:] == ("not measured", "not measured", "Not measured.")
 
 
 @pytest.mark.parametrize(
@@ -50,15 +51,16 @@ def test_other_steps_are_told_where_they_end_lower(ours, searched, remark):
         (12.0, "higher", "better"),
         (12.0, "lower", "worse"),
         (8.0, "neither", "lower"),
-        (None, "higher", "not reached"),
+        (None, "higher", "not measured"),
         (math.inf, "lower", "not reached"),
     ],
 )
 def test_verdicts(ours, better, verdict):
-    comparison = Comparison("x", Printed(10.0, "1"), ours, better)
+    comparison = Comparison("x", Printed(10.0, "1"), ours, better=better)
     assert comparison.verdict == verdict
-    if verdict != "not reached":
-        assert replace(comparison, comparable=False).verdict == "not comparable"
+    if not verdict.startswith("not"):
+        assert replace(comparison, comparable=False).verdict == "other data"
+        assert replace(comparison, authors=10.0).verdict == "agrees"  # which counts more
 
 
 @pytest.mark.parametrize("length", [5, 30, 60])
@@ -81,7 +83,7 @@ def test_tables_as_files():
     with pytest.raises(ValueError, match="columns"):
         replace(table, rows=(("1",),))
     compared = Comparison("q", Printed(0.18, "T", "s", 0.026), 0.02)
-    assert compared.cells[:5] == ("q, s", "T", "0.18 ± 0.026", "0.02", "-0.16")
+    assert compared.cells[:5] == ("q, s", "T", "0.18 ± 0.026", "not measured", "0.02")
     again = replace(table, caption="")
     document = Document("Title & more", [], [compared], [Section("S", [table, again, table])])
     text = page(document, {}, {"seed": "0"})

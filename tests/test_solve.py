@@ -298,6 +298,8 @@ def test_tf32_is_off_inside_and_as_it_was_outside():
         (lambda: cl.Subgradient(0.0), "step > 0"),
         (lambda: cl.NMAPG(shrink=1.0), "0 < shrink < 1"),
         (lambda: cl.NMAPG(memory=1.0), "0 <= memory < 1"),
+        (lambda: cl.NMAPG(longest_step=0.0), "longest_step > 0"),
+        (lambda: cl.NMAPG(slack=-1.0), "slack >= 0"),
         (lambda: cl.LBFGS(memory=0), "memory >= 1"),
     ],
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import convexlift as cl
 from convexlift.tasks import SaltAndPepper
+from convexlift.training import PRESETS, AdversarialRecipe
+from experiments.authors import AuthorsSaltAndPepper, one_face
 from experiments.common_steps import (
     DEFAULT,
     L_BFGS,
@@ -20,12 +23,17 @@ from experiments.common_steps import (
     diminishing,
     proposed,
     reference_step,
+    with_our_duals,
 )
-from experiments.images import load_faces
+from experiments.images import load_faces, training_faces
 from experiments.runner import Parts, Step, Study
-from experiments.setups import Regularizer, Setup
+from experiments.setups import Regularizer, Setup, Training
 
 REFERENCE = cl.StopWhen(gap=1e-4, max_iterations=3000)
+RECIPE = cast(AdversarialRecipe, PRESETS["paper-salt-and-pepper"])
+AUTHORS, OURS = "authors-", "ours-"
+"""Prefixes of parts on the face of the paper's pictures: the authors' choices, and ours."""
+TRAINING = "authors-training"
 
 
 @dataclass(frozen=True)
@@ -49,21 +57,29 @@ class DenoisingSettings:
     every: int = 1
     early: int = 15  # Figure "Denoising: Visual comparison"
     images: int = 20  # the released test set; the paper shows one image
+    unbounded: bool = True  # ours: whether the paper's methods also run without our box
     reference: cl.StopWhen = REFERENCE  # ours
+    face: int = 11  # of the paper's pictures: with it, the released script has the printed 10.90 dB
+    authors_c: tuple[float, float] = (0.1, 5e-5)  # of the pictures: the released script
+    authors_sm_c: float = 0.5  # the released script
+    authors_sm_d: float = 10.0  # the released script
+    authors_early: int = 16  # "15 iterations": the released script counts from 0
+    authors_every: int = 1
+    recipe: AdversarialRecipe | None = RECIPE  # of the authors' network; None takes ``model``
 
     @classmethod
     def quick(cls) -> DenoisingSettings:
         """One image and fewer steps; every pair that the paper's figure marks is still there."""
         return cls(
-            c_1=(5e-3, 5e-2, 1.0, 5.0), c_2=(5e-6, 1e-4, 5e-3),
-            sm_c=(0.5, 2.0), sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(30.0,),
-            ablation_iterations=60, ablation_every=5, every=5, images=1,
-            reference=cl.StopWhen(gap=1e-4, max_iterations=400),
+            c_1=(5e-3, 1e-1, 5.0), c_2=(5e-6, 5e-5, 5e-3),
+            sm_c=(0.5, 2.0), sm_d=(3.0, 10.0), more_sm_c=(), more_sm_d=(), unbounded=False,
+            ablation_iterations=30, ablation_every=10, every=5, images=1,
+            reference=cl.StopWhen(gap=1e-4, max_iterations=400), authors_every=8, recipe=None,
         )  # fmt: skip
 
 
 def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
-    """Data, reference, the ablation, one run for each method, and some without the box."""
+    """Data, reference, the ablation, one run for each method, some without the box, one face."""
     task = SaltAndPepper(fraction=values.fraction, scale=values.scale)
     regularizer = Regularizer.loaded(values.model, task, values.weight)
     setup = Setup(task, regularizer, load_faces(study.data, values.images, values.size), study)
@@ -78,7 +94,10 @@ def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
         for c_1 in values.c_1
         for c_2 in values.c_2
     ]
-    best = Chosen("proposed", "Proposed", best_pair, tuple(step.name for step in ablation))
+    pairs = tuple(step.name for step in ablation)
+    best = Chosen("proposed", "Proposed", best_pair, pairs)
+    ours = Chosen("proposed-our-duals", "Proposed, our duals",
+                  lambda parts: with_our_duals(best_pair(parts)), pairs)  # fmt: skip
     others = [
         *map(constant, values.sm_c),
         *(constant(step, printed=False) for step in values.more_sm_c),
@@ -100,12 +119,45 @@ def steps(study: Study, values: DenoisingSettings) -> Sequence[Step]:
         reference_step(setup, values.reference, cost=15.0 * values.images),
         *ablation,
         curve_step(setup, best, checks, cost=0.12 * long),
+        curve_step(setup, ours, checks, cost=0.12 * long),
         *(curve_step(setup, other, checks, cost=0.05 * long) for other in others),
         *(
             curve_step(setup, each, Checks(values.iterations, values.iterations), bounded=False,
                        name=f"unbounded-{each.key}", cost=0.05 * values.iterations)
-            for each in unbounded
+            for each in (unbounded if values.unbounded else ())
         ),
+        *face_steps(study, values, regularizer),
+    ]  # fmt: skip
+
+
+def face_steps(study: Study, values: DenoisingSettings, shipped: Regularizer) -> list[Step]:
+    """The face of the paper's pictures, with the authors' noise: their choices, and ours."""
+    face = one_face(study.data, values.face, values.size)
+    task = AuthorsSaltAndPepper(fraction=values.fraction, scale=values.scale, box=None)
+    learned_from = training_faces(study.data, values.size)
+    found: list[Step] = []
+    regularizer = shipped
+    if values.recipe is not None and learned_from is not None:
+        training = Training(
+            TRAINING, values.recipe, learned_from, None, study, cost=60.0, title="Training"
+        )
+        found.append(training.step())
+        regularizer = training.regularizer("trained as the authors did")
+    theirs = Setup(task, regularizer, face, study, AUTHORS)
+    ours = Setup(replace(task, box=(0.0, 1.0)), shipped, face, study, OURS)
+    pdhg = proposed(values.authors_c)
+    others = [constant(values.authors_sm_c), diminishing(values.authors_sm_d)]
+    kept = (values.authors_early, values.iterations)
+    their_checks = Checks(values.iterations, values.authors_every, kept)
+    our_checks = Checks(values.iterations, values.every, (values.early, values.iterations))
+    cost = 0.1 * values.iterations
+    return [
+        *found,
+        data_step(theirs),
+        *(curve_step(theirs, each, their_checks, cost=cost)
+          for each in (pdhg, with_our_duals(pdhg), *others)),
+        data_step(ours),
+        *(curve_step(ours, each, our_checks, cost=cost) for each in (DEFAULT, *others)),
     ]  # fmt: skip
 
 

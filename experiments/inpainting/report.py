@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.comparing import Run, SideBySide, psnr_comparisons
+from experiments.authors import WEIGHTS
+from experiments.comparing import Column, Run, SideBySide, psnr_comparisons
 from experiments.document import Comparison, Document, Printed, Table, document, number, psnr
 from experiments.figures import Figure
-from experiments.inpainting.steps import InpaintingSettings
+from experiments.inpainting.steps import AUTHORS, OURS, TIMED, InpaintingSettings
 from experiments.runner import Array, Parts
 
 FULL = InpaintingSettings()
@@ -38,7 +40,7 @@ PAPER = {  # PSNR in the corners of its pictures, after 60 and after 300 iterati
     "NMAPG": (psnr(29.75, FIGURE), psnr(30.01, FIGURE)),
 }
 
-OURS = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
+FASTER = {"proposed": "Proposed", "searched": "Proposed *", "default": "Default"}
 """Methods whose speed-up over the others is shown."""
 
 
@@ -50,7 +52,7 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
     if values.pictures:
         shown = SideBySide.of(parts, values.early, values.iterations, "bilevel-")
         shown_data = parts["bilevel-data"]
-    times = Times.of(parts)
+    times, their_times = Times.of(parts), Times.of(parts, TIMED)
     printed, searched = printed_runs(found, values), searched_runs(found)
     default, lbfgs = found.runs["default"], found.runs["lbfgs"]
     same_start, nmapg = found.runs["default-same-start"], found.runs["nmapg"]
@@ -59,23 +61,26 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
         "the best of a search": [*searched.values(), nmapg, default, same_start, lbfgs],
     }
     others = {f"{label} *": run for label, run in searched_runs(shown).items()}
+    theirs, mine = columns_of(parts, values)
     return document(
         Path(__file__).parent,
         {
             "values": values, "data": data.values, "found": found, "printed": printed,
-            "searched": searched, "unbounded": found.without_box(parts),
+            "searched": searched, "unbounded": found.without_box(parts), "face": theirs,
+            "released": released(theirs), "trained": bool(their_times.parts),
         },
         comparisons=[
-            *time_comparisons(times, values),
+            *time_comparisons(their_times if their_times.parts else times, times, values),
             *psnr_comparisons(
-                shown, shown_data, PAPER_DATA, printed_runs(shown, values), PAPER,
-                (FULL.early, FULL.iterations), searched_runs(shown),
+                PAPER_DATA, PAPER, (FULL.early, FULL.iterations), theirs, mine
             ),
         ],
         blocks=[
             times.table(),
+            their_times.table("authors-times", ("proposed",)),
             Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr", "gap")),
             found.table(),
+            Figure.of_pictures("authors-pictures", theirs.tiles()),
             Figure.of_pictures("pictures", shown.tiles(shown_data, printed_runs(shown, values))),
             Figure.of_pictures(
                 "pictures-searched",
@@ -87,9 +92,28 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
             "reference": dict(parts["reference"].values),
             "methods": found.as_plain(),
             "times": times.as_plain(),
+            "authors_times": their_times.as_plain(),
             "bilevel_methods": shown.as_plain() if values.pictures else None,
+            "face": {"authors": theirs.found.as_plain(), "ours": mine.found.as_plain()},
         },
     )  # fmt: skip
+
+
+def columns_of(parts: Parts, values: InpaintingSettings) -> tuple[Column, Column]:
+    """The face of the paper's pictures with the authors' choices, and with ours."""
+    found = SideBySide.of(parts, values.authors_early, values.authors_iterations, AUTHORS)
+    mine = SideBySide.of(parts, values.early, values.iterations, OURS)
+    data = parts[f"{AUTHORS}data"]
+    theirs = Column(found, data, printed_runs(found, values), "")
+    note = "the authors' R" if released(theirs) else "our R"
+    return replace(theirs, note=note), Column(
+        mine, parts[f"{OURS}data"], dict(zip(PAPER, mine.runs.values(), strict=True))
+    )
+
+
+def released(column: Column) -> bool:
+    """Whether R has the authors' weights."""
+    return str(column.data.values["regularizer"]).endswith(WEIGHTS)
 
 
 def printed_runs(found: SideBySide, values: InpaintingSettings) -> dict[str, Run]:
@@ -107,36 +131,38 @@ def searched_runs(found: SideBySide) -> dict[str, Run]:
     }
 
 
-def time_comparisons(times: Times, values: InpaintingSettings) -> list[Comparison]:
-    """Beside the paper's Table 1: seconds, then speed-ups."""
+def time_comparisons(theirs: Times, times: Times, values: InpaintingSettings) -> list[Comparison]:
+    """Beside the paper's Table 1: seconds, then speed-ups; ours is our default throughout."""
     keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
-    rows = []
+    default, rows = times.mean("default"), []
     for name, key in keys.items():
-        remark = "another machine"
-        if not times.all_reached(key):
-            remark = f"error above {values.race.error:g} for {values.race.iterations} iterations"
-            better = "searched" if name == "proposed" else times.fastest(name)
-            if better is not None and times.all_reached(better):
-                remark += f"; {times.label(better)}: {number(times.mean(better))} s"
+        remark = f"Another machine; {theirs.iterations_text(key)}."
+        if not theirs.all_reached(key):
+            remark = f"Error above {values.race.error:g} for {values.race.iterations} iterations."
+        remark += "" if theirs is not times else " R ours."
+        if (better := times.fastest(PRINTED_FAMILIES[name])) is not None:
+            remark += f" {times.label(better)}, our R: {number(times.mean(better))} s."
         rows.append(
             Comparison(
-                f"{times.label(key)}, time", PAPER_SECONDS[name], times.mean(key), "neither", 0.0,
-                remark, times.deviation(key),
+                f"{times.label(key)}, time", PAPER_SECONDS[name], default,
+                theirs.mean(key) or math.inf, "neither", 0.0, remark, times.deviation("default"),
+                theirs.deviation(key),
             )
         )  # fmt: skip
-    base = "proposed" if times.all_reached("proposed") else "searched"
     for name, printed in PAPER_SPEED_UP.items():
-        key = keys[name]
-        if not times.all_reached(key):
-            key = times.fastest(name) or key
-        ours = times.speed_up(base, key)
-        remark = f"{times.label(key)} takes so many times as long as {times.label(base)}"
-        if ours is None:
-            short = [times.label(each) for each in (key, base) if not times.all_reached(each)]
-            remark = f"the error is not reached by {' and '.join(short)}"
+        faster = theirs.speed_up("proposed", keys[name])
+        ours = times.speed_up("default", keys[name])
+        remark = "As the authors: of Proposed. Ours: of our default."
         quantity, tolerance = f"Speed-up over {name.upper()}", 0.25 * printed.value
-        rows.append(Comparison(quantity, printed, ours, "neither", tolerance, remark))
+        rows.append(
+            Comparison(quantity, printed, ours or math.inf, faster or math.inf, "neither",
+                       tolerance, remark)
+        )  # fmt: skip
     return rows
+
+
+PRINTED_FAMILIES = {"proposed": "paper", "sm-c": "sm-c", "sm-d": "sm-d", "nmapg": "nmapg"}
+"""The families of the methods of Table 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +175,9 @@ class Times:
     parts: Parts
 
     @classmethod
-    def of(cls, parts: Parts) -> Times:
-        """All methods that were timed."""
-        timed = [part for name, part in parts.items() if name.startswith("time-")]
+    def of(cls, parts: Parts, prefix: str = "") -> Times:
+        """All methods that were timed, in the parts of a prefix."""
+        timed = [part for name, part in parts.items() if name.startswith(f"{prefix}time-")]
         return cls({part.values["key"]: part for part in timed})
 
     def label(self, key: str) -> str:
@@ -161,6 +187,10 @@ class Times:
     def all_reached(self, key: str) -> bool:
         """Whether all images reached the error."""
         return self.mean(key) is not None
+
+    def iterations_text(self, key: str) -> str:
+        """The mean number of iterations."""
+        return f"{self._values(key, 'iterations').mean():.0f} iterations"
 
     def mean(self, key: str) -> float | None:
         """Seconds, mean over the images."""
@@ -185,7 +215,7 @@ class Times:
         }
         return min(means, key=means.__getitem__) if means else None
 
-    def table(self) -> Table:
+    def table(self, name: str = "times", faster: Sequence[str] = tuple(FASTER)) -> Table:
         """Mean and deviation of seconds, iterations, speed-ups, and counts of images."""
         rows = []
         for key, part in self.parts.items():
@@ -195,12 +225,12 @@ class Times:
                     self.label(key) + ("" if part.values["printed"] else " *"),
                     number(self.mean(key)) + (f" ± {number(deviation)}" if deviation else ""),
                     "-" if np.isnan(steps).any() else f"{steps.mean():.0f}",
-                    *(number(self.speed_up(ours, key)) for ours in OURS),
+                    *(number(self.speed_up(ours, key)) for ours in faster),
                     f"{np.isfinite(steps).sum()} of {len(steps)}",
                 )
             )
-        faster = (f"{label} is faster" for label in OURS.values())
-        return Table("times", ("Method", "Seconds", "Iterations", *faster, "Reached"), tuple(rows))
+        factors = (f"{FASTER[ours]} is faster" for ours in faster)
+        return Table(name, ("Method", "Seconds", "Iterations", *factors, "Reached"), tuple(rows))
 
     def as_plain(self) -> list[dict[str, Any]]:
         """For JSON."""

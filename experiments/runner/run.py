@@ -27,6 +27,7 @@ OPTIONS = {
     "seed": "seed",
     "device": "device",
     "data": "source of images (--data)",
+    "authors": "set of authors' files (--authors)",
     "version": "version of convexlift",
 }
 """Entries of ``run.json`` that a run must share with the one it resumes."""
@@ -41,6 +42,7 @@ class Study:
     # where to compute; noise is drawn on the CPU, the same for all devices
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     data: Path | None = None  # the data folder, or None for the images inside the package
+    authors: Path | None = None  # the folder of the authors' files, or None without them
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +130,7 @@ def _options(study: Study) -> dict[str, Any]:
         "seed": study.seed,
         "device": study.device.type,
         "data": study.data is not None,
+        "authors": study.authors is not None,
         "version": cl.__version__,
     }
 

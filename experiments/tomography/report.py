@@ -8,12 +8,19 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from experiments.comparing import Run, SideBySide, psnr_comparisons
+from experiments.comparing import Column, Run, SideBySide, psnr_comparisons
 from experiments.document import Document, Table, document, number, small
 from experiments.figures import Figure, Tile, magnified
 from experiments.measuring import Curve
 from experiments.runner import Parts
-from experiments.tomography.steps import AS_PRINTED, BOX, TRAINING, TomographySettings
+from experiments.tomography.steps import (
+    AUTHORS,
+    BOX,
+    OURS,
+    TEST_AS_PRINTED,
+    TRAINING,
+    TomographySettings,
+)
 
 WHITE = 0.65
 """Of the pictures: 620 HU. Soft tissue is at 0.41."""
@@ -35,6 +42,8 @@ def report(parts: Parts, values: TomographySettings) -> Document:
         found.runs["lbfgs"], found.best("sm-c"), found.best("sm-d"),
     ]  # fmt: skip
     printed = [*found.family("sm-c", printed=True), *found.family("sm-d", printed=True)]
+    theirs, mine = columns_of(parts, values)
+    other = Column(found, data, shown, "another slice")
     free, inside = Curve.of(parts["halfline-curve-proposed"]), ours.curve
     tiles = [list(map(enlarged, row)) for row in found.tiles(data, {**shown, "Default": default})]
     return document(
@@ -42,7 +51,8 @@ def report(parts: Parts, values: TomographySettings) -> Document:
         {
             "story": story, "values": values, "data": data.values, "found": found,
             "trained": parts[TRAINING].values, "ours": ours, "better": better,
-            "sm_c": sm_c, "sm_d": sm_d, "box": BOX, "white": WHITE,
+            "sm_c": sm_c, "sm_d": sm_d, "box": BOX, "white": WHITE, "theirs": theirs,
+            "mine": mine,
             "tried": len(parts["search-proposed"].values["tried"]),
             "worst": [run.label for run in printed if not found.error(run, found.late) < 1.0],
             "tests": len(parts["test-tv"].values["best"]["psnr"]),
@@ -53,8 +63,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             },
         },
         comparisons=psnr_comparisons(
-            found, data, story.paper_data, shown, story.paper, PAPER_MOMENTS,
-            {label: found.runs[f"{label.lower()}-searched"] for label in shown},
+            story.paper_data, story.paper, PAPER_MOMENTS, theirs, mine or other
         ),
         blocks=[
             regularizers_table(parts, values),
@@ -63,6 +72,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             Figure.of_curves("certificates", [found.proof_panels(everyone)]),
             found.table(),
             Figure.of_pictures("pictures", tiles, high=WHITE),
+            *released_pictures(theirs, mine),
         ],
         results={
             "data": dict(data.values),
@@ -71,7 +81,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             "tests": {
                 name: dict(part.values)
                 for name, part in parts.items()
-                if name.startswith("test-") or name == AS_PRINTED
+                if name.startswith("test-")
             },
             "searches": {
                 name: dict(part.values)
@@ -79,8 +89,38 @@ def report(parts: Parts, values: TomographySettings) -> Document:
                 if name.startswith("search-")
             },
             "methods": found.as_plain(),
+            "released_slice": {
+                name: None if column is None else column.found.as_plain()
+                for name, column in (("authors", theirs), ("ours", mine))
+            },
         },
     )  # fmt: skip
+
+
+def released_pictures(theirs: Column | None, mine: Column | None) -> list[Figure]:
+    """The slice of the paper's figure, with the authors' choices and with ours, as far as run."""
+    found = []
+    if theirs is not None and theirs.runs:
+        found.append(Figure.of_pictures("authors-pictures", theirs.tiles(), high=WHITE))
+    if mine is not None:
+        tiles = mine.tiles({"Default": mine.runs["Proposed"]})
+        found.append(Figure.of_pictures("our-pictures", tiles, high=WHITE))
+    return found
+
+
+def columns_of(parts: Parts, values: TomographySettings) -> tuple[Column | None, Column | None]:
+    """The slice of the paper's figure with the authors' choices, and with ours, as far as run."""
+    theirs = mine = None
+    if f"{AUTHORS}data" in parts:
+        found = SideBySide.of(parts, values.authors_early, values.iterations, AUTHORS)
+        runs = dict(zip(values.story.paper, found.runs.values(), strict=False))  # perhaps none
+        note = "R trained as the authors did, on our slices"
+        theirs = Column(found, parts[f"{AUTHORS}data"], runs, note)
+    if f"{OURS}data" in parts:
+        found = SideBySide.of(parts, values.early, values.released_iterations, OURS)
+        runs = {"Proposed": found.runs["default"]}
+        mine = Column(found, parts[f"{OURS}data"], runs, f"`{values.shipped}`")
+    return theirs, mine
 
 
 def regularizers_table(parts: Parts, values: TomographySettings) -> Table:
@@ -88,7 +128,7 @@ def regularizers_table(parts: Parts, values: TomographySettings) -> Table:
     rows = []
     for name, label in (
         ("test-learned", "Trained here, its best gamma"),
-        (AS_PRINTED, "The paper's recipe to the letter, its best gamma"),
+        (TEST_AS_PRINTED, "The paper's recipe to the letter, its best gamma"),
         ("test-shipped", f"`{values.shipped}`, inside the package"),
         ("test-tv", "Total variation"),
     ):

@@ -3,7 +3,8 @@
 With a data folder they are the slices in ct/train and ct/test; without one they are random ellipses
 that resemble them: a body with lungs, bones and organs, in the same units, (HU + 1024) / 2524.
 Neither are the paper's, which come from the Mayo Clinic. Its authors published the one in its
-figure, with counts and filtered back projection; it is not shipped, and not used here.
+figure, with counts and filtered back projection: ``authors.ReleasedSlice``, which nothing is chosen
+by.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Literal
 import convexlift as cl
 from convexlift.tasks import SparseViewCT
 from convexlift.training import PRESETS, AdversarialRecipe
+from experiments.authors import ReleasedCounts, ReleasedSlice
 from experiments.common_steps import (
     DEFAULT,
     L_BFGS,
@@ -26,8 +27,8 @@ from experiments.common_steps import (
     searches,
 )
 from experiments.document import Printed
-from experiments.runner import Part, Step, Study, Work
-from experiments.setups import Scoring, Setup, Training, training_values
+from experiments.runner import Part, Parts, Step, Study, Work
+from experiments.setups import Regularizer, Scoring, Setup, Training
 from experiments.tomography.slices import FULL_SIZE, SliceCounts, Slices, load_slices, scanner
 
 COUNTS = SliceCounts(training=None, validation=8, test=10)
@@ -80,11 +81,22 @@ class TomographySettings:
     search_iterations: int = 100
     tries_c: int = 10
     tries_step: int = 6
+    # The slice of the paper's figure, with the choices of the authors' script.
+    authors_early: int = 51  # "50 iterations": the released script counts from 0
+    authors_sm_c: float = 4e-4  # of the pictures: the released script
+    authors_sm_d: float = 5e-3  # of the pictures: the released script
+    released_method: Competitor = DEFAULT  # ours: what ``cl.solve`` takes for the shipped network
+    released_iterations: int = 500  # of our method on that slice
+    released_every: int = 10
 
 
+PRINTED_UNITS = 256
+"""Hidden units that the paper prints; the released network has as many as the image has rows."""
 BOX = (0.0, 2.0)
 """The paper has x >= 0. An upper bound that no pixel comes near makes certificates sharper."""
-TRAINING, AS_PRINTED = "training", "training-as-printed"
+TRAINING, AS_PRINTED, TEST_AS_PRINTED = "training", "training-as-printed", "test-as-printed"
+AUTHORS, OURS = "authors-", "ours-"
+"""Prefixes of parts on the slice of the paper's figure: the authors' choices, and ours."""
 
 
 def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
@@ -101,12 +113,14 @@ def steps(study: Study, values: TomographySettings) -> Sequence[Step]:
     # The proposed method for x >= 0 alone, as the paper states it: does the box matter?
     halfline = Setup(replace(task, box=(0.0, None)), regularizer, slices.shown, study, "halfline-")
     checks = checks_of(values)
+    printed = printed_training(values, slices, task, study) if values.as_printed else None
     return [
         training.step(),
-        *(printed_training(values, slices, task, scoring, study) if values.as_printed else ()),
+        *(() if printed is None else (printed.step(), printed_test(values, printed, scoring))),
         *tests(values, training, scoring, slices),
         *methods(setup, values, checks),
         curve_step(halfline, proposed(values.c), checks, cost=values.iterations * 0.1),
+        *released_steps(values, study, printed),
     ]
 
 
@@ -126,13 +140,15 @@ def changed_recipe(values: TomographySettings, task: SparseViewCT) -> Adversaria
     image size, hence the division by it.
     """
     recipe = printed_recipe(values, task)
-    network = replace(recipe.network, filters=values.filters / values.size)
+    network = replace(
+        recipe.network, filters=values.filters / values.size, uniform=None, hidden=PRINTED_UNITS
+    )
     options = replace(
         recipe.options, steps=values.steps, learning_rate=values.learning_rate, schedule="cosine",
         zero_mean=True, validate_every=values.steps,
     )  # fmt: skip
     return replace(
-        recipe, network=network, batch_size=values.batch_size, penalty=values.penalty,
+        recipe, network=network, batch_size=values.batch_size, penalty=values.penalty, fixed=False,
         options=options, task=replace(task, filter=values.filter, clamp=None),
     )  # fmt: skip
 
@@ -146,28 +162,76 @@ def printed_recipe(
     count = recipe.options.steps if slices is None else 20 * slices // recipe.batch_size
     return replace(
         recipe, task=task, weight=values.gamma, search=True,
-        network=replace(recipe.network, image_size=values.size),
+        network=replace(recipe.network, image_size=values.size, hidden=values.size),
         validation_stop=values.validation_stop,
         options=replace(recipe.options, steps=count, validate_every=count, validate_start=False),
     )  # fmt: skip
 
 
 def printed_training(
-    values: TomographySettings, slices: Slices, task: SparseViewCT, scoring: Scoring, study: Study
-) -> list[Step]:
-    """The scores of the paper's recipe, followed to the letter; its weights are not kept."""
+    values: TomographySettings, slices: Slices, task: SparseViewCT, study: Study
+) -> Training:
+    """The training by the paper's recipe, followed to the letter."""
     recipe = printed_recipe(values, task, len(slices.training))
-    training = Training(AS_PRINTED, recipe, slices.training, slices.validation, study)
+    return Training(
+        AS_PRINTED, recipe, slices.training, slices.validation, study,
+        cost=0.2 * values.steps, title="Training as printed",
+    )  # fmt: skip
+
+
+def printed_test(values: TomographySettings, training: Training, scoring: Scoring) -> Step:
+    """The scores of that training, with the best gamma and with the printed one."""
 
     def compute(work: Work) -> Part:
-        outcome = training.follow(work)
-        found, network = training_values(outcome, recipe), outcome.trained.network
-        best, printed = (scoring.values(network, w) for w in (found["weight"], values.gamma))
-        return Part({**found, "best": best, "gamma": printed})
+        part = work.parts[AS_PRINTED]
+        network = training.network(part)
+        best, printed = (scoring.values(network, w) for w in (part.values["weight"], values.gamma))
+        return Part({"best": best, "gamma": printed})
 
-    settings = {**training.settings, "scoring": scoring.settings, "gamma": values.gamma}
-    title = "Training as printed"
-    return [Step(AS_PRINTED, settings, compute, cost=0.2 * values.steps, title=title)]
+    settings = {**scoring.settings, "gamma": values.gamma}
+    return Step(TEST_AS_PRINTED, settings, compute, (AS_PRINTED,), title="Test slices, as printed")
+
+
+def released_steps(
+    values: TomographySettings, study: Study, printed: Training | None
+) -> list[Step]:
+    """The slice of the paper's figure from its released counts: the authors' choices, and ours.
+
+    The network of the former has the size of the images, so that small versions do without.
+    """
+    released = ReleasedSlice.of(study.authors)
+    if released is None:
+        return []
+    task = printed_task(replace(values, size=FULL_SIZE))
+    # As the authors: x >= 0 alone, from their filtered back projection.
+    data = ReleasedCounts(released.counts, released.fbp, replace(task, box=(0.0, None)))
+    shipped = Regularizer.loaded(values.shipped, task)
+    found: list[Step] = []
+    if printed is not None and values.size == FULL_SIZE:
+
+        def make(parts: Parts) -> tuple[cl.InputConvexNetwork, float]:
+            return printed.network(parts[AS_PRINTED]), values.gamma
+
+        regularizer = Regularizer("trained as the authors did", make, (AS_PRINTED,))
+        theirs = Setup(data, regularizer, released.images, study, AUTHORS)
+        checks = Checks(values.iterations, 1, (values.authors_early, values.iterations))
+        found += [
+            data_step(theirs),
+            *(curve_step(theirs, each, checks, cost=values.iterations)
+              for each in (proposed(values.c), constant(values.authors_sm_c),
+                           diminishing(values.authors_sm_d))),
+        ]  # fmt: skip
+    elif values.shipped in cl.models.names():
+        found.append(data_step(Setup(data, shipped, released.images, study, AUTHORS)))
+    if values.shipped in cl.models.names():
+        smooth = cl.fbp(task.scanner, released.counts - task.background, "hann")
+        ours = Setup(
+            ReleasedCounts(released.counts, smooth, task), shipped, released.images, study, OURS
+        )
+        kept = (values.early, values.released_iterations)
+        checks = Checks(values.released_iterations, values.released_every, kept)
+        found += [data_step(ours), curve_step(ours, values.released_method, checks, cost=kept[1])]
+    return found
 
 
 def tests(

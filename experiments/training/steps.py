@@ -10,7 +10,14 @@ from typing import cast
 import convexlift as cl
 from convexlift.images import load_example
 from convexlift.tasks import Inpainting
-from convexlift.training import PRESETS, AdversarialRecipe, BilevelRecipe, ImageSet, absorb_weight_
+from convexlift.training import (
+    PRESETS,
+    AdversarialRecipe,
+    AnyRecipe,
+    BilevelRecipe,
+    ImageSet,
+    absorb_weight_,
+)
 from experiments.common_steps import (
     DEFAULT,
     L_BFGS,
@@ -22,7 +29,7 @@ from experiments.common_steps import (
     searched_curve_steps,
     searches,
 )
-from experiments.images import EXAMPLES, TUNING_EXAMPLE, Images, load_faces, resized, squares
+from experiments.images import EXAMPLES, TUNING_EXAMPLE, Images, load_faces, resized, training_faces
 from experiments.runner import Parts, Step, Study
 from experiments.setups import Setup, Training
 
@@ -38,6 +45,14 @@ SEARCHED = {"proposed": "Proposed", "sm-c": "SM-C", "sm-d": "SM-D"}
 
 ADVERSARIAL = cast(AdversarialRecipe, PRESETS["faces-inpainting-adversarial"])
 BILEVEL = cast(BilevelRecipe, PRESETS["faces-inpainting-bilevel"])
+AS_RELEASED: dict[str, AnyRecipe] = {
+    "adversarial": PRESETS["paper-inpainting"],
+    "bilevel-nmapg": PRESETS["paper-bilevel-nmapg"],
+    "bilevel-proposed": PRESETS["paper-bilevel"],
+}
+"""The paper's rows, trained as the authors did."""
+AUTHORS = "authors-"
+"""The prefix of their parts."""
 LOWER_LEVEL = cl.StopWhen(gap=1e-3, max_iterations=60)
 """Ours; the paper stops where the gradient of the lower level has the norm 0.1."""
 
@@ -64,6 +79,7 @@ class TrainingSettings(PaperInpainting):
     search_iterations: int = 150  # ours
     tries_c: int = 10  # ours
     tries_step: int = 6  # ours
+    as_released: bool = True  # whether the paper's rows are also trained as the authors did
 
     @classmethod
     def quick(cls) -> TrainingSettings:
@@ -71,7 +87,8 @@ class TrainingSettings(PaperInpainting):
         stop = cl.StopWhen(gap=1e-2, max_iterations=60)
         return cls(
             iterations=150, images=2, size=64, training_images=72, search_iterations=100,
-            tries_c=6, tries_step=5, lower_level=replace(LOWER_LEVEL, max_iterations=40),
+            tries_c=4, tries_step=3, as_released=False,
+            lower_level=replace(LOWER_LEVEL, max_iterations=40),
             adversarial=replace(
                 ADVERSARIAL, held_out=4, validation_stop=stop, options=replace(
                     ADVERSARIAL.options, steps=200, learning_rate=2e-3, validate_every=200),
@@ -85,13 +102,7 @@ class TrainingSettings(PaperInpainting):
 
 def training_images(data: Path | None, count: int | None, size: int) -> ImageSet:
     """The first training faces, brought to a size; tiles of photographs without data."""
-    folder = None if data is None else data / "faces" / "train"
-    if folder is None or not folder.is_dir():
-        return tiles(size)
-    found = ImageSet.from_folder(folder, limit=count)
-    if found.size(0) == (size, size):
-        return found
-    return ImageSet.from_tensors(list(squares(found, size)[:, 0]), found.names)
+    return training_faces(data, size, count) or tiles(size)
 
 
 def tiles(size: int) -> ImageSet:
@@ -130,7 +141,46 @@ def steps(study: Study, values: TrainingSettings) -> Sequence[Step]:
         setup = Setup(task, regularizer, images, study, prefix)
         on = Setup(replace(task, mask=None), regularizer, example, study, prefix)
         found += [training.step(), *table_row(setup, on, values)]
+    if values.as_released:
+        for name, recipe in AS_RELEASED.items():
+            found += authors_row(name, masked(recipe, images), task, images, learned_from, study,
+                                 values)  # fmt: skip
     return found
+
+
+def authors_row(
+    name: str,
+    recipe: AnyRecipe,
+    task: Inpainting,
+    images: Images,
+    learned_from: ImageSet,
+    study: Study,
+    values: TrainingSettings,
+) -> list[Step]:
+    """One row of the paper's table with the authors' choices: their recipe, steps, and no box."""
+    training = Training(
+        AUTHORS + name, recipe, learned_from, None, study,
+        cost=100.0, title=f"Training as the authors did, {SCHEMES[name]}",
+    )  # fmt: skip
+    regularizer = training.regularizer(SCHEMES[name])
+    setup = Setup(replace(task, box=None), regularizer, images, study, f"{AUTHORS}{name}-")
+    last = values.iterations
+    checks, cost = Checks(last, last, (last,), values.images), 0.02 * last * values.images
+    return [
+        training.step(),
+        data_step(setup),
+        *(curve_step(setup, each, checks, cost=cost) for each in papers_four(values)),
+    ]
+
+
+def masked(recipe: AnyRecipe, images: Images) -> AnyRecipe:
+    """The recipe with the paper's fixed mask, where the images have one."""
+    if isinstance(recipe, AdversarialRecipe):
+        return replace(recipe, task=replace(cast(Inpainting, recipe.task), mask=images.mask))
+    tasks = tuple(
+        (replace(cast(Inpainting, task), mask=images.mask), weight) for task, weight in recipe.tasks
+    )
+    return replace(recipe, tasks=tasks)
 
 
 def bilevel(name: str, method: cl.Method, first: Training, values: TrainingSettings) -> Training:

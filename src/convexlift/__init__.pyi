@@ -55,12 +55,12 @@ from convexlift.proofs import Proof as Proof
 from convexlift.reconstruction.batch import reconstruct as reconstruct
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.solvers.gradient_methods import LBFGS as LBFGS
-from convexlift.solvers.gradient_methods import NMAPG as NMAPG
 from convexlift.solvers.gradient_methods import Subgradient as Subgradient
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS
 from convexlift.solvers.named_methods import NamedMethod as NamedMethod
 from convexlift.solvers.named_methods import describe_steps as describe_steps
+from convexlift.solvers.nmapg import NMAPG as NMAPG
 from convexlift.solvers.pdhg import PDHG as PDHG
 from convexlift.solvers.primal_dual import AdaptiveSteps as AdaptiveSteps
 from convexlift.solvers.primal_dual import PaperSteps as PaperSteps

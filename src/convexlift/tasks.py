@@ -193,23 +193,27 @@ class Inpainting(Task):
         missing: fraction of missing pixels, if masks are drawn at random.
         noise: standard deviation of the noise on the seen pixels.
         mask: one mask (H, W) for all images instead of random ones.
-        fill: values of missing pixels in the picture: ``zero`` as in the paper, or the mean
-            of the seen ``neighbours``.
+        fill: values of missing pixels in the picture: ``zero``; ``noise`` alone, as the authors'
+            critic sees them; or the mean of the seen ``neighbours``.
         box: bounds on the images.
+        clamp: bounds on the picture; the authors' critic sees pictures between 0 and 1.
     """
 
     name: ClassVar[str] = "inpainting"
     missing: float = 0.3
     noise: float = 0.03
     mask: Tensor | None = None
-    fill: Literal["zero", "neighbours"] = "neighbours"
+    fill: Literal["zero", "noise", "neighbours"] = "neighbours"
     box: Bounds | None = (0.0, 1.0)
+    clamp: Bounds | None = None
 
     def __post_init__(self) -> None:
         _require_range(self, "missing", 1)
         _require_range(self, "noise")
-        if self.fill not in ("zero", "neighbours"):
-            raise ValueError(f"Inpainting needs fill='zero' or 'neighbours', got {self.fill!r}")
+        fills = ("zero", "noise", "neighbours")
+        if self.fill not in fills:
+            raise ValueError(f"Inpainting needs fill to be one of {fills}, got {self.fill!r}")
+        Box.of(self.clamp)  # raises if there is nothing between the bounds
         if self.mask is not None and self.mask.ndim != 2:
             raise ValueError(
                 f"Inpainting takes one mask (H, W) for all images, got {tuple(self.mask.shape)}"
@@ -228,8 +232,12 @@ class Inpainting(Task):
                 )
             mask = self.mask.to(clean).expand(clean.shape[0], 1, -1, -1)
         noisy = _each(clean, generators, lambda x, g: gaussian_noise(x, self.noise, g))
-        data = mask * noisy
-        picture = fill_from_neighbours(data, mask) if self.fill == "neighbours" else data
+        data = picture = mask * noisy
+        if self.fill == "neighbours":
+            picture = fill_from_neighbours(data, mask)
+        elif self.fill == "noise":
+            picture = noisy - (1 - mask) * clean
+        picture = Box.of(self.clamp).project(picture)
         return Measurement(SquaredL2(data), Mask(mask), self.box, picture, self.noise)
 
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
     "models": "List the shipped regularizers, or show the card of one.",
     "reconstruct": "Reconstruct your own files, with a proof beside each result.",
-    "reproduce": "Repeat one experiment of the paper, its numbers beside the paper's.",
+    "reproduce": "Repeat experiments of the paper, its numbers beside ours.",
     "serve": "Serve the web page: reconstruct pictures in a browser.",
     "train": "Train a regularizer on your own images.",
     "verify": "Check proof files, written by reconstruct --proof or solution.proof.save.",

@@ -254,14 +254,12 @@ def _check_output(job: TrainOptions) -> None:
 
 
 def _check_held_out(recipe: AnyRecipe, count: int) -> None:
-    """Raise unless images remain for training and validation; a single image is handled later."""
-    if validated_task(recipe) is None or count < 2 or 0 < recipe.held_out < count:
+    """Raise unless images remain for training; a single image is handled later."""
+    if validated_task(recipe) is None or count < 2 or 0 <= recipe.held_out < count:
         return
     raise UserError(
-        f"Holding out {recipe.held_out} of {count} images leaves none for "
-        f"{'training' if recipe.held_out > 0 else 'validation'}. "
-        f"Use --held-out with a number from 1 to {count - 1}"
-        f"{', or more images' if recipe.held_out > 0 else ''}."
+        f"{recipe.held_out} of {count} images cannot be held out with some left for training. "
+        f"Use --held-out with a number from 0 to {count - 1}, or more images."
     )
 
 

@@ -17,9 +17,9 @@ ADVERSARIAL = (
     "faces-inpainting-adversarial",
 )  # fmt: skip
 BILEVEL = (
-    "paper-bilevel", "faces-inpainting-bilevel", "photo-any-size-first", "photo-any-size-second",
-    "photo-any-size", "photo", "photo-colour", "ct-abdomen-chest-first", "ct-abdomen-chest",
-    "ct-abdomen-chest-deep",
+    "paper-bilevel", "paper-bilevel-nmapg", "faces-inpainting-bilevel", "photo-any-size-first",
+    "photo-any-size-second", "photo-any-size", "photo", "photo-colour", "ct-abdomen-chest-first",
+    "ct-abdomen-chest", "ct-abdomen-chest-deep",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ class TrainOptions:
     channels: Annotated[int | None, Option(help="Number of filters of the network.")] = None
     kernel: Annotated[int | None, Option(help="Size of its filters.")] = None
     images: Annotated[int | None, Option(help="Number of images to train on.")] = None
-    held_out: Annotated[int | None, Option(help="Number of images held out for validation.")] = None
+    held_out: Annotated[int | None, Option(help="Images held out for validation; 0: none.")] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
     seed: Annotated[int | None, Option(help="Seed of all random choices.")] = None
     # torchrun takes --start for an abbreviation of one of its own options, wherever it appears.

@@ -39,6 +39,7 @@ from convexlift.models.files import (
     pair,
     read_sheet,
 )
+from convexlift.models.released import ENDINGS, read_released
 from convexlift.networks.activations import Activation
 from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
 from convexlift.networks.guides import Guide
@@ -114,13 +115,16 @@ def load(
 
     Args:
         name_or_path: a name in ``models.names()``, or a path with or without either ending. A
-            string is a path if it has a separator or an ending, or if such a file exists.
+            string is a path if it has a separator or an ending, or if such a file exists. A file
+            that ends with .pt or .pth is one of the paper's authors (``models.released``).
         device: the CPU by default.
         dtype: float32 or float64; by default the precision it was saved in, float32 for half.
     """
     target = _check_device(device)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if Path(name_or_path).suffix in ENDINGS:
+        return read_released(Path(name_or_path)).to(target, dtype or torch.float32)
     with find(name_or_path) as (weights, sheet_file):
         sheet = read_sheet(sheet_file)
         data = weights.read_bytes()

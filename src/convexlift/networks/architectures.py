@@ -39,7 +39,8 @@ def baseline(
         pool: block size of the average pooling P.
         hidden: outputs of the fully connected W_1.
         slope: of the leaky ReLU h_1.
-        smoothing: nu; 0 for ReLUs, larger for the paper's smoothed ones (section 5.3: 0.01).
+        smoothing: nu; 0 for ReLUs, larger for the smoothed ones of section 5.3, which does not give
+            nu; it is 0.01 in the released code.
         padding: of the convolutions: ``zero``, ``circular``, ``reflect`` or ``replicate``.
     """
     convolution = partial(Convolution, kernel_size=kernel, padding=padding)

@@ -28,8 +28,15 @@ from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import Evaluation, VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
-from convexlift.solvers.solution import History, Progress, Record, Solution, Status
-from convexlift.tensors import Blocks, choose_images, expand_per_image, join_images, select_images
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
+from convexlift.tensors import (
+    Blocks,
+    choose_images,
+    expand_per_image,
+    join_images,
+    select_images,
+    sum_per_image,
+)
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
@@ -54,14 +61,15 @@ class Ledger:
         self,
         problem: VariationalProblem,
         state: State,
-        tolerance: float | None,
+        stop: StopWhen,
         callback: Callback | None,
         *,
         rigorous: bool,
     ) -> None:
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
-        self.problem, self.tolerance, self.rigorous = problem, tolerance, rigorous
+        self.problem, self.rigorous = problem, rigorous
+        self.tolerance, self.steepest = stop.gap, stop.gradient
         self.state = state  # the last finite one
         self.start = state.x
         self.active = torch.ones(size, dtype=torch.bool)
@@ -91,11 +99,13 @@ class Ledger:
         )  # fmt: skip
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        better = finite & (objective < self.objective)
+        flat = self.active & finite & self._flat(evaluation, iteration)
+        better = finite & (objective < self.objective) | flat
         self.x = choose_images(better, state.x, self.x)
         self.objective = torch.where(better, objective, self.objective)
-        self._keep_best_bounds(state.x, objective, finite, bounds, everywhere, near)
+        self._keep_best_bounds(state.x, objective, finite, flat, bounds, everywhere, near)
         self.end(Status.NOT_FINITE, ~finite)
+        self.end(Status.STATIONARY, flat)
         if self.tolerance is not None:
             rough = self._numbers()[1]
             self._confirm(self.active & (rough <= self.tolerance), rough)
@@ -107,6 +117,13 @@ class Ledger:
             return True
         with self.clock.paused():
             return self._callback(Progress(**vars(record), x=state.x)) is not True
+
+    def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
+        """Which images, other than the start, have a gradient below the tolerance on its norm."""
+        if self.steepest is None or iteration == 0:
+            return torch.zeros_like(self.active)
+        squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
+        return (squares < self.steepest**2).cpu()
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""
@@ -123,6 +140,8 @@ class Ledger:
     def _end(self, i: int, status: Status) -> None:
         self.status[i] = status
         self.active[i] = False
+        if status is Status.STATIONARY:
+            self.claims[i] = None  # return this image, and none claimed before it
 
     def solution(self) -> Solution:
         """The result, once all images have ended."""
@@ -239,6 +258,7 @@ class Ledger:
         x: Tensor,
         objective: Tensor,
         finite: Tensor,
+        flat: Tensor,
         bounds: Scopes[Bound],
         everywhere: Tensor,
         near: Tensor,
@@ -249,7 +269,7 @@ class Ledger:
         lower = torch.where(usable, below, -math.inf)
         raised = lower > self.lower_bound  # False for NaN
         self.lower_bound = torch.where(raised, lower, self.lower_bound)
-        nearer = usable & (near < self.local_gap)
+        nearer = usable & ((near < self.local_gap) | flat)
         if self.witness is None:
             self.witness = bounds.near.witness
         self.witness = choose_images(raised, bounds.everywhere.witness, self.witness)

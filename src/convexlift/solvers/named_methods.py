@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.gradient_methods import LBFGS, NMAPG, Subgradient
+from convexlift.solvers.gradient_methods import LBFGS, Subgradient
 from convexlift.solvers.method import Method
+from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.primal_dual import PaperSteps
 from convexlift.solvers.solve import suitable_method
@@ -52,7 +53,8 @@ class NamedMethod:
 def paper_grid(problem: VariationalProblem, coarse: bool) -> Sequence[PDHG]:
     """PDHG with the paper's steps: pairs (c_1, c_L), geometric in between.
 
-    Scaling the objective by a factor gives the same iterates if c is scaled by it too.
+    Scaling the objective by a factor gives the same iterates if c is scaled by it too. The duals
+    start from our backward pass, as those of the default do, not as released.
     """
     layers, every = len(problem.regularizer.layers), 2 if coarse else 1
     factor = _paper_scale(problem)

@@ -22,10 +22,15 @@ from convexlift.tensors import Blocks
 class StopWhen:
     """Stop an image as soon as one of these criteria holds.
 
-    On ``CONVERGED``, objective - lower_bound <= gap |objective|.
+    On ``CONVERGED``, objective - lower_bound <= gap |objective|; on ``STATIONARY``, the gradient of
+    the objective at the image returned is shorter than ``gradient``.
 
     Args:
         gap: relative certified gap; None to run to a limit.
+        gradient: absolute norm of the gradient of the objective J, for smooth problems without a
+            box; None for no such criterion. The start is not tested, since it is short wherever x
+            fits the data and weight R is small. It depends on the scale of J, and does not say how
+            far J is from its minimum. The paper's bilevel learning stops at 0.1.
         max_iterations: limit on iterations; 0 only evaluates the start.
         seconds: limit on the time, or None.
         check_every: iterations between evaluations of objective and certificate. Small values
@@ -33,6 +38,7 @@ class StopWhen:
     """
 
     gap: float | None = 1e-3
+    gradient: float | None = None
     max_iterations: int = 10_000
     seconds: float | None = None
     check_every: int = 10
@@ -40,6 +46,8 @@ class StopWhen:
     def __post_init__(self) -> None:
         if self.gap is not None and not self.gap >= 0:
             raise ValueError(f"gap must be nonnegative or None, got {self.gap}")
+        if self.gradient is not None and not self.gradient > 0:
+            raise ValueError(f"gradient must be positive or None, got {self.gradient}")
         if self.max_iterations < 0:
             raise ValueError(f"max_iterations must be at least 0, got {self.max_iterations}")
         if self.seconds is not None and not self.seconds > 0:
@@ -52,6 +60,7 @@ class Status(Enum):
     """How a solve ended, for one image; the value is advice for the user."""
 
     CONVERGED = "The certified gap is below the tolerance."
+    STATIONARY = "The norm of the gradient is below the tolerance; see gap for a certified bound."
     ITERATION_LIMIT = (
         "The iteration limit was reached. Raise StopWhen(max_iterations=...), or continue with "
         "solve(problem, start=solution.state)."

@@ -59,10 +59,12 @@ def _solve(
         raise TypeError(
             f"stop must be a cl.StopWhen, for example cl.StopWhen(gap=1e-3); got {stop!r}"
         )
+    if stop.gradient is not None:
+        _require_gradient(problem)
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
         state = _first_state(problem, solver, start)
-        ledger = Ledger(problem, state, stop.gap, callback, rigorous=rigorous)
+        ledger = Ledger(problem, state, stop, callback, rigorous=rigorous)
         return _iterate(ledger, solver, state, stop)
 
 
@@ -165,6 +167,20 @@ def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopw
         return 1  # to measure the pace
     pace = clock.seconds() / iteration
     return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
+
+
+def _require_gradient(problem: VariationalProblem) -> None:
+    """Raise ValueError unless the objective has a gradient, which vanishes at the minimum."""
+    if not problem.smooth:
+        obstacle = "the data term or an activation has kinks"
+    elif not problem.bounds.is_everything:
+        obstacle = "the gradient need not vanish at the bounds of a box"
+    else:
+        return
+    raise ValueError(
+        f"StopWhen(gradient=...) needs a smooth problem without a box, and here {obstacle}; write "
+        "StopWhen(gap=...)"
+    )
 
 
 def _first_state(

@@ -15,6 +15,7 @@ from convexlift.training.hypergradients import Unrolled as Unrolled
 from convexlift.training.hypergradients import ValueFunction as ValueFunction
 from convexlift.training.initialization import absorb_weight_ as absorb_weight_
 from convexlift.training.initialization import start_from_filters_ as start_from_filters_
+from convexlift.training.initialization import start_uniformly_ as start_uniformly_
 from convexlift.training.loop import Trained as Trained
 from convexlift.training.loop import TrainingOptions as TrainingOptions
 from convexlift.training.loop import train as train

@@ -139,18 +139,25 @@ class JacobianFree(Hypergradient):
 
     One more gradient step, as in the paper: the inverse Hessian is replaced by ``step`` times
     the identity (Fung et al. 2022, Bolte et al. 2023).
+
+    Args:
+        step: step size; None for 1 / ||grad R(truth)||, the norm of all images of the batch
+            together. The authors' ``bilevel_training.py`` takes the largest such norm of all
+            batches of the training set, computed again every fifth step.
     """
 
-    step: float = 1.0
+    step: float | None = 1.0
 
     def __post_init__(self) -> None:
-        require_positive(self, step=self.step)
+        if self.step is not None:
+            require_positive(self, step=self.step)
 
     def surrogate(
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
         """l after one gradient step."""
-        return upper_loss(_descend(problem, solution.x.detach(), self.step, weight), truth)
+        step = self.step or 1 / bound_network.gradient(problem.network, truth).norm()
+        return upper_loss(_descend(problem, solution.x.detach(), step, weight), truth)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Initial weights: a network that is a total variation of many filters.
+"""Initial weights: a network that is a total variation of many filters, or the authors' start.
 
     z_1 = h(+-k_c * x),   z_2 = h(sum of one block of z_1 over all channels)
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation, Ramp
 from convexlift.networks.architectures import ridge
+from convexlift.networks.bound_network import IMAGE
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 
 _VARIETY = 0.02  # share of the random weights that is kept, so that units differ
@@ -87,6 +88,35 @@ def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> 
         if layer.bias is not None:
             layer.bias.zero_()
     network.output.fill_(scale)
+
+
+@torch.no_grad()
+def start_uniformly_(network: InputConvexNetwork, largest: float) -> None:
+    """Nonnegative weights from U[0, largest], and biases as PyTorch's layers have them.
+
+    The start of the authors' networks (``models.py`` in github.com/hsw43/icnn_primal_dual), with
+    largest = 0.01, and 0.001 for the deep one: W_1, ..., W_L are drawn from U[0, largest], a bias
+    from U[-1/sqrt(n), 1/sqrt(n)] with n inputs to each unit. Filters on the image keep their
+    values, which have that distribution too. By default nonnegative weights have rows that sum to 1
+    on average, and so has W_L: the gradients of ``baseline`` are then about 1/50 for 256 x 256
+    pixels.
+
+    Args:
+        network: changed in place, by PyTorch's global generator.
+        largest: the upper end of the interval.
+    """
+    if not 0 < largest < math.inf:
+        raise ValueError(f"start_uniformly_ needs largest > 0, got {largest}")
+    for number, layer in enumerate(network.layers, start=1):
+        inputs = 0
+        for source, linear_map in layer.sources(number).items():
+            for weight in linear_map.parameters():
+                inputs += weight[0].numel()
+                if source != IMAGE:
+                    weight.uniform_(0, largest)
+        if layer.bias is not None and inputs:
+            layer.bias.uniform_(-(inputs**-0.5), inputs**-0.5)
+    network.output.uniform_(0, largest)
 
 
 def _over_channels(filters: Tensor, in_channels: int) -> Tensor:

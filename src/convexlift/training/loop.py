@@ -50,10 +50,11 @@ class TrainingOptions:
         steps: number of optimiser steps.
         learning_rate: Adam's learning rate.
         relative: multiply the learning rate of each tensor by the root mean square of its
-            entries at the start, so that filters of size 1 and weights of size 0.01 both
-            change by the same fraction per step.
+            entries at the start, so that all tensors change by the same fraction per step.
         betas: Adam's decay rates.
+        epsilon: Adam's, added to the root mean square of gradients; in proportion to the loss.
         schedule: ``constant``, or ``cosine`` down to zero at the end.
+        decay: factor on the learning rate after each epoch.
         warm_up: steps over which the learning rate rises linearly.
         clip: largest norm of the gradient, or None.
         zero_mean: keep the filters on the image at mean zero.
@@ -68,7 +69,9 @@ class TrainingOptions:
     learning_rate: float = 1e-3
     relative: bool = False
     betas: tuple[float, float] = (0.9, 0.99)
+    epsilon: float = 1e-8
     schedule: Literal["constant", "cosine"] = "constant"
+    decay: float = 1.0
     warm_up: int = 0
     clip: float | None = None
     zero_mean: bool = False
@@ -79,23 +82,23 @@ class TrainingOptions:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least(1, steps=self.steps, validate_every=self.validate_every)
-        require_at_least(1, checkpoint_every=self.checkpoint_every)
+        every = {"validate_every": self.validate_every, "checkpoint_every": self.checkpoint_every}
+        require_at_least(1, steps=self.steps, **every)
         require_at_least(0, warm_up=self.warm_up)
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        for name in ("learning_rate", "epsilon", "decay", "clip"):
+            value = getattr(self, name)
+            if not (value is None or 0 < value < math.inf):
+                raise ValueError(f"{name} must be positive, got {value}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie between 0 and 1, got {self.betas}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1 or None, got {self.patience}")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"schedule must be 'constant' or 'cosine', got {self.schedule!r}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be positive or None, got {self.clip}")
 
-    def rate(self, step: int) -> float:
+    def rate(self, step: int, epoch: int = 0) -> float:
         """The factor on the learning rate at a step."""
-        rise = min(1.0, (step + 1) / (self.warm_up + 1))
+        rise = min(1.0, (step + 1) / (self.warm_up + 1)) * self.decay**epoch
         if self.schedule == "constant":
             return rise
         return rise * (1 + math.cos(math.pi * step / self.steps)) / 2
@@ -246,7 +249,7 @@ class _TrainingRun:
 
     def advance(self) -> Row:
         """One step of the optimiser; returns the row for the log."""
-        rate = self.options.rate(self.step)
+        rate = self.options.rate(self.step, self.step // self.batches.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base_lr"] * rate
         batch = self.batches.batch(self.step, self.process.rank, self.process.world)
@@ -385,7 +388,7 @@ def _adam(module: nn.Module, options: TrainingOptions) -> torch.optim.Adam:
         base = options.learning_rate * (_size(group[0]) if options.relative else 1.0)
         # Kept in the optimiser's state, since a resumed run may start from other weights.
         groups.append({"params": group, "lr": base, "base_lr": base})
-    return torch.optim.Adam(groups, betas=options.betas)
+    return torch.optim.Adam(groups, betas=options.betas, eps=options.epsilon)
 
 
 def _size(parameter: Tensor) -> float:

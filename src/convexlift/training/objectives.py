@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from convexlift.networks.bound_network import gradient
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.solvers.solve import solve_roughly
@@ -120,7 +119,8 @@ class Adversarial(Objective):
         partner = damaged if self.paired else _previous(damaged, batch)
         places = [
             torch.rand((), generator=generator, device=clean.device)
-            for generator in batch.generators(clean.device, stream=1)
+            # Places on the lines are new in every epoch, even if the noise is not.
+            for generator in replace(batch, fixed=False).generators(clean.device, stream=1)
         ]
         s = expand_per_image(torch.stack(places), clean)
         between = s * clean + (1 - s) * partner
@@ -177,12 +177,13 @@ class Bilevel(Objective):
         decibels: minimise the mean negative PSNR instead of the mean squared error.
         strict: take no step from a batch in which an image missed the gap of ``stop``: the formulas
             of hypergradients hold at solutions only.
+        from_picture: start at the data as an image, instead of at a better guess.
     """
 
     metric_names = ("train_psnr", "gap", "iterations")
     setting_names = (
         "tasks", "hypergradient", "method", "stop", "warm_starts", "decibels", "strict", "turns",
-        "learn_weights",
+        "learn_weights", "from_picture",
     )  # fmt: skip
 
     def __init__(
@@ -197,6 +198,7 @@ class Bilevel(Objective):
         warm_starts: int = 0,
         decibels: bool = False,
         strict: bool = False,
+        from_picture: bool = False,
     ) -> None:
         super().__init__()
         if not tasks:
@@ -215,6 +217,7 @@ class Bilevel(Objective):
         self.learn_weights = learn_weights
         self.hypergradient, self.method, self.stop = hypergradient, method, stop
         self.decibels, self.warm_starts, self.strict = decibels, warm_starts, strict
+        self.from_picture = from_picture
         # Logarithms keep the weights positive, whatever step the optimiser takes.
         logarithms = torch.tensor([math.log(weight) for _, weight in tasks])
         # The first task's weight is fixed: scaling R has the same effect.
@@ -241,7 +244,8 @@ class Bilevel(Objective):
         measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
         weight = self._log_weights()[turn].exp()
         problem = measurement.problem(network, float(weight.detach()))
-        start = self._start(turn, batch, problem)
+        first = measurement.picture if self.from_picture else problem.initial_image()
+        start = self._start(turn, batch, first)
         solution = solve_roughly(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
         strategy = self.hypergradient or suitable_hypergradient(network)
@@ -283,14 +287,14 @@ class Bilevel(Objective):
                 "starts; write warm_starts=len(images)"
             )
 
-    def _start(self, turn: int, batch: Batch, problem: VariationalProblem) -> Tensor | None:
-        """The last reconstructions, or the usual start for images without one."""
+    def _start(self, turn: int, batch: Batch, first: Tensor) -> Tensor:
+        """The last reconstructions, or ``first`` for images without one."""
         images = self._images.get(turn)
         if images is None:
-            return None
+            return first
         last = images[batch.indices.to(images.device)].to(batch.clean)
         known = torch.isfinite(last).flatten(1).all(1)
-        return torch.where(expand_per_image(known, last), last, problem.initial_image())
+        return torch.where(expand_per_image(known, last), last, first)
 
     def _remember(self, turn: int, batch: Batch, x: Tensor) -> None:
         if not self.warm_starts:

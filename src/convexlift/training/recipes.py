@@ -24,7 +24,11 @@ from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
 from convexlift.training.data import BatchSampler, ImageSet, size_text
 from convexlift.training.hypergradients import Hypergradient
-from convexlift.training.initialization import start_from_filters_, subtract_means_
+from convexlift.training.initialization import (
+    start_from_filters_,
+    start_uniformly_,
+    subtract_means_,
+)
 from convexlift.training.loop import StepCallback, Trained, TrainingOptions, train
 from convexlift.training.objectives import LOWER_LEVEL, Adversarial, Bilevel, Objective
 from convexlift.training.run_files import plain_settings
@@ -50,6 +54,8 @@ class NetworkSettings:
         levels: noise levels of a ``ridge`` for all of them.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
+        uniform: start from nonnegative weights in U[0, uniform], as the authors do; None for ours.
+        hidden: units of the dense layer of a ``baseline`` or ``deep`` network.
         widths: channels of the guide of an ``adaptive`` network at each scale.
         reads: what this guide gives: ``output`` weights, ``biases``, ``links``.
         in_channels: channels of the images.
@@ -68,6 +74,8 @@ class NetworkSettings:
     profiles: int = 1
     levels: tuple[float, ...] = ()
     reads: tuple[str, ...] = ("output",)
+    uniform: float | None = None
+    hidden: int = 256
 
     def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
@@ -76,10 +84,12 @@ class NetworkSettings:
         names += own.get(self.architecture, [])
         arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.architecture in ("baseline", "deep"):
-            arguments["image_size"] = self.image_size or image_size
+            arguments |= {"image_size": self.image_size or image_size, "hidden": self.hidden}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network: InputConvexNetwork = getattr(architectures, self.architecture)(**arguments)
+            if self.uniform is not None:
+                start_uniformly_(network, self.uniform)
         if self.filters is not None:
             start_from_filters_(network, self.filters)
         return network
@@ -97,11 +107,14 @@ class Recipe:
         flips: mirror images at random.
         rotations: turn and mirror square crops at random, in all 8 ways.
         images: number of training images to use; None for all.
-        held_out: number of training images reserved for validation, if there is a task to validate.
+        held_out: number of training images reserved for validation, if there is a task to validate;
+            0 for no validation: the last weights are kept, instead of the best validated ones.
         validation_task: reconstructed in validation; by default the task trained for.
         validation_crop: side of the central part of larger validation images; a network for one
             image size gets that size.
         validation_stop: of the solver in validation.
+        fixed: whether an image always gives the same sample, with the same noise; reconstructions
+            of bilevel learning are then warm-started from the last one.
         seed: of all random choices.
     """
 
@@ -116,6 +129,7 @@ class Recipe:
     validation_task: Task | None = None
     validation_crop: int | None = None
     validation_stop: StopWhen = VALIDATION
+    fixed: bool = False
     seed: int = 0
 
 
@@ -150,8 +164,8 @@ class BilevelRecipe(Recipe):
         hypergradient: how to differentiate; None for the one that suits the network.
         method: of the lower level.
         stop: of the lower level.
-        fixed: whether an image always gives the same sample; reconstructions are then
-            warm-started from the last one.
+        from_picture: start reconstructions, those of the validation too, at the data as an image
+            (``Measurement.picture``), as the authors do, instead of at a better guess.
         decibels: maximise the mean PSNR, so that tasks of different difficulty have equal
             influence, instead of minimising the mean squared error.
         strict: whether to take no step from a batch whose reconstructions missed the gap.
@@ -163,7 +177,7 @@ class BilevelRecipe(Recipe):
     hypergradient: Hypergradient | None = None
     method: Method | None = None
     stop: StopWhen = LOWER_LEVEL
-    fixed: bool = False
+    from_picture: bool = False
     decibels: bool = False
     strict: bool = False
 
@@ -209,7 +223,7 @@ def follow(
     if damaged is not None:
         _require_matching(damaged, images, recipe)
     checked = validated_task(recipe)
-    split = checked is not None and validation_images is None
+    split = checked is not None and validation_images is None and recipe.held_out != 0
     training, held_out = _split(images, recipe, validated=split)
     if damaged is not None:
         damaged, _ = _split(damaged, recipe, validated=split)
@@ -221,31 +235,31 @@ def follow(
     network = network.to(device)
     if recipe.options.zero_mean:  # the loop does so after each step; this is for the start
         subtract_means_(network)
-    fixed = isinstance(recipe, BilevelRecipe) and recipe.fixed
     batches = BatchSampler(
         training, recipe.batch_size, recipe.crop, recipe.flips, recipe.rotations,
-        seed=recipe.seed, fixed=fixed,
+        seed=recipe.seed, fixed=recipe.fixed,
     )  # fmt: skip
     objective: Objective
     if isinstance(recipe, AdversarialRecipe):
-        weight, search, method = recipe.weight, recipe.search, None
+        weight, search, method, from_picture = recipe.weight, recipe.search, None, False
         objective = Adversarial(recipe.task, recipe.penalty, paired=recipe.paired, damaged=damaged)
     else:
         if damaged is not None:
             raise ValueError("damaged images are for adversarial recipes only; leave them out")
         weight, search, method = recipe.tasks[0][1], False, recipe.method
+        from_picture = recipe.from_picture
         objective = Bilevel(
             recipe.tasks, turns=recipe.turns, learn_weights=recipe.learn_weights,
             hypergradient=recipe.hypergradient, method=method, stop=recipe.stop,
-            warm_starts=len(training) if fixed else 0, decibels=recipe.decibels,
-            strict=recipe.strict,
+            warm_starts=len(training) if recipe.fixed else 0, decibels=recipe.decibels,
+            strict=recipe.strict, from_picture=from_picture,
         )  # fmt: skip
     validation = None
     if checked is not None and held_out is not None:
         validation = Validation(
             checked, held_out, weight=weight, search=search, method=method,
             crop=_validation_crop(recipe, network, held_out), stop=recipe.validation_stop,
-            seed=recipe.seed,
+            seed=recipe.seed, from_picture=from_picture,
         )  # fmt: skip
     trained = train(
         network, objective, batches, recipe.options, validation=validation, folder=folder,
@@ -362,10 +376,10 @@ def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
         return "fixed in training: the network learned what is right for them"
     if isinstance(recipe, BilevelRecipe):
         return "learned with the network, relative to the fixed weight of the first task"
-    if result.validation is None:
-        return "not chosen: there was no task to validate; find a weight for your data"
-    if not recipe.search:
+    if not recipe.search and result.weights:
         return "taken from the recipe"
+    if result.validation is None:
+        return "not chosen: nothing was validated; find a weight for your data"
     return f"best PSNR on {len(result.validation.images)} held-out images"
 
 

@@ -44,6 +44,7 @@ class Validation:
         stop: of the solver.
         seed: of the noise.
         ratio: between neighbouring weights in the search.
+        from_picture: start at the data as an image, instead of at a better guess.
     """
 
     task: Task
@@ -55,6 +56,7 @@ class Validation:
     stop: StopWhen = field(default_factory=lambda: StopWhen(gap=1e-3, max_iterations=300))
     seed: int = 0
     ratio: float = 1.3
+    from_picture: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, weight=self.weight)
@@ -92,7 +94,8 @@ class Validation:
         self, network: InputConvexNetwork, measurement: Measurement, clean: Tensor, weight: float
     ) -> Score:
         problem = measurement.problem(network, weight)
-        solution = solve(problem, method=self.method, stop=self.stop)
+        start = measurement.picture if self.from_picture else None
+        solution = solve(problem, method=self.method, stop=self.stop, start=start)
         return Score(
             psnr(solution.x, clean),
             ssim(solution.x, clean),
