@@ -190,7 +190,7 @@ PROBLEMS = {
 }
 
 
-V = "layers.0.skip.weight"
+V = "layers.1.previous.weight"
 NO_SCALE = r"toy\.safetensors: the tensor {}:scale must be nonnegative and finite"
 NO_CODES = r"toy\.safetensors: the tensor {}:scale does not fit any 8-bit tensor beside it"
 

@@ -126,6 +126,18 @@ def test_eight_bits(tmp_path):
     assert (tmp_path / "twice.safetensors").read_bytes() == small.read_bytes()
 
 
+def test_eight_bits_do_not_touch_the_filters_on_the_image(tmp_path):
+    """Rounded, filters of mean zero would see brightness: flat parts of pictures became darker."""
+    net = networks.adaptive(in_channels=3, channels=48, widths=(16,)).float()
+    with torch.no_grad():
+        filters = net.layers[0].skip.weight
+        filters -= filters.mean((2, 3), keepdim=True)
+    cl.save(net, tmp_path / "net", eight_bit=True)
+    stored = cl.load(tmp_path / "net")
+    assert torch.equal(stored.layers[0].skip.weight, filters)
+    assert not torch.equal(stored.guide.first.weight, net.guide.first.weight)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-2, 3e-3, 1e-3])
 def test_small_weights_in_eight_bits_and_half_precision(size, tmp_path):
     """Scales below 6e-5 have fewer digits in half precision; their codes must fit them."""
