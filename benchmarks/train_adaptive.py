@@ -79,7 +79,6 @@ class Training:
              for name, tensors in groups.items()],
             betas=(0.9, 0.99), fused=True, capturable=pictures.is_cuda,
         )  # fmt: skip
-        self.decibels = {task: torch.zeros((), device=pictures.device) for task in "GIS"}
 
     def step(self, task: str) -> None:
         """Draw crops, reconstruct them, and move the weights."""
@@ -98,20 +97,20 @@ class Training:
                 # Where ||x - y||_1 has its kink, x does not move with the weights.
                 free = (found != y).to(x) if robust else torch.ones_like(x)
                 diagonal = torch.zeros_like(x) if robust else data.seen.expand_as(x)
-            judged = torch.zeros_like(x)
-            judged[..., EDGE:-EDGE, EDGE:-EDGE] = 1
-            error = (judged * (found - x).square()).sum((1, 2, 3), keepdim=True) / judged[0].sum()
-            slope = judged * (found - x) / error.clamp_min(1e-4)  # of the logarithm of the error
+            slope = slope_of_error(found - x, EDGE)
             q = self.linear_solve(v, found, w, free * slope, free, diagonal + DAMPING)
+        self.move(found, weights, q)
+
+    def move(self, found: Tensor, weights: Tensor, q: Tensor) -> None:
+        """One step against the hypergradient -<q, d/dtheta V* (w h'(V x))>."""
         response = precise_conv2d(found, self.filters) / self.delta
         gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
         self.optimiser.zero_grad(set_to_none=False)
-        (-(q * gradient).sum() / len(x)).backward()
+        (-(q * gradient).sum() / len(found)).backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
         self.optimiser.step()
         self.network.project_()
         subtract_means_(self.network)
-        self.decibels[task].lerp_(-10 * (error * data.noise.square()).log10().mean(), 0.005)
 
     def gaussian(self) -> Data:
         """Noise of all levels; one crop in 32 is a pattern that repeats every few pixels."""
@@ -213,13 +212,13 @@ class Training:
         curved = weights / self.delta * (precise_conv2d(x, v).abs() < self.delta)
         buffer = with_margin(v, x)
         q, residual, direction = torch.zeros_like(right), right, right
-        squared = _dot(residual, residual)
+        squared = dot(residual, residual)
         for _ in range(LINEAR_STEPS):
             weigh(v, direction, curved, buffer)
             image = free * add_adjoint(v, buffer, diagonal * direction, 1.0)
-            length = squared / _dot(direction, image).clamp_min(1e-30)
+            length = squared / dot(direction, image).clamp_min(1e-30)
             q, residual = q + length * direction, residual - length * image
-            before, squared = squared, _dot(residual, residual)
+            before, squared = squared, dot(residual, residual)
             direction = residual + squared / before.clamp_min(1e-30) * direction
         return q
 
@@ -230,8 +229,16 @@ class Training:
             group["lr"].fill_(factor * group["base"])
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """One number for each image, (B, 1, 1, 1)."""
     return (a * b).sum((1, 2, 3), keepdim=True)
+
+
+def slope_of_error(error: Tensor, edge: int) -> Tensor:
+    """The gradient of the logarithm of the mean square inside the edges, but for a factor."""
+    inside = F.pad(torch.ones_like(error[..., edge:-edge, edge:-edge]), (edge,) * 4)
+    mean = dot(inside * error, error) / inside[0].sum()
+    return inside * error / mean.clamp_min(1e-4)
 
 
 def precise_conv2d(x: Tensor, filters: Tensor) -> Tensor:

@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from crop_kernels import add_adjoint, dual_step, weigh, with_margin
-from torch import Tensor, nn
-from train_adaptive import Data, Training, precise_conv2d
+from torch import Tensor
+from train_adaptive import Data, Training, dot, precise_conv2d, slope_of_error
 
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork
@@ -32,14 +31,13 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.solvers.spectral_steps import majorant
 from convexlift.tasks import SparseViewCT
 from convexlift.training import ImageSet
-from convexlift.training.initialization import subtract_means_
 
 HELD_OUT = "NLST-101287"
 WEIGHT = 200.0
 BATCH, EDGE = 4, 4
 STEPS, RELAXATION = 70, 1.8
 SIGMA = {"counts": 1 / 1600, "box": 0.1, "filters": 0.1}
-LINEAR_STEPS, DAMPING, CLIP = 25, 1e-3, 20.0
+LINEAR_STEPS, DAMPING = 25, 1e-3
 
 
 class Tomography(Training):
@@ -55,7 +53,6 @@ class Tomography(Training):
         self.rays = majorant(self.A, *slices.shape[-2:], slices)
         lower, upper = task.box or (0.0, None)
         self.bounds = [b if b is None else b / UNSTATED_NOISE for b in (lower, upper)]
-        self.decibels["T"] = torch.zeros((), device=slices.device)
 
     def step(self, task: str = "T") -> None:
         """Reconstruct some slices, and move the weights."""
@@ -67,19 +64,8 @@ class Tomography(Training):
         with torch.no_grad():
             v, w = self.filters.detach(), weights.detach().contiguous()
             found = self.reconstruct(v, y, w, picture / noise)
-            judged = F.pad(torch.ones_like(x[..., EDGE:-EDGE, EDGE:-EDGE]), (EDGE,) * 4)
-            error = (judged * (found - data.x).square()).sum((1, 2, 3), keepdim=True)
-            error /= judged[0].sum()
-            q = self.solve_linear(v, found, y, w, judged * (found - data.x) / error)
-        response = precise_conv2d(found, self.filters) / self.delta
-        gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
-        self.optimiser.zero_grad(set_to_none=False)
-        (-(q * gradient).sum() / len(x)).backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
-        self.optimiser.step()
-        self.network.project_()
-        subtract_means_(self.network)
-        self.decibels["T"].lerp_(-10 * (error * noise.square()).log10().mean(), 0.02)
+            q = self.solve_linear(v, found, y, w, slope_of_error(found - data.x, EDGE))
+        self.move(found, weights, q)
 
     def reconstruct(self, v: Tensor, y: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         """x of the lower level."""
@@ -115,15 +101,15 @@ class Tomography(Training):
         buffer = with_margin(v, x)
         residual = free * right
         q, z = torch.zeros_like(right), free * filtered(residual, M)
-        direction, product = z, _dot(residual, z)
+        direction, product = z, dot(residual, z)
         for _ in range(LINEAR_STEPS):
             weigh(v, direction, curved, buffer)
             image = self.A.adjoint(counted * self.A(direction)) + DAMPING * direction
             image = free * add_adjoint(v, buffer, image, 1.0)
-            length = product / _dot(direction, image).clamp_min(1e-30)
+            length = product / dot(direction, image).clamp_min(1e-30)
             q, residual = q + length * direction, residual - length * image
             z = free * filtered(residual, M)
-            before, product = product, _dot(residual, z)
+            before, product = product, dot(residual, z)
             direction = z + product / before.clamp_min(1e-30) * direction
         return q
 
@@ -131,10 +117,6 @@ class Tomography(Training):
         """A little more than the spectrum of V* V."""
         spectrum = torch.fft.rfft2(v, s=x.shape[-2:]).abs().square().sum((0, 1))
         return spectrum + 1e-3 * spectrum.amax()
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((1, 2, 3), keepdim=True)
 
 
 def _generators(count: int, first: int) -> list[torch.Generator]:
