@@ -95,6 +95,9 @@ def without(name):
         ({**state_dict(), "icnn.extra": torch.ones(1)}, "this file has .*extra"),
         ({**state_dict(), "icnn.fc1.weight": torch.ones(HIDDEN, 7)}, "do not fit together"),
         ({**state_dict(), "icnn.wx.bias": torch.full((CHANNELS,), torch.nan)}, "not finite"),
+        ({**state_dict(), "icnn.fc1.weight": torch.ones(())}, "must be filters"),
+        ({**state_dict(), "icnn.wx.weight": torch.ones(0, 1, 5, 5)}, "must be filters"),
+        ({**state_dict(), "icnn.fc1.weight": torch.ones(1).expand(10**6, 10**6)}, "has fewer"),
         ([1, 2], "does not hold named tensors"),
         ({"icnn.wx.weight": torch.ones(1, dtype=torch.int64)}, "does not hold named tensors"),
         (Trap(), "not a file of weights alone"),
@@ -106,6 +109,7 @@ def test_other_files_are_refused_by_name(tmp_path, capsys, content, message):
     with pytest.raises(ValueError, match=message) as refused:
         cl.load(path)
     assert str(path) in str(refused.value)
+    assert "weights_only" not in str(refused.value)  # torch's advice to load it all the same
     assert "executed" not in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ commit 873d50b): a convolution ``wx`` on the image, in the deeper network nonneg
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -41,14 +42,19 @@ def _read(path: Path) -> dict[str, Tensor]:
     """The tensors, by name; nothing in the file is executed."""
     advice = "give a state dict written by torch.save, or a model written by convexlift.save"
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about the protocols of pickles
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises IndexError and others for damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Its own words are left out: they advise to load what could run code all the same.
+        reason = f"damaged, or with objects that could run code: {type(error).__name__}"
         raise ValueError(f"not a file of weights alone ({reason}); {advice}") from None
     if not isinstance(content, dict) or not all(
         isinstance(each, Tensor) and each.is_floating_point() for each in content.values()
     ):
         raise ValueError(f"it does not hold named tensors of numbers only; {advice}")
+    for name, tensor in content.items():
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{name} claims {tensor.numel():,} numbers, and the file has fewer")
     return {str(name).removeprefix("icnn."): tensor for name, tensor in content.items()}
 
 
@@ -64,6 +70,11 @@ def _network(tensors: dict[str, Tensor], smoothing: float) -> InputConvexNetwork
             "networks are written by convexlift.save"
         )
     filters, dense = tensors["wx.weight"], tensors["fc1.weight"]
+    if filters.ndim != 4 or dense.ndim != 2 or not filters.numel() or not dense.numel():
+        raise ValueError(
+            f"wx.weight must be filters (C, 1, K, K) and fc1.weight a matrix, got shapes "
+            f"{tuple(filters.shape)} and {tuple(dense.shape)}"
+        )
     channels, kernel = filters.shape[0], filters.shape[-1]
     side = math.isqrt(dense.shape[-1] // channels)
     make = baseline if len(names) == 3 else deep
