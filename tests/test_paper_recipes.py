@@ -189,6 +189,29 @@ def test_the_jacobian_free_step_of_the_authors():
     torch.testing.assert_close(found, expected)
 
 
+def test_in_training_this_step_is_one_number_for_all_batches():
+    network, batches = always_on(smoothing=0.05), BatchSampler(crops(5, 16), 2)
+    objective = Bilevel([(Inpainting(box=None), 0.1)], hypergradient=JacobianFree(None))
+    objective.prepare(network, batches, step=0)
+    largest = max(slope(network, batches.batch(k).clean) for k in range(3))
+    fixed = Bilevel([(Inpainting(box=None), 0.1)], hypergradient=JacobianFree(1 / float(largest)))
+    found, expected = (each(network, batches.batch(0)).surrogate for each in (objective, fixed))
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        network.output.mul_(2.0)
+    resumed = Bilevel([(Inpainting(box=None), 0.1)], hypergradient=JacobianFree(None))
+    resumed.load_state_dict(objective.state_dict())
+    for each in (objective, resumed):
+        each.prepare(network, batches, step=4)
+        assert each.get_extra_state()["steepness"] == pytest.approx(float(largest))
+        each.prepare(network, batches, step=5)
+        assert each.get_extra_state()["steepness"] == pytest.approx(2 * float(largest))
+    with torch.no_grad():
+        network.output.zero_()
+    with pytest.raises(FloatingPointError, match="R is flat at all training images before step 11"):
+        objective.prepare(network, batches, step=10)
+
+
 @pytest.mark.parametrize("from_picture", [True, False])
 def test_reconstructions_start_at_the_picture_if_asked_to(from_picture):
     batch = BatchSampler(crops(3, 16), 3).batch(0)

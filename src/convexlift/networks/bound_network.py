@@ -202,6 +202,12 @@ def gradient(network: BoundNetwork, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def steepness(network: BoundNetwork, images: Tensor) -> float:
+    """||grad R||, the norm of all images together."""
+    return float(gradient(network, images).norm())
+
+
+@torch.no_grad()
 def hessian(network: BoundNetwork, x: Tensor) -> Apply:
     """v -> H v with the Hessian H of R at x; kinks do not bend.
 

@@ -142,8 +142,8 @@ class JacobianFree(Hypergradient):
 
     Args:
         step: step size; None for 1 / ||grad R(truth)||, the norm of all images of the batch
-            together. The authors' ``bilevel_training.py`` takes the largest such norm of all
-            batches of the training set, computed again every fifth step.
+            together. In training it is the largest such norm of all batches, found again every
+            fifth step (``Bilevel.prepare``), as in the authors' ``bilevel_training.py``.
     """
 
     step: float | None = 1.0
@@ -156,7 +156,7 @@ class JacobianFree(Hypergradient):
         self, problem: VariationalProblem, solution: Solution, truth: Tensor, weight: Weight = None
     ) -> Tensor:
         """l after one gradient step."""
-        step = self.step or 1 / bound_network.gradient(problem.network, truth).norm()
+        step = self.step or 1 / bound_network.steepness(problem.network, truth)
         return upper_loss(_descend(problem, solution.x.detach(), step, weight), truth)
 
 

@@ -255,8 +255,8 @@ class _TrainingRun:
         batch = self.batches.batch(self.step, self.process.rank, self.process.world)
         batch = replace(batch, clean=batch.clean.to(next(self.network.parameters())))
         self.optimiser.zero_grad(set_to_none=True)
-        surrogate = self.parallel(batch)
-        surrogate.backward()
+        self.objective.prepare(self.network, self.batches, self.step)
+        self.parallel(batch).backward()
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         numbers = {"loss": self.module.last.value, **self.module.last.metrics}

@@ -27,21 +27,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexlift.networks.bound_network import gradient
+from convexlift.networks.bound_network import gradient, steepness
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.solvers.solve import solve_roughly
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
-from convexlift.training.data import Batch, ImageSet
-from convexlift.training.hypergradients import Hypergradient, suitable_hypergradient
+from convexlift.training.data import Batch, BatchSampler, ImageSet
+from convexlift.training.hypergradients import (
+    Hypergradient,
+    JacobianFree,
+    suitable_hypergradient,
+)
 from convexlift.training.processes import gather
 
 NO_ERROR = 1e-8
 """Lower limit on the mean squared error (80 dB), since the logarithm of 0 is infinite."""
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 """Accurate enough for a gradient, and cheap from a warm start."""
+STEEPNESS_EVERY = 5
+"""Steps after which the authors measure ||grad R|| again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +80,9 @@ class Objective(nn.Module, ABC):
     mixed_precision_allowed: bool = False
     metric_names: tuple[str, ...] = ()
     setting_names: tuple[str, ...] = ()
+
+    def prepare(self, network: InputConvexNetwork, batches: BatchSampler, step: int) -> None:
+        """Called before each step."""
 
     @abstractmethod
     def forward(self, network: InputConvexNetwork, batch: Batch) -> Loss:
@@ -225,6 +234,22 @@ class Bilevel(Objective):
         self.other_log_weights = nn.Parameter(logarithms[1:], requires_grad=learn_weights)
         self._first_weights = tuple(weight for _, weight in tasks)
         self._images: dict[int, Tensor] = {}
+        self._steepness: float | None = None
+
+    def prepare(self, network: InputConvexNetwork, batches: BatchSampler, step: int) -> None:
+        """Every fifth step, the largest ||grad R|| of a batch, if hypergradients need it."""
+        if self.hypergradient != JacobianFree(None) or (self._steepness and step % STEEPNESS_EVERY):
+            return
+        bound = network.bind(tuple(batches.batch(0).clean.shape[1:]))
+        self._steepness = max(
+            steepness(bound, batches.batch(k).clean.to(network.output))
+            for k in range(batches.steps_per_epoch)
+        )
+        if not self._steepness:
+            raise FloatingPointError(
+                f"R is flat at all training images before step {step + 1}, and the step size "
+                "1 / ||grad R|| infinite; take another seed, or JacobianFree(step=1.0)"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -249,6 +274,8 @@ class Bilevel(Objective):
         solution = solve_roughly(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
         strategy = self.hypergradient or suitable_hypergradient(network)
+        if isinstance(strategy, JacobianFree) and strategy.step is None and self._steepness:
+            strategy = JacobianFree(1 / self._steepness)
         surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
         error = (solution.x - batch.clean).square().flatten(1).mean(1).clamp_min(NO_ERROR)
         half_squares = surrogate / batch.clean[0].numel()
@@ -307,10 +334,15 @@ class Bilevel(Objective):
         self._images[turn][indices] = latest.to(torch.float16)
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """The warm starts, for checkpoints: without them a resumed run would differ."""
-        return {str(turn): images.cpu() for turn, images in self._images.items()}
+        """Warm starts and steepness, for checkpoints: without them a resumed run would differ."""
+        state = {str(turn): images.cpu() for turn, images in self._images.items()}
+        if self._steepness is not None:
+            state["steepness"] = torch.tensor(self._steepness, dtype=torch.float64)
+        return state
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the warm starts of a checkpoint."""
+        """Restore the state of a checkpoint."""
+        state = dict(state)
+        self._steepness = float(state.pop("steepness")) if "steepness" in state else None
         device = self.other_log_weights.device
         self._images = {int(turn): images.to(device) for turn, images in state.items()}
