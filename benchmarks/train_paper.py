@@ -1,6 +1,6 @@
 """Train the paper's regularizers as the authors ran them, and test them beside the printed PSNR.
 
-    python benchmarks/train_paper.py --data DIR --output DIR NAME... [--steps N] [--faces N]
+    python benchmarks/train_paper.py --data DIR --output DIR NAME... [--seed N] [--steps N]
 
 NAME is a preset: paper-salt-and-pepper, paper-inpainting, paper-bilevel, paper-bilevel-nmapg,
 paper-ct or paper-ct-deep. DIR holds ``faces/train``, ``faces/test`` and ``faces/mask.png``, and for
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=PRINTED)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seed", type=int, help="of the weights at the start, and of the batches")
     parser.add_argument("--steps", type=int, help="fewer than the authors', to try it")
     parser.add_argument("--faces", type=int, help="test and validate on so many, to try it")
     arguments = parser.parse_args()
@@ -65,6 +66,8 @@ def main() -> None:
 def run(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     """One training and its test."""
     recipe = prepared(PRESETS[name], arguments.data, arguments.steps)
+    if arguments.seed is not None:
+        recipe = replace(recipe, seed=arguments.seed)
     kind = "ct" if "ct" in name else "faces"
     images, validated = ImageSet.from_folder(arguments.data / kind / "train"), None
     if isinstance(recipe, BilevelRecipe):
@@ -78,9 +81,10 @@ def run(name: str, arguments: argparse.Namespace) -> dict[str, object]:
         callback=tell,
     )
     card = training_card(recipe, result, images, name=name)
-    cl.save(result.trained.network, arguments.output / name, card)
+    cl.save(result.trained.network, arguments.output / f"{name}-{recipe.seed}", card)
     found = test(name, result.trained.network, card.weight, arguments.data, arguments.faces)
-    return {"preset": name, "seconds": round(result.trained.seconds, 1), **found}
+    seconds = round(result.trained.seconds, 1)
+    return {"preset": name, "seed": recipe.seed, "seconds": seconds, **found}
 
 
 def tell(report: StepReport) -> None:

@@ -86,7 +86,7 @@ DEEP = TomographySettings(
     c=(500.0, 100.0, 5.0, 0.5, 0.1),  # section 5.2.1, Parameters
     shipped="ct-abdomen-chest-deep",
     # A step costs many times one of the baseline: fewer and smaller ones, and fewer test slices.
-    steps=300, batch_size=8,
+    steps=300, batch_size=8, printed_epochs=20,
     counts=SliceCounts(training=None, validation=4, test=5),
     validation_stop=cl.StopWhen(gap=1e-2, max_iterations=60),
     reference=cl.StopWhen(gap=1e-5, max_iterations=1500),

@@ -72,6 +72,7 @@ class TomographySettings:
     filters: float = 0.13  # strength of the cosine filters at the start, over the image size
     filter: Literal["ram-lak", "shepp-logan", "cosine", "hann"] = "hann"  # of our critic's images
     as_printed: bool = True  # whether the paper's recipe is followed to the letter as well
+    printed_epochs: int | None = None  # of our slices; None for its steps, 20 epochs of 2240 slices
     size: int = FULL_SIZE
     counts: SliceCounts = COUNTS
     validation_stop: cl.StopWhen = VALIDATION_STOP
@@ -156,10 +157,15 @@ def changed_recipe(values: TomographySettings, task: SparseViewCT) -> Adversaria
 def printed_recipe(
     values: TomographySettings, task: SparseViewCT, slices: int | None = None
 ) -> AdversarialRecipe:
-    """The paper's, for as many epochs of our slices; the best weight is searched for at the end."""
+    """The paper's, for as many steps, or so many epochs of our slices.
+
+    The best weight is searched for at the end.
+    """
     recipe = PRESETS[values.preset]
     assert isinstance(recipe, AdversarialRecipe)
-    count = recipe.options.steps if slices is None else 20 * slices // recipe.batch_size
+    count, epochs = recipe.options.steps, values.printed_epochs
+    if slices is not None and epochs is not None:
+        count = epochs * slices // recipe.batch_size
     return replace(
         recipe, task=task, weight=values.gamma, search=True,
         network=replace(recipe.network, image_size=values.size, hidden=values.size),
