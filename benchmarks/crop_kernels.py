@@ -8,6 +8,8 @@ on a CPU, torch's convolutions.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -16,6 +18,21 @@ from torch import Tensor
 
 PIXELS = {1: 128, 3: 256}
 """Pixels of a program of the adjoint, for grey and colour."""
+
+
+class Reading(NamedTuple):
+    """What a guide read: weights and, perhaps, biases of h(V x + b), both like V x."""
+
+    weights: Tensor
+    biases: Tensor | None = None
+
+    def held(self) -> Reading:
+        """Without gradients, for kernels."""
+        return Reading(*(None if t is None else t.detach().contiguous() for t in self))
+
+    def add_biases(self, responses: Tensor) -> Tensor:
+        """V x + b."""
+        return responses if self.biases is None else responses + self.biases
 
 
 def with_margin(filters: Tensor, like: Tensor) -> Tensor:
@@ -48,25 +65,26 @@ def add_adjoint(filters: Tensor, p: Tensor, x: Tensor, factor: float) -> Tensor:
 def weigh(filters: Tensor, x: Tensor, factors: Tensor, p: Tensor) -> None:
     """p = factors V x."""
     if x.is_cuda:
-        _launch(filters, x, factors, factors, 0.0, p, p, 0.0, False)
+        _launch(filters, x, Reading(factors), factors, 0.0, p, p, 0.0, False)
     else:
         interior(p, filters.shape[-1]).copy_(factors * F.conv2d(x, filters))
 
 
 def dual_step(
-    filters: Tensor, x: Tensor, weights: Tensor, delta: float, sigma: Tensor, ahead: Tensor,
+    filters: Tensor, x: Tensor, read: Reading, delta: float, sigma: Tensor, ahead: Tensor,
     p: Tensor, momentum: float,
 ) -> None:  # fmt: skip
-    """p = prox(ahead + sigma V x) of the conjugate of <weights, h>, h the Huber function; in place.
+    """p = prox(ahead + sigma (V x + b)) of the conjugate of <weights, h>, h Huber's; in place.
 
     Then ahead = p + momentum (p - old p).
     """
     if x.is_cuda:
-        _launch(filters, x, weights, sigma, delta, ahead, p, momentum, True)
+        _launch(filters, x, read, sigma, delta, ahead, p, momentum, True)
         return
-    size = filters.shape[-1]
+    size, weights = filters.shape[-1], read.weights
     start, old = interior(ahead, size), interior(p, size).clone()
-    raised = (start + sigma * F.conv2d(x, filters)) / (1 + sigma * delta / weights)
+    response = read.add_biases(F.conv2d(x, filters))
+    raised = (start + sigma * response) / (1 + sigma * delta / weights)
     new = torch.maximum(torch.minimum(raised, weights), -weights)
     interior(p, size).copy_(new)
     start.copy_(new + momentum * (new - old))
@@ -99,16 +117,17 @@ def primal_step(
 
 
 def _launch(
-    filters: Tensor, x: Tensor, weights: Tensor, sigma: Tensor, delta: float, ahead: Tensor,
+    filters: Tensor, x: Tensor, read: Reading, sigma: Tensor, delta: float, ahead: Tensor,
     p: Tensor, momentum: float, step: bool,
 ) -> None:  # fmt: skip
-    x, weights = x.contiguous(), weights.contiguous()
+    x, weights = x.contiguous(), read.weights.contiguous()
+    biases = weights if read.biases is None else read.biases.contiguous()
     count, channels, size, _ = filters.shape
     batch, _, height, width = x.shape
     grid = (triton.cdiv((height - size + 1) * (width - size + 1), 64), batch)
     _forward[grid](
-        x, filters, weights, sigma, ahead, p, delta, momentum, height, width, channels, count,
-        triton.next_power_of_2(count), size, 64, step,
+        x, filters, weights, biases, sigma, ahead, p, delta, momentum, height, width, channels,
+        count, triton.next_power_of_2(count), size, 64, step, read.biases is not None,
     )  # fmt: skip
 
 
@@ -145,9 +164,9 @@ def _adjoint(
 
 @triton.jit
 def _forward(
-    x, filters, weights, sigma, ahead, p, delta, momentum, H: tl.constexpr, W: tl.constexpr,
-    C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
-    STEP: tl.constexpr,
+    x, filters, weights, biases, sigma, ahead, p, delta, momentum, H: tl.constexpr,
+    W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, S: tl.constexpr,
+    P: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
     high: tl.constexpr = H - S + 1
@@ -166,7 +185,10 @@ def _forward(
             f = tl.load(filters + (k * C + c) * S * S + tap, mask=k < K, other=0.0)
             total += z[None, :] * f[:, None]
     both = here[None, :] & (k < K)[:, None]
-    w = tl.load(weights + (image * K + k)[:, None] * high * wide + pixel[None, :], both, 1.0)
+    inner = (image * K + k)[:, None] * high * wide + pixel[None, :]
+    w = tl.load(weights + inner, both, 1.0)
+    if BIASED:
+        total += tl.load(biases + inner, both, 0.0)
     row: tl.constexpr = W + S - 1
     at = (image * K + k)[:, None] * (H + S - 1) * row + ((i + S - 1) * row + j + S - 1)[None, :]
     if STEP:

@@ -6,15 +6,15 @@ The bilevel problem of ``convexlift train bilevel --preset photo``, about twenty
 GPU: nothing waits for the CPU. Noise of all levels, missing pixels and impulses take turns.
 In units of the noise, the lower levels are
 
-    min_x 1/2 ||x - y||^2 + <w, h(V x)>  =  max_{|p| <= w} 1/2 ||y||^2 - 1/2 ||y - V* p||^2
-                                                            - <delta / (2 w), p^2>,    x = y - V* p
-    min_x 1/2 ||m (x - y)||^2 + <w, h(V x)>
-    min_x ||x - y||_1 + <w, h(V x)>
+    min_x 1/2 ||x - y||^2 + <w, h(V x + b)>  =  max_{|p| <= w} 1/2 ||y||^2 - 1/2 ||y - V* p||^2
+                                                   + <b, p> - <delta / (2 w), p^2>,    x = y - V* p
+    min_x 1/2 ||m (x - y)||^2 + <w, h(V x + b)>
+    min_x ||x - y||_1 + <w, h(V x + b)>
 
-with h the Huber function of width delta. A fixed number of accelerated projected gradient steps on
-the dual solves the first, overrelaxed PDHG the others; the hypergradient takes a fixed number of
-steps of conjugate gradients. Crops have no boundary (``crop_kernels``). Every 13th picture is held
-out; PSNR and the largest gap on them are printed.
+with h the Huber function of width delta, and b = 0 without ``--biases``. A fixed number of
+accelerated projected gradient steps on the dual solves the first, overrelaxed PDHG the others; the
+hypergradient takes a fixed number of steps of conjugate gradients. Crops have no boundary
+(``crop_kernels``). Every 13th picture is held out; PSNR and the largest gap on them are printed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from crop_kernels import add_adjoint, dual_step, primal_step, weigh, with_margin
+from crop_kernels import Reading, add_adjoint, dual_step, primal_step, weigh, with_margin
 from torch import Tensor, nn
 
 import convexlift as cl
@@ -36,6 +36,7 @@ from convexlift import networks
 from convexlift.inpaint_guess import median_of_neighbours
 from convexlift.networks import AdaptiveNetwork
 from convexlift.networks.adaptive import UNSTATED_NOISE
+from convexlift.networks.guides import UNetGuide
 from convexlift.problems.guesses import IMPULSE
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.training import ImageSet
@@ -84,27 +85,28 @@ class Training:
         """Draw crops, reconstruct them, and move the weights."""
         draw = {"G": self.gaussian, "I": self.missing, "S": self.impulses}[task]
         data = draw()
-        weights = self.weights(data)
+        read = self.read(data)
         x, y, start = data.x / data.noise, data.y / data.noise, data.picture / data.noise
         with torch.no_grad():
-            w, v = weights.detach().contiguous(), self.filters.detach()
+            held, v = read.held(), self.filters.detach()
             if task == "G":
-                found = self.dual_steps(v, y, w)
+                found = self.dual_steps(v, y, held)
                 free, diagonal = torch.ones_like(x), torch.ones_like(x)
             else:
                 robust = task == "S"
-                found = self.pdhg_steps(v, y, w, data.seen.expand_as(x).contiguous(), start, robust)
+                seen = data.seen.expand_as(x).contiguous()
+                found = self.pdhg_steps(v, y, held, seen, start, robust)
                 # Where ||x - y||_1 has its kink, x does not move with the weights.
                 free = (found != y).to(x) if robust else torch.ones_like(x)
                 diagonal = torch.zeros_like(x) if robust else data.seen.expand_as(x)
             slope = slope_of_error(found - x, EDGE)
-            q = self.linear_solve(v, found, w, free * slope, free, diagonal + DAMPING)
-        self.move(found, weights, q)
+            q = self.linear_solve(v, found, held, free * slope, free, diagonal + DAMPING)
+        self.move(found, read, q)
 
-    def move(self, found: Tensor, weights: Tensor, q: Tensor) -> None:
-        """One step against the hypergradient -<q, d/dtheta V* (w h'(V x))>."""
-        response = precise_conv2d(found, self.filters) / self.delta
-        gradient = F.conv_transpose2d(weights * response.clamp(-1, 1), self.filters)
+    def move(self, found: Tensor, read: Reading, q: Tensor) -> None:
+        """One step against the hypergradient -<q, d/dtheta V* (w h'(V x + b))>."""
+        response = read.add_biases(precise_conv2d(found, self.filters)) / self.delta
+        gradient = F.conv_transpose2d(read.weights * response.clamp(-1, 1), self.filters)
         self.optimiser.zero_grad(set_to_none=False)
         (-(q * gradient).sum() / len(found)).backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), CLIP)
@@ -113,9 +115,9 @@ class Training:
         subtract_means_(self.network)
 
     def gaussian(self) -> Data:
-        """Noise of all levels; one crop in 32 is a pattern that repeats every few pixels."""
+        """Noise of all levels; one crop in 32 is no photograph."""
         x = self.crops(self.pictures)
-        x[0] = torch.where(torch.rand((), device=x.device) < 0.5, self.pattern(x[0]), x[0])
+        x[0] = torch.where(torch.rand((), device=x.device) < 0.5, self.drawing(x[0]), x[0])
         noise = LOWEST + (HIGHEST - LOWEST) * self.uniform(x)
         y = x + noise * torch.randn_like(x)
         return Data(x, y, y, noise, torch.ones_like(x[:, :1]))
@@ -157,29 +159,39 @@ class Training:
             x = torch.where(torch.rand(**place) < 0.5, turned, x)
         return x.contiguous()  # the last may have left columns one after another
 
-    def pattern(self, like: Tensor) -> Tensor:
-        """Random tiles of 2 x 2 or 4 x 4 pixels, in two random colours."""
-        small, large = (
-            (torch.rand(1, n, n, device=like.device) < 0.5).repeat(1, CROP // n, CROP // n)
-            for n in (2, 4)
-        )
-        tiles = torch.where(torch.rand((), device=like.device) < 0.5, small, large)
-        one, other = torch.rand(2, len(like), 1, 1, device=like.device)
-        return torch.where(tiles, one, other)
+    def drawing(self, photograph: Tensor) -> Tensor:
+        """Tiles of 2 x 2 or 4 x 4 pixels, bars, outlines or a dithered photograph, in two colours.
+
+        A regularizer that saw photographs only takes them for noise.
+        """
+        place = {"device": photograph.device}
+        tiles = [
+            (torch.rand(1, n, n, **place) < 0.5).repeat(1, CROP // n, CROP // n) for n in (2, 4)
+        ]
+        side, angle = torch.arange(CROP, **place), math.pi * torch.rand((), **place)
+        way = angle.cos() * side[:, None] + angle.sin() * side
+        bars = (way / (2 + 10 * torch.rand((), **place))).remainder(1.0)[None] < 0.5
+        grey = photograph.mean(0, keepdim=True)
+        every = torch.stack([*tiles, bars, grey < grey.mean(), grey < torch.rand_like(grey)])
+        shape = every.index_select(0, torch.randint(5, (1,), **place))[0]
+        one, other = torch.rand(2, len(photograph), 1, 1, **place)
+        return torch.where(shape, one, other)
 
     def uniform(self, like: Tensor) -> Tensor:
         """One number for each crop."""
         return torch.rand_like(like[:, :1, :1, :1])
 
-    def weights(self, data: Data) -> Tensor:
-        """W(y) at the interior, in units of the noise."""
-        margin = self.filters.shape[-1] // 2
+    def read(self, data: Data) -> Reading:
+        """W(y) and, if the guide gives them, b(y) at the interior, in units of the noise."""
+        margin, floor = self.filters.shape[-1] // 2, self.network.floor
         numbers = self.network.guide(data.picture, data.noise, data.seen)
-        share = torch.sigmoid(numbers[..., margin:-margin, margin:-margin]).square()
-        floor = self.network.floor
-        return self.network.output.reshape(1, -1, 1, 1) * (floor + (1 - floor) * share)
+        numbers = numbers[..., margin:-margin, margin:-margin]
+        shares, *others = numbers.split(len(self.filters), 1)
+        weights = floor + (1 - floor) * torch.sigmoid(shares).square()
+        weights = self.network.output.reshape(1, -1, 1, 1) * weights
+        return Reading(weights, *(self.network.largest_bias * torch.tanh(b) for b in others))
 
-    def dual_steps(self, v: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def dual_steps(self, v: Tensor, y: Tensor, read: Reading) -> Tensor:
         """x for Gaussian noise, by restarted accelerated steps on the dual."""
         sigma, t = 1 / squared_norm(v), 1.0
         p, ahead = with_margin(v, y), with_margin(v, y)
@@ -187,12 +199,12 @@ class Training:
             t = 1.0 if k % RESTART == RESTART - 1 else t
             after = (1 + math.sqrt(1 + 4 * t * t)) / 2
             x = add_adjoint(v, ahead, y, -1.0)
-            dual_step(v, x, weights, self.delta, sigma, ahead, p, (t - 1) / after)
+            dual_step(v, x, read, self.delta, sigma, ahead, p, (t - 1) / after)
             t = after
         return add_adjoint(v, p, y, -1.0)
 
     def pdhg_steps(
-        self, v: Tensor, y: Tensor, weights: Tensor, seen: Tensor, start: Tensor, robust: bool
+        self, v: Tensor, y: Tensor, read: Reading, seen: Tensor, start: Tensor, robust: bool
     ) -> Tensor:
         """x for missing pixels or impulses."""
         norm = squared_norm(v).sqrt()
@@ -202,14 +214,15 @@ class Training:
         for _ in range(PDHG_STEPS):
             back = add_adjoint(v, p, zeros, 1.0)
             new, beyond = primal_step(x, back, y, seen, tau, RELAXATION, robust)
-            dual_step(v, beyond, weights, self.delta, sigma, p, p, RELAXATION - 1)
+            dual_step(v, beyond, read, self.delta, sigma, p, p, RELAXATION - 1)
         return new
 
     def linear_solve(
-        self, v: Tensor, x: Tensor, weights: Tensor, right: Tensor, free: Tensor, diagonal: Tensor
+        self, v: Tensor, x: Tensor, read: Reading, right: Tensor, free: Tensor, diagonal: Tensor
     ) -> Tensor:
         """q with H q = right on the free pixels, H the Hessian at x, by conjugate gradients."""
-        curved = weights / self.delta * (precise_conv2d(x, v).abs() < self.delta)
+        response = read.add_biases(precise_conv2d(x, v))
+        curved = read.weights / self.delta * (response.abs() < self.delta)
         buffer = with_margin(v, x)
         q, residual, direction = torch.zeros_like(right), right, right
         squared = dot(residual, residual)
@@ -279,6 +292,26 @@ def read(folders: Sequence[Path], colour: bool) -> tuple[Tensor, Tensor]:
     return torch.stack(pieces[False]), torch.stack(pieces[True])
 
 
+def grown(network: AdaptiveNetwork, *, biases: bool, blocks: int | None) -> AdaptiveNetwork:
+    """The same regularizer, whose guide has more blocks, or gives biases as well, of 0 at first."""
+    guide = network.guide
+    assert isinstance(guide, UNetGuide)
+    reads = [*network.reads, *(["biases"] if biases and len(network.reads) == 1 else [])]
+    outputs, blocks = len(network.output) * len(reads), blocks or guide.blocks
+    larger = UNetGuide(guide.in_channels, outputs, widths=guide.widths, blocks=blocks)
+    state = guide.state_dict()
+    for name in ("last.weight", "last.bias"):
+        old = state[name]
+        state[name] = torch.cat([old, old.new_zeros(4 * outputs - len(old), *old.shape[1:])])
+    larger.load_state_dict(larger.state_dict() | state)
+    made = AdaptiveNetwork(
+        list(network.layers), larger, in_channels=network.in_channels, floor=network.floor,
+        ceiling=network.ceiling, reads=reads, largest_bias=network.largest_bias,
+    )  # fmt: skip
+    made.output.data.copy_(network.output.data)
+    return made
+
+
 TESTS: dict[str, tuple[Task, float]] = {
     f"sigma {sigma}": (GaussianDenoising(sigma / 255, box=None), 1.0) for sigma in (15, 25, 50)
 } | {
@@ -326,6 +359,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--start", help="a model to continue from")
     parser.add_argument("--widths", type=int, nargs="+", default=[48, 64, 80])
+    parser.add_argument("--blocks", type=int, help="residual blocks of the guide at each scale")
+    parser.add_argument("--biases", action="store_true", help="which the guide reads as well")
     parser.add_argument("--from-fraction", type=float, default=0.0, help="of the schedule")
     parser.add_argument(
         "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
@@ -345,7 +380,7 @@ def main() -> None:
         network = networks.adaptive(widths=given.widths, **channels)
         start_from_filters_(network, 0.7)
     assert isinstance(network, AdaptiveNetwork)
-    network.cuda()
+    network = grown(network, biases=given.biases, blocks=given.blocks).cuda()
     network.guide.to(memory_format=torch.channels_last)  # a fifth faster
     training = Training(network, pictures, others)
     graphs = {task: captured(training, task) for task in "GIS"}

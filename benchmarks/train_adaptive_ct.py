@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from crop_kernels import add_adjoint, dual_step, weigh, with_margin
+from crop_kernels import Reading, add_adjoint, dual_step, weigh, with_margin
 from torch import Tensor
 from train_adaptive import Data, Training, dot, precise_conv2d, slope_of_error
 
@@ -60,14 +60,19 @@ class Tomography(Training):
         x, y, picture = (t[some] for t in (self.pictures, self.counts, self.back_projections))
         noise = torch.full_like(x[:, :1, :1, :1], UNSTATED_NOISE)
         data = Data(x / noise, y, picture, noise, torch.ones_like(x))
-        weights = WEIGHT * UNSTATED_NOISE**2 * self.weights(data)
+        read = self.read(data)
         with torch.no_grad():
-            v, w = self.filters.detach(), weights.detach().contiguous()
-            found = self.reconstruct(v, y, w, picture / noise)
-            q = self.solve_linear(v, found, y, w, slope_of_error(found - data.x, EDGE))
-        self.move(found, weights, q)
+            v, held = self.filters.detach(), read.held()
+            found = self.reconstruct(v, y, held, picture / noise)
+            q = self.solve_linear(v, found, y, held, slope_of_error(found - data.x, EDGE))
+        self.move(found, read, q)
 
-    def reconstruct(self, v: Tensor, y: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+    def read(self, data: Data) -> Reading:
+        """For a data term that is not in units of the noise."""
+        weights, biases = super().read(data)
+        return Reading(WEIGHT * UNSTATED_NOISE**2 * weights, biases)
+
+    def reconstruct(self, v: Tensor, y: Tensor, read: Reading, x: Tensor) -> Tensor:
         """x of the lower level."""
         s, r = SIGMA, self.task.background
         T = 0.99 / (s["counts"] * self.rays + s["box"] + s["filters"] * self.responses(v, x))
@@ -85,16 +90,15 @@ class Tomography(Training):
             v0 = v0 + RELAXATION * ((1 + z0r - root) / 2 - v0)
             zx = vx + s["box"] * beyond
             vx = vx + RELAXATION * (zx - s["box"] * (zx / s["box"]).clamp(*self.bounds) - vx)
-            dual_step(v, beyond, weights, self.delta, sigma, p, p, RELAXATION - 1)
+            dual_step(v, beyond, read, self.delta, sigma, p, p, RELAXATION - 1)
         return new.clamp(*self.bounds)
 
-    def solve_linear(
-        self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor, right: Tensor
-    ) -> Tensor:
+    def solve_linear(self, v: Tensor, x: Tensor, y: Tensor, read: Reading, right: Tensor) -> Tensor:
         """q with H q = right inside the box, H the Hessian at x."""
         lower, upper = self.bounds
         free = (x > lower).to(x) if upper is None else ((x > lower) & (x < upper)).to(x)
-        curved = weights / self.delta * (precise_conv2d(x, v).abs() < self.delta)
+        response = read.add_biases(precise_conv2d(x, v))
+        curved = read.weights / self.delta * (response.abs() < self.delta)
         counted = y / (self.A(x) + self.task.background).square()
         means = (t.mean((1, 2, 3), keepdim=True) for t in (counted, curved))
         M = 1 / sum(a * b for a, b in zip(means, (self.rays, self.responses(v, x)), strict=True))

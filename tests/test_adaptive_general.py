@@ -297,19 +297,17 @@ def test_strips_give_the_same_iterates_and_the_same_certificate(guide, kind, mon
         torch.testing.assert_close(strips, plain, rtol=1e-7, atol=1e-9)
 
 
-def test_kernels_leave_biases_of_pixels_to_the_plain_path():
+def test_kernels_take_biases_of_channels_and_of_pixels():
     pytest.importorskip("triton")
     from convexlift.solvers.fused_kernels import FirstLayer
-    from convexlift.solvers.method import DoesNotApply
 
-    for reads, guide in ((("biases",), Scattered), (("output",), Scattered), (ALL[:2], by_noise)):
+    for reads, guide, biased in (
+        (("biases",), Scattered, True), (("output",), Scattered, False), (ALL[:2], by_noise, False)
+    ):  # fmt: skip
         net = network("huber", reads, guide=guide)
-        saddle = lift(problem(regularizer=net).to(dtype=torch.float32))
-        if guide is Scattered and "biases" in reads:
-            with pytest.raises(DoesNotApply, match="biases for each pixel or image"):
-                FirstLayer.of(saddle)
-        else:
-            assert FirstLayer.of(saddle).bias.shape == (4,)
+        asked = problem(regularizer=net).to(dtype=torch.float32)
+        layer = FirstLayer.of(lift(asked))
+        assert layer.bias.shape == ((len(asked.fidelity.y), 4, *SHAPE[1:]) if biased else (4,))
 
 
 # Files and proofs

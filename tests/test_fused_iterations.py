@@ -124,6 +124,20 @@ def test_multipliers_of_blocks():
     compare(heads[0].problem, [4], heads[1].problem)
 
 
+@pytest.mark.parametrize("reads", [("output",), ("output", "biases")], ids=str)
+def test_weights_and_biases_of_pixels(reads):
+    """Both images have their own."""
+    torch.manual_seed(2)
+    net = cl.networks.adaptive(channels=5, kernel=3, widths=(4,), blocks=1, reads=reads)
+    for parameter in net.guide.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    y = torch.rand(2, 1, 9, 18)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=0.1, box=(0, 1)
+    ).to(device=DEVICE, dtype=torch.float32)
+    compare(problem, [4, 3])
+
+
 def test_the_old_state_stays_as_it_is():
     problem = one_layer("zero", 0.01, "L2")
     with torch.no_grad():

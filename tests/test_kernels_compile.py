@@ -17,7 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from convexlift.kernels import iteration, rays
 
-INTEGERS = {"height", "width", "rays", "angles", "bins", "batch", "run_count", "apart"}
+INTEGERS = {
+    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart"
+}  # fmt: skip
 INTEGER_POINTERS = {
     "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs"
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ import train_adaptive  # noqa: E402
 import train_adaptive_ct  # noqa: E402
 
 
-def network() -> cl.networks.AdaptiveNetwork:
+def network(reads: Sequence[str] = ("output",)) -> cl.networks.AdaptiveNetwork:
     """A small one in double precision, whose weights differ from pixel to pixel."""
     torch.manual_seed(0)
-    made = cl.networks.adaptive(channels=6, kernel=3, widths=(8,), smoothing=1.0)
+    made = cl.networks.adaptive(channels=6, kernel=3, widths=(8,), smoothing=1.0, reads=reads)
     assert made.layers[0].skip is not None
     torch.nn.init.normal_(made.layers[0].skip.weight, std=0.3)
     subtract_means_(made)
@@ -43,7 +44,10 @@ class TestKernels:
         for dual in (p, ahead):
             kernels.interior(dual, size).normal_()
         weights = torch.rand(1, count, 10 - size, 9 - size) + 0.1
-        return {"filters": filters, "x": x, "p": p, "ahead": ahead, "weights": weights}
+        biases = torch.randn_like(weights)
+        return {
+            "filters": filters, "x": x, "p": p, "ahead": ahead, "weights": weights, "biases": biases
+        }  # fmt: skip
 
     def test_adjoint(self, parts: dict[str, Tensor]) -> None:
         filters, p, x = parts["filters"], parts["p"], parts["x"]
@@ -52,22 +56,23 @@ class TestKernels:
         kernels._adjoint[(1, 1)](x, p, filters, out, -0.7, 9, 8, channels, count, size, 128)
         torch.testing.assert_close(out, kernels.add_adjoint(filters, p, x, -0.7))
 
-    def test_dual_step_also_in_place(self, parts: dict[str, Tensor]) -> None:
-        filters, x, w = parts["filters"], parts["x"], parts["weights"]
-        sigma = torch.tensor(0.3)
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_dual_step_also_in_place(self, parts: dict[str, Tensor], biased: bool) -> None:
+        filters, x, sigma = parts["filters"], parts["x"], torch.tensor(0.3)
+        read = kernels.Reading(parts["weights"], parts["biases"] if biased else None)
         for together in (False, True):
             ours, theirs = ([parts["ahead"].clone(), parts["p"].clone()] for _ in range(2))
             if together:
                 ours[1], theirs[1] = ours[0], theirs[0]
-            kernels._launch(filters, x, w, sigma, 0.1, *ours, 0.4, True)
-            kernels.dual_step(filters, x, w, 0.1, sigma, *theirs, 0.4)
+            kernels._launch(filters, x, read, sigma, 0.1, *ours, 0.4, True)
+            kernels.dual_step(filters, x, read, 0.1, sigma, *theirs, 0.4)
             for one, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(one, other)
 
     def test_responses(self, parts: dict[str, Tensor]) -> None:
         filters, x, w = parts["filters"], parts["x"], parts["weights"]
         ours, theirs = parts["p"].clone(), parts["p"].clone()
-        kernels._launch(filters, x, w, w, 0.0, ours, ours, 0.0, False)
+        kernels._launch(filters, x, kernels.Reading(w), w, 0.0, ours, ours, 0.0, False)
         kernels.weigh(filters, x, w, theirs)
         torch.testing.assert_close(ours, theirs)
 
@@ -88,13 +93,16 @@ class TestKernels:
 
 
 @pytest.mark.parametrize("task", ["G", "I", "S"])
-def test_gradient_of_the_output_weights(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against finite differences of the mean logarithm of the error."""
+@pytest.mark.parametrize("biased", [False, True])
+def test_gradient(task: str, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the output weights, or the last biases of the guide, against finite differences."""
     sizes = {"BATCH": 2, "CROP": 20, "EDGE": 3}
-    steps = {"DUAL_STEPS": 300, "RESTART": 100, "PDHG_STEPS": 600, "LINEAR_STEPS": 100}
-    for name, value in {**sizes, **steps, "DAMPING": 1e-9}.items():
+    steps = {"DUAL_STEPS": 300, "RESTART": 100, "PDHG_STEPS": 3000 if biased else 600}
+    linear = {"LINEAR_STEPS": 100, "DAMPING": 1e-9}
+    for name, value in {**sizes, **steps, **linear}.items():
         monkeypatch.setattr(train_adaptive, name, value)
-    net = network()
+    net = network(("output", "biases") if biased else ("output",))
+    moved = net.guide.last.bias if biased else net.output
     pictures = (255 * torch.rand(3, 1, 6, 6)).repeat_interleave(4, -1).repeat_interleave(4, -2)
     training = train_adaptive.Training(net, pictures.byte(), pictures.byte())
     draw = {"G": "gaussian", "I": "missing", "S": "impulses"}[task]
@@ -102,25 +110,25 @@ def test_gradient_of_the_output_weights(task: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(training, draw, lambda: data)
     monkeypatch.setattr(training.optimiser, "step", lambda: None)
     monkeypatch.setattr(train_adaptive, "CLIP", float("inf"))
-    direction = torch.randn(6, dtype=torch.float64)
+    direction = torch.randn(moved.shape, dtype=torch.float64)
 
     def log_error(move: float) -> float:
         with torch.no_grad():
-            net.output += move * direction
+            moved.add_(move * direction)
             x, y, start = (t / data.noise for t in (data.x, data.y, data.picture))
-            w, v = training.weights(data).contiguous(), training.filters.detach()
+            read, v = training.read(data).held(), training.filters.detach()
             found = (
-                training.dual_steps(v, y, w)
+                training.dual_steps(v, y, read)
                 if task == "G"
-                else training.pdhg_steps(v, y, w, data.seen, start, task == "S")
+                else training.pdhg_steps(v, y, read, data.seen, start, task == "S")
             )
-            net.output -= move * direction
+            moved.sub_(move * direction)
             return float((found - x)[..., 3:-3, 3:-3].square().mean((1, 2, 3)).log().mean())
 
     expected = (log_error(1e-5) - log_error(-1e-5)) / 2e-5
     training.step(task)
-    assert net.output.grad is not None
-    found = float((net.output.grad * direction).sum()) * 2 / 14**2  # of the mean of squares
+    assert moved.grad is not None
+    found = float((moved.grad * direction).sum()) * 2 / 14**2  # of the mean of squares
     assert found == pytest.approx(expected, rel=2e-2, abs=1e-6)
 
 
@@ -143,8 +151,8 @@ def test_gradient_for_tomography(monkeypatch: pytest.MonkeyPatch) -> None:
     def log_error(move: float) -> float:
         with torch.no_grad():
             net.output += move * direction
-            w = train_adaptive_ct.WEIGHT * noise[0] ** 2 * training.weights(data)
-            found = training.reconstruct(training.filters, y, w.contiguous(), picture / noise)
+            read = training.read(data).held()
+            found = training.reconstruct(training.filters, y, read, picture / noise)
             net.output -= move * direction
             return float((found - data.x)[..., 4:-4, 4:-4].square().mean((1, 2, 3)).log().mean())
 
@@ -153,3 +161,26 @@ def test_gradient_for_tomography(monkeypatch: pytest.MonkeyPatch) -> None:
     assert net.output.grad is not None
     found = float((net.output.grad * direction).sum()) * 2 / 16**2
     assert found == pytest.approx(expected, rel=2e-2, abs=1e-6)
+
+
+def test_a_grown_guide_is_the_same_at_first() -> None:
+    small = network()
+    for parameter in small.guide.parameters():
+        parameter.data.normal_(std=0.1)
+    large = train_adaptive.grown(small, biases=True, blocks=3)
+    picture = torch.rand(1, 1, 12, 12)
+    before, after = (net.readings(picture, 0.1) for net in (small, large))
+    torch.testing.assert_close(after["output"], before["output"])
+    assert float(after["bias_1"].abs().max()) == 0
+    assert train_adaptive.grown(large, biases=True, blocks=None).reads == large.reads
+
+
+def test_drawings_have_two_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = (255 * torch.rand(1, 3, 80, 80)).byte()
+    net = cl.networks.adaptive(in_channels=3, channels=6, widths=(8,))
+    training = train_adaptive.Training(net, pictures, pictures)
+    for kind in range(5):
+        monkeypatch.setattr(torch, "randint", lambda *_, kind=kind, **__: torch.tensor([kind]))
+        drawn = training.drawing(pictures[0, :, :72, :72].float() / 255)
+        assert drawn.shape == (3, 72, 72)
+        assert len(drawn.flatten(1).unique(dim=1).T) == 2

@@ -161,9 +161,9 @@ def dual_step(
     filters, bias, multipliers,  # fixed
     table, clock,
     low, high, left, ramp_width, offset,
-    apart, height, width,
-    STEP: tl.constexpr, POOLED: tl.constexpr, COARSE: tl.constexpr, OBSERVED: tl.constexpr,
-    FULL: tl.constexpr, COLUMNS: tl.constexpr,
+    apart, bias_apart, height, width,
+    STEP: tl.constexpr, BIASED: tl.constexpr, POOLED: tl.constexpr, COARSE: tl.constexpr,
+    OBSERVED: tl.constexpr, FULL: tl.constexpr, COLUMNS: tl.constexpr,
     KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TAPS: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr, SPILL: tl.constexpr,
@@ -173,7 +173,8 @@ def dual_step(
     ``filters`` is (2, ROOM, TAPS), the halves of ``_halves``, padded with zeros. ``multipliers``
     holds one number for each channel and block of COARSE x COARSE pixels (0: for each channel; 1:
     for each channel and pixel, ``apart`` numbers from image to image); with POOLED it receives the
-    multipliers of the tiles, whose means must stay below ``mean``.
+    multipliers of the tiles, whose means must stay below ``mean``. ``bias`` has one number for each
+    channel or, with BIASED, for each channel and pixel, ``bias_apart`` from image to image.
     SPILL is the size of the tile and its margin, rounded up to a power of two. With FULL, no tile
     or chunk reaches outside. Without STEP, only V* w is computed.
     """
@@ -219,7 +220,11 @@ def dual_step(
                 patches_high, patches_low, tl.load(of_columns), tl.load(of_columns + ROOM * TAPS),
                 tl.zeros((pixels, CHUNK), tl.float32),
             )  # fmt: skip
-            response += tl.load(bias + channel, mask=real, other=0.0)[None, :]
+            if BIASED:
+                at_bias = image.to(tl.int64) * bias_apart + at
+                response += tl.load(bias + at_bias, mask=used, other=0.0)
+            else:
+                response += tl.load(bias + channel, mask=real, other=0.0)[None, :]
             q = following + sigma * response
             if POOLED:
                 block = (image * CHANNELS + channel) * programs + tl.program_id(0)

@@ -205,15 +205,17 @@ class FirstLayer:
         filled[:channels, : kernel[0] * kernel[1]] = weight.flatten(1)
         high = (filled.view(torch.int32) & TF32_BITS).view(torch.float32)
         self.filters = torch.stack((high, filled - high))
-        bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach().flatten()
-        self.bias = _copied(bias.expand(channels))
+        bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach()
+        # One for each channel, or (B or 1, C, H, W).
+        self.biased = bias.numel() > channels
+        self.bias = _copied(bias if self.biased else bias.flatten().expand(channels))
 
     @property
     def kind_of(self) -> tuple[Any, ...]:
         """Everything a captured launch depends on, besides the contents of ``data``."""
         shape = None if self.multipliers is None else self.multipliers.shape
         return (self.name, self.mean_name, self.ramp, self.coarse, shape, self.tile,
-                self.channels, self.kernel)  # fmt: skip
+                self.channels, self.kernel, self.bias.shape)  # fmt: skip
 
     @property
     def data(self) -> tuple[Tensor, ...]:
@@ -278,8 +280,10 @@ class FirstLayer:
             self.filters, self.bias, multipliers,
             buffers.table, buffers.clock,
             ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset,
-            multipliers[0].numel() if len(multipliers) == batch else 0, height, width,
-            STEP=step, POOLED=self.mean_name is not None, COARSE=self.coarse, OBSERVED=observed,
+            multipliers[0].numel() if len(multipliers) == batch else 0,
+            self.bias[0].numel() if len(self.bias) == batch else 0, height, width,
+            STEP=step, BIASED=self.biased, POOLED=self.mean_name is not None, COARSE=self.coarse,
+            OBSERVED=observed,
             FULL=not (height % rows or width % columns or self.channels % self.chunk),
             COLUMNS=buffers.table.shape[-1],
             KERNEL_HEIGHT=self.kernel[0], KERNEL_WIDTH=self.kernel[1],
@@ -300,7 +304,6 @@ def _misfit(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphT
         f"filters of more than {MOST_TAPS} taps": weight[0].numel() > MOST_TAPS,
         "more dual variables than 32-bit indices reach": numbers >= LARGEST,
         f"the derivative of {term.activation} is not a ramp": term.activation.ramp is None,
-        "biases for each pixel or image": term.bias is not None and term.bias.numel() > len(weight),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
