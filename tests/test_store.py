@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from model_files import CARD, same, save_toy
 from zoo import ARCHITECTURES, FIRST_LAYER_ONLY, MONOTONE, SIZE, network
 
 import convexlift as cl
 from convexlift import networks
+from convexlift.models import store
 from convexlift.networks import Convolution
 
 ALL = {**MONOTONE, **FIRST_LAYER_ONLY}
@@ -124,6 +126,24 @@ def test_eight_bits(tmp_path):
         assert bool((stored[value == 0] == 0).all())
     cl.save(again, tmp_path / "twice", eight_bit=True)
     assert (tmp_path / "twice.safetensors").read_bytes() == small.read_bytes()
+
+
+def test_rows_that_are_alike_are_stored_once(tmp_path):
+    net = cl.networks.baseline(image_size=64, channels=16, hidden=64)
+    dense = net.layers[1].previous.maps[1].weight
+    with torch.no_grad():
+        dense.copy_(dense[:1] * torch.linspace(0.5, 2.0, 64)[:, None])
+    file = cl.save(net, tmp_path / "net", eight_bit=True)
+    assert file.stat().st_size < dense.numel() / 2
+    again = cl.load(tmp_path / "net").layers[1].previous.maps[1].weight
+    assert again.shape == dense.shape
+    assert bool(((again - dense).abs() <= dense.amax(1, keepdim=True) / 253).all())
+    # A small file with many rows: refused before any memory is taken.
+    tensors = safetensors.torch.load(file.read_bytes())
+    (scale,) = (name for name in tensors if name.endswith(":scale"))
+    tensors[scale] = torch.ones(2**22, dtype=tensors[scale].dtype)
+    with pytest.raises(ValueError, match=r"makes 1073741824 numbers of 256"):
+        store._from_eight_bits(tensors)
 
 
 def test_eight_bits_do_not_touch_the_filters_on_the_image(tmp_path):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ SCALE = ":scale"
 """Ends the names of tensors that hold the scales of 8-bit rows."""
 MANY = 1024
 """Smaller tensors are never stored in 8 bits: little is saved, and biases matter."""
+MOST = 2**26
+"""Numbers of a tensor whose rows are stored once: a small file must not fill the memory."""
 
 
 def save(
@@ -182,6 +185,7 @@ def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
 def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Large tensors as codes -127 ... 127, and the scale of each row; 0 stays 0.
 
+    Rows with the same codes are stored once: critics often end with units that are all alike.
     Filters on the image stay as they are: those of mean zero would begin to see brightness.
     """
     stored: dict[str, Tensor] = {}
@@ -194,8 +198,9 @@ def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         scale = rows.abs().amax(1) / 127
         codes = (rows / torch.where(scale > 0, scale, 1.0)[:, None]).round()
         # A tiny scale is itself rounded, and 128 would become -128.
-        stored[name] = codes.clamp(-127, 127).to(torch.int8).reshape(tensor.shape)
-        stored[name + SCALE] = scale
+        codes = codes.clamp(-127, 127).to(torch.int8).reshape(tensor.shape)
+        alike = tensor.numel() <= MOST and bool((codes == codes[:1]).all())
+        stored[name], stored[name + SCALE] = codes[:1].clone() if alike else codes, scale
     return stored
 
 
@@ -204,8 +209,12 @@ def _from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     numbers = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for name in tensors.keys() - numbers.keys():
         codes, scale = numbers.get(name.removesuffix(SCALE)), tensors[name]
-        if codes is None or codes.dtype is not torch.int8 or scale.shape != codes.shape[:1]:
+        fits = codes is not None and codes.dtype is torch.int8 and codes.ndim and scale.ndim == 1
+        if not fits or len(codes) not in (1, len(scale)):
             raise ValueError(f"the tensor {name} does not fit any 8-bit tensor beside it")
+        assert codes is not None
+        if (count := len(scale) * math.prod(codes.shape[1:])) > max(MOST, codes.numel()):
+            raise ValueError(f"the tensor {name} makes {count} numbers of {codes.numel()}")
         if not bool((scale >= 0).all() & (scale < torch.inf).all()):
             raise ValueError(f"the tensor {name} must be nonnegative and finite")
         rows = scale.reshape(-1, *[1] * (codes.ndim - 1))
