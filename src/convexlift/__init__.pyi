@@ -49,6 +49,7 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
+from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
@@ -70,6 +71,8 @@ from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solution import StopWhen as StopWhen
 from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
+from convexlift.solvers.tiles import Tiles as Tiles
+from convexlift.solvers.tiles import solve_tiles as solve_tiles
 from convexlift.transmission import Counts as Counts
 from convexlift.transmission import LineIntegrals as LineIntegrals
 from convexlift.transmission import expected_intensity as expected_intensity

@@ -72,6 +72,11 @@ class Proof:
         for i, guarantee in enumerate(claim.guarantee):
             if guarantee is Guarantee.NONE:
                 raise ValueError(f"image {i} has no lower bound, so there is nothing to prove")
+        if not claim.duals:
+            raise ValueError(
+                "the dual variables of this solution were not kept (they are not for images solved "
+                "in tiles), so there is no proof file; its claims hold nevertheless"
+            )
         arrays: Arrays = {"x": _array(claim.x), "theta": _array(claim.theta)}
         arrays["y"] = _array(problem.fidelity.y)
         count = len(problem.network.layers)

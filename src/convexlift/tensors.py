@@ -109,6 +109,10 @@ class TensorRecord:
         """The same record, detached from the autograd graph; memory is shared."""
         return self._map(Tensor.detach)
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same record with a function applied to every tensor."""
+        return self._map(function)
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor in the record, depth first."""
         for name, value in vars(self).items():

@@ -46,7 +46,7 @@ RUN: dict[str, tuple[Any, Any]] = {
 
 TYPES: dict[str, Any] = {
     "regularizer": str, "weight": str | None, "batch": str, "range": str, "rows": str | None,
-    "window": str, "device": Device, "truth": Path | None, "mask": Path | None,
+    "window": str, "tiles": str, "device": Device, "truth": Path | None, "mask": Path | None,
     "flat": str | None, "dark": str | None,
 }  # fmt: skip
 """Types on the command line, where the library's are richer."""

@@ -72,6 +72,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "weight": lambda text: read_numbers(text, None),
     "batch": lambda text: read_numbers(text, None, int),
     "range": lambda text: read_numbers(text, ","),
+    "tiles": lambda text: read_numbers(text, None, int),
     "rows": lambda text: read_numbers(text, ":", int),
     "window": read_window,
     "device": choose_device,
@@ -188,9 +189,14 @@ class Narrator(BatchListener):
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
     def progress(self, sources: Sequence[Source], now: Check) -> None:
-        """Show objective and gap."""
+        """Show objective and gap, or how many tiles are done."""
         gap = float(now.gap.max())
         name = sources[0].path.name
+        if now.tiles is not None:
+            sweep, done = divmod(now.iteration - 1, now.tiles)
+            again = f", sweep {sweep + 1}" if sweep else ""
+            self._show(f"{name}: tile {done + 1} of {now.tiles}{again}", (done + 1) / now.tiles)
+            return
         more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}"
         self._show(text, share(gap, self.tolerance) * len(sources))

@@ -149,6 +149,12 @@ class ConditionedNetwork(InputConvexNetwork):
         """The network for some images of the batch."""
         return self._with(lambda read: read[images] if len(read) > 1 else read, list(self.layers))
 
+    def with_readings(self, change: Callable[[str, Tensor], Tensor]) -> Self:
+        """The network with other readings, from the names and the present ones."""
+        readings = {name: change(name, read) for name, read in self.readings.items()}
+        layers = list(self.layers)
+        return type(self)(layers, readings, self.largest, in_channels=self.in_channels)
+
     def _output_weights(self, shape: Shape) -> Tensor:
         return _fitting(self.output, shape)
 

@@ -199,6 +199,15 @@ class InputConvexNetwork(nn.Module):
         """Whether no activation has a kink."""
         return all(layer.activation.smooth for layer in self.layers)
 
+    @property
+    def radius(self) -> int | None:
+        """How far a filter response is from the pixels it depends on, for networks of one layer.
+
+        None for other networks, and for maps that do not treat all pixels alike.
+        """
+        first, *others = self.layers
+        return None if others or first.skip is None else first.skip.radius
+
     @torch.no_grad()
     def project_(self) -> None:
         """Set negative entries of every W to zero: call it after every optimiser step.

@@ -28,10 +28,13 @@ class LinearMap(ProblemPart, nn.Module, ABC):
     Attributes:
         reach: the side of the smallest image that the map takes.
         reduction: the factor by which it divides the sides of images, which must be multiples.
+        radius: how far an output is from the pixels it depends on, for maps that keep the image
+            size and treat pixels alike but near the edges; None for others.
     """
 
     reach: int = 1
     reduction: int = 1
+    radius: int | None = None
 
     @property
     def filters(self) -> Tensor | None:
@@ -103,6 +106,7 @@ class Convolution(LinearMap, name="Convolution"):
             raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
         self.stride = self.reduction = stride
         self.reach = kernel_size
+        self.radius = kernel_size // 2 if stride == 1 and padding != "circular" else None
         self.padding: Boundary = padding
         shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
@@ -178,6 +182,8 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
     (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
     and its signs differ: a map from the image only.
     """
+
+    radius = 1
 
     def operator(self, input_shape: Shape) -> DifferenceOperator:
         """The differences of images of one shape."""

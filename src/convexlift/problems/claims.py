@@ -11,6 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
@@ -160,6 +161,21 @@ def claim(
 
 def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
     """J(x) for each image, rounded up; +inf outside the box. Problem and x in double precision."""
+    regularizer = regularizer_above(problem, x)
+    data_term = data_term_above(problem.fidelity, problem.operator, x)
+    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
+    return torch.where(problem.bounds.contains(x), objective, math.inf)
+
+
+def data_term_above(fidelity: Fidelity, operator: LinearOperator, x: Tensor) -> Tensor:
+    """D(A x) for each image, rounded up."""
+    w = product(operator, Rounded.exact(x), tuple(x.shape[1:]))
+    value, error = total(Rounded.exact(fidelity.density_above(w.value, w.error)))
+    return value + error
+
+
+def regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """weight R(x) for each image, rounded up."""
     network, weight = problem.network, problem.weight
     values = [Rounded.exact(x)]
     *hidden, last = network.layers
@@ -178,12 +194,7 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
         each = largest(part.error) + sum_rate(pixels + last.shape[0]) * part.size
         error = error + (pixels * per_channel * each * (1 + 1e-9)).flatten(1).sum(1)
         regularizer = regularizer + part.value.sum(1)
-    regularizer = weight * (regularizer + error)
-    w = product(problem.operator, Rounded.exact(x), problem.image_shape)
-    data_term, error = total(Rounded.exact(problem.fidelity.density_above(w.value, w.error)))
-    data_term = data_term + error
-    objective = (data_term + regularizer) + gamma(4) * (data_term + regularizer.abs())
-    return torch.where(problem.bounds.contains(x), objective, math.inf)
+    return weight * (regularizer + error)
 
 
 def _preactivation(

@@ -22,8 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE
+from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import LEVELS, MIXTURES, Scopes, best_of
 from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
@@ -185,9 +188,9 @@ def _behind_diagonal(
 
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c = minorant.c.times(theta)
-        everywhere = locally = _pixel_infima(problem, c, d, *whole)
+        everywhere = locally = _pixel_infima(problem.fidelity, c, d, *whole)
         if bool((free := everywhere.isinf()).any()):
-            locally = torch.where(free, _pixel_infima(problem, c, d, *near), everywhere)
+            locally = torch.where(free, _pixel_infima(problem.fidelity, c, d, *near), everywhere)
         mixed = _mixed(minorant, theta)
         return Scopes(*(
             ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
@@ -204,7 +207,7 @@ def _behind_diagonal(
     safe = torch.where(seen, d, 1.0)
     v, reach = -minorant.c.value / safe, (SPARE * minorant.c.error / safe.abs()).expand_as(x)
     limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
-    free = _pixel_infima(problem, minorant.c, d, *whole).isinf() & seen
+    free = _pixel_infima(problem.fidelity, minorant.c, d, *whole).isinf() & seen
     limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
         yield bounds(fraction * limit)
@@ -226,13 +229,21 @@ def _box_around(
     return torch.maximum(lower, x - radius - rounding), torch.minimum(upper, x + radius + rounding)
 
 
+def infimum_below(fidelity: Fidelity, operator: LinearOperator, box: Box, c: Rounded) -> Tensor:
+    """inf D(A x) + <c, x> over the box for each image, rounded down, for a diagonal A."""
+    assert operator.diagonal is not None
+    d = operator.diagonal.to(c.value).expand_as(c.value)
+    lower, upper = (torch.full_like(d, end) for end in (box.lower, box.upper))
+    return _sum_below(_pixel_infima(fidelity, c, d, lower, upper))
+
+
 def _pixel_infima(
-    problem: VariationalProblem, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
+    fidelity: Fidelity, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
     """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error."""
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
-    unseen = problem.fidelity.density(torch.zeros_like(d)) * (1 - problem.fidelity.density_rounding)
+    unseen = fidelity.density(torch.zeros_like(d)) * (1 - fidelity.density_rounding)
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
@@ -242,7 +253,7 @@ def _pixel_infima(
         slope = end / safe
         # Divisions by 1 or -1 are exact; others are rounded outwards.
         slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
-        of_seen = problem.fidelity.infimum_below(slope, low, high)
+        of_seen = fidelity.infimum_below(slope, low, high)
         return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
 
     return torch.minimum(at_end(-1.0), at_end(1.0))

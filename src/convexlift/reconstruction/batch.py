@@ -113,6 +113,11 @@ def reconstruct_files(
             run.listener.reading(source)
             try:
                 image = reconstructor.prepare(source.path, run.solver, source.target)
+                if proof and run.solver.tiles_for(image.data) is not None:
+                    raise InputError(
+                        "it is too large for a proof file, whose dual variables would not fit the "
+                        "memory; leave out --proof: the gap is certified nevertheless"
+                    )
             except Exception as error:
                 run.fail(source, error)
                 continue

@@ -88,6 +88,9 @@ class DenoiseOptions(Options):
             largest. ``auto``: 0 and the largest of an integer type; for floats, the first of 0,1
             and 0,255 and 0,4095 and 0,65535 that holds the image, whatever its noise. Others are
             mapped without outliers, and need LOW,HIGH for ``sigma`` and ``truth``.
+        tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
+            tiles that fit the memory, for images that do not. One certificate covers the whole
+            image in either case; there are no proof files and gap maps of images in tiles.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
     """
@@ -95,6 +98,7 @@ class DenoiseOptions(Options):
     noise: NoiseKind | None = None
     sigma: float | None = None
     range: "RangeChoice" = "auto"
+    tiles: int | Literal["auto", "off"] = "auto"
     simulate: bool = False
     seed: int = 0
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from convexlift.reconstruction.options import DenoiseOptions, InpaintOptions
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
+from convexlift.solvers.tiles import Tiles
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
 FEWEST_PIXELS = 8
@@ -62,6 +63,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
         low, high = self.range if isinstance(self.range, tuple) else (0.0, 1.0)
         if not -math.inf < low < high < math.inf:
             raise InputError(f"--range needs LOW < HIGH, got {low:g},{high:g}")
+        whole = isinstance(self.tiles, int) and self.tiles >= 128 and self.tiles % 16 == 0
+        fine = self.tiles in ("auto", "off") or whole
+        self.require("tiles", fine, "auto, off, or a multiple of 16 from 128 on")
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
@@ -71,6 +75,13 @@ class Denoiser(DenoiseOptions, Reconstructor):
                 "noise levels are for images in 0 ... 1, where 25 of 255 is 0.098; got "
                 f"{self.sigma:g}"
             )
+
+    @property
+    def division(self) -> Tiles | Literal["auto"] | None:
+        """The option ``tiles``."""
+        if self.tiles == "auto":
+            return "auto"
+        return None if self.tiles == "off" else Tiles(size=self.tiles)
 
     def settings(self) -> dict[str, Any]:
         """The range as text."""
@@ -98,6 +109,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         reads_noise = solver.network.reads_data and noise.kind == "gaussian"
         level = max(noise.level, LEAST_SIGMA) if reads_noise else None
         data = Measurement(fidelity, operator, self.box or contents.box, grouped(y), level)
+        solver.tiles_for(data)  # raises if the memory is too small
         task = GaussianDenoising.name if seen is None else Inpainting.name
         task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
         weight = self.choose_weight(data, task, noise, solver)

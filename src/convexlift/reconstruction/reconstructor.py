@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import Solution, StopWhen
+from convexlift.solvers.tiles import Tiles
 from convexlift.tasks import Measurement
 
 
@@ -121,7 +122,14 @@ class Reconstructor(Options, ABC):
         network, colour = copy.deepcopy((self.network, self.colour))
         for each in filter(None, (network, colour)):
             each.to(self.place)
-        return PiecewiseSolver(network, self.place, stop, self.method, batch, colour=colour)
+        return PiecewiseSolver(
+            network, self.place, stop, self.method, batch, colour=colour, tiles=self.division
+        )
+
+    @property
+    def division(self) -> Tiles | Literal["auto"] | None:
+        """How large images are divided; see ``PiecewiseSolver``."""
+        return "auto"
 
     def solve(
         self,

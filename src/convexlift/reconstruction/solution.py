@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,11 +19,14 @@ from convexlift.networks.adaptive import AdaptiveNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.certificate import certify
 from convexlift.problems.variational import VariationalProblem
+from convexlift.problems.windows import LargeProblem
 from convexlift.proofs import Proof
+from convexlift.reconstruction.contents import InputError
 from convexlift.solvers.method import Method
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import History, Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
+from convexlift.solvers.tiles import Tiles, solve_tiles
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks, join_images, select_images
 
@@ -37,6 +40,8 @@ _IMAGES = 24  # of the size of images
 _GUIDE = 2  # channels of weights and guide for each output
 _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are finished later
 _LARGEST_ON_A_GPU = 64
+SMALLEST_TILE = 128
+"""Pixels of a side; smaller tiles would be margins more than anything else."""
 _SHORTEST = 1e-3  # seconds: a limit that has passed still leaves one evaluation
 
 
@@ -90,6 +95,7 @@ class PiecewiseSolver:
         batch: images at once, or None for as many as fit.
         interruption: the reason to end all iterations, if there is one.
         colour: the regularizer for images of three channels, if there is one.
+        tiles: how to divide large images; ``auto`` as the memory asks for, None never.
     """
 
     network: InputConvexNetwork
@@ -99,6 +105,7 @@ class PiecewiseSolver:
     batch: int | None = None
     interruption: Interruption = field(default_factory=Interruption)
     colour: InputConvexNetwork | None = None
+    tiles: Tiles | Literal["auto"] | None = "auto"
 
     def network_for(self, data: Measurement) -> InputConvexNetwork:
         """The regularizer for images with as many channels as these."""
@@ -108,17 +115,54 @@ class PiecewiseSolver:
         """How many images of this size to solve at once."""
         if self.batch is not None:
             return self.batch
+        most = _LARGEST_ON_A_GPU if self.device.type == "cuda" else _LARGEST_ON_A_CPU
+        return max(1, min(most, int(self._free() / 2) // self._needed(data)))
+
+    def tiles_for(self, data: Measurement) -> Tiles | None:
+        """How to divide images of this size; None if they are solved whole.
+
+        Raises ``InputError`` for images that the memory can hold neither whole nor in tiles.
+        """
+        if isinstance(self.tiles, Tiles):
+            return self.tiles if max(data.image_shape[1:]) > self.tiles.size else None
+        free, needed = self._free(), self._needed(data)
+        if needed <= free / 2:
+            return None
+        network = self.network_for(data)
+        obstacle = LargeProblem.obstacle(network, data.operator, 1)
+        if self.method != "default":
+            obstacle = "--method default"
+        if self.tiles == "auto" and obstacle is None:
+            side = math.sqrt(free / 4 / self._needed(data, 1)) - 2 * Tiles.overlap
+            if side >= SMALLEST_TILE:
+                return Tiles(size=int(min(Tiles.size, side)) // 16 * 16)
+        elif needed <= free:
+            return None
+        _, height, width = data.image_shape
+        remedy = "Free memory, or make the image smaller."
+        if self.tiles is None and obstacle is None:
+            remedy = "Leave out --tiles off: in tiles, it takes less."
+        elif obstacle is not None:
+            remedy += f" Tiles, which take less, need {obstacle}."
+        raise InputError(
+            f"{height} x {width} pixels take about {needed / 1e9:.1f} GB here, and "
+            f"{free / 1e9:.1f} GB are free. {remedy}"
+        )
+
+    def _needed(self, data: Measurement, pixels: int | None = None) -> int:
+        """Bytes for one image of this kind."""
         planes, height, width = data.image_shape
         network = self.network_for(data)
-        channels = sum(layer.channels for layer in network.layers)
+        channels = sum(layer.channels * layer.activation.group for layer in network.layers)
         if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers
             channels += _GUIDE * network.guide.outputs
-        each = 4 * height * width * (_BUFFERS * channels + _IMAGES * planes)
+        return 4 * (pixels or height * width) * (_BUFFERS * channels + _IMAGES * planes)
+
+    def _free(self) -> int:
+        """Bytes of memory that are free on the device."""
         if self.device.type == "cuda":
-            free, most = torch.cuda.mem_get_info(self.device)[0], _LARGEST_ON_A_GPU
-        else:
-            free, most = _free_memory(), _LARGEST_ON_A_CPU
-        return max(1, min(most, int(free / 2) // each))
+            return torch.cuda.mem_get_info(self.device)[0]
+        return _free_memory()
 
     def here(self, data: Measurement) -> Measurement:
         """The data on the device; the same object, with its operator's caches, if it is there."""
@@ -152,6 +196,8 @@ class PiecewiseSolver:
             try:
                 solution = self.solve_piece(data.select(rows), weight, stop, callback)
                 if gap_map:
+                    if not solution.duals:
+                        raise InputError("there are no gap maps of images in tiles; leave it out")
                     certificate = certify(solution.proof.problem, solution.x, solution.duals)
                     maps.append(certificate.map.cpu())
             except torch.cuda.OutOfMemoryError:
@@ -171,6 +217,9 @@ class PiecewiseSolver:
         self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
     ) -> Solution:
         """The solution of images that fit the memory, with the status of an interruption."""
+        tiles = self.tiles_for(data)
+        if tiles is not None:
+            return self._solve_tiles(data, weight, tiles, stop, callback)
         problem = stated(self.here(data), self.network_for(data), weight, self.method)
         solution = self.solve_once(problem, stop, None, callback)
         ended = self.interruption.status
@@ -178,6 +227,25 @@ class PiecewiseSolver:
             return solution
         statuses = (s if s is Status.CONVERGED else ended for s in solution.status)
         return replace(solution, status=tuple(statuses))
+
+    def _solve_tiles(
+        self, data: Measurement, weight: float, tiles: Tiles, stop: StopWhen,
+        callback: Callback | None,
+    ) -> Solution:  # fmt: skip
+        """One image in tiles; Ctrl-C leaves the remaining tiles as they start."""
+        here, network = self.here(data), self.network_for(data)
+        large = LargeProblem(
+            fidelity=here.fidelity, operator=here.operator, regularizer=network, weight=weight,
+            box=here.box, noise=here.noise if network.reads_data else None,
+        )  # fmt: skip
+        if self.interruption.status is not None:
+            stop = replace(stop, max_iterations=0)
+        with self.interruption.during_a_solve():
+            solution = solve_tiles(large, tiles=tiles, stop=stop, callback=callback)
+        for status in (Status.STOPPED, Status.INTERRUPTED):
+            if status in solution.status:
+                self.interruption.status = status
+        return solution
 
     def solve_once(
         self,
@@ -286,6 +354,13 @@ def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
 
 
 def _free_memory() -> int:
+    """Bytes that programs can have: files in a cache are given up for them."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system says

@@ -98,9 +98,13 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Progress(Record):
-    """A record with the current images, for callbacks, which must not modify them."""
+    """A record with the current images, for callbacks, which must not modify them.
+
+    ``tiles`` is the number of tiles of an image solved in tiles; ``iteration`` counts those done.
+    """
 
     x: Tensor
+    tiles: int | None = None
 
 
 @dataclass
