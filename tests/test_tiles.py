@@ -188,7 +188,7 @@ def test_what_tiles_cannot_do_is_refused_with_the_reason():
         with pytest.raises(ValueError, match="one layer"):
             LargeProblem(**parts | {"regularizer": network})
     for wrong in ({"size": 100}, {"overlap": 8}, {"sweeps": 0}):
-        with pytest.raises(ValueError, match="multiples of 16|at least"):
+        with pytest.raises(ValueError, match=r"multiples of 16|at least"):
             cl.Tiles(**wrong)
     found = cl.solve_tiles(LargeProblem(**parts), tiles=SMALL)
     with pytest.raises(ValueError, match="not kept"):

@@ -114,10 +114,8 @@ class Reconstructor(Options, ABC):
 
     def solver(self) -> PiecewiseSolver:
         """The solver of these options, with the network on its device."""
-        stop = StopWhen(
-            gap=self.tolerance, max_iterations=self.max_iterations, seconds=self.time_limit,
-            check_every=self.check_every,
-        )  # fmt: skip
+        stop = StopWhen(gap=self.tolerance, max_iterations=self.max_iterations,
+                        seconds=self.time_limit, check_every=self.check_every)  # fmt: skip
         batch = None if self.batch == "auto" else self.batch
         network, colour = copy.deepcopy((self.network, self.colour))
         for each in filter(None, (network, colour)):
