@@ -297,7 +297,7 @@ class _Store:
         if isinstance(problem.regularizer, ConditionedNetwork):
             for name, read in problem.regularizer.readings.items():
                 if read.shape[-2:] != (1, 1):
-                    self._write(name, number, inside.of(read).cpu().numpy())
+                    self._write(name, number, inside.of(read).detach().cpu().numpy())
 
     def regularizer(
         self, network: InputConvexNetwork, cores: list[Window], outer: Window
