@@ -224,6 +224,10 @@ class Blocks(Mapping[str, Tensor]):
         """Inner products block by block and image by image; each block becomes (B,)."""
         return Blocks({name: sum_per_image(part * other[name]) for name, part in self.items()})
 
+    def step(self, name: str, like: Tensor) -> Tensor:
+        """The step sizes (B,) of a block, to multiply a tensor of this block with."""
+        return expand_per_image(self[name], like)
+
     def squares(self) -> Blocks:
         """Squared norms block by block and image by image; each block becomes (B,)."""
         return self.dot(self)

@@ -44,7 +44,7 @@ from convexlift.functionals.terms import (
 from convexlift.networks.bound_network import BackwardPass, BoundNetwork
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image
+from convexlift.tensors import Blocks, Shape, TensorRecord
 
 
 def primal_name(source: int) -> str:
@@ -144,9 +144,7 @@ class SaddlePointProblem(TensorRecord):
         """prox_g^T, block by block; the free blocks stay."""
         return Blocks(
             {
-                name: self.g[name].prox(part, expand_per_image(tau[name], part))
-                if name in self.g
-                else part
+                name: self.g[name].prox(part, tau.step(name, part)) if name in self.g else part
                 for name, part in u.items()
             }
         )
@@ -156,7 +154,7 @@ class SaddlePointProblem(TensorRecord):
         parts: dict[str, Tensor] = {}
         for names, term in self.f:
             values = tuple(v[name] for name in names)
-            steps = tuple(expand_per_image(sigma[name], v[name]) for name in names)
+            steps = tuple(sigma.step(name, v[name]) for name in names)
             parts.update(zip(names, term.conjugate_prox(values, steps), strict=True))
         return Blocks(parts)
 

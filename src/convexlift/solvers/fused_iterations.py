@@ -266,7 +266,7 @@ class FusedIterations(Iterations):
         if kernels() is None:
             raise DoesNotApply("Triton is not installed")
         if not coupling.scalar:
-            raise DoesNotApply("steps by frequency")
+            raise DoesNotApply("steps by frequency or channel")
         layer = FirstLayer.of(saddle)
         pixels = Pixels(saddle, layer)
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)

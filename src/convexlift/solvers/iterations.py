@@ -72,9 +72,10 @@ class Iterations:
 
         ``measure``: whether ``residual`` will be called afterwards.
         """
+        steps = self.coupling.dual_steps(sigma)
         for a, b, e in torch.from_numpy(mix).to(self.w_u["x"]).unbind(1):
             self.old_u, self.old_v = self.w_u, self.w_v
-            self.u, self.v = pdhg_update(self.saddle, self.w_u, self.w_v, tau, sigma)
+            self.u, self.v = pdhg_update(self.saddle, self.w_u, self.w_v, tau, steps)
             self.w_u = self.u * a + self.w_u * b + self.anchor_u * e
             self.w_v = self.v * a + self.w_v * b + self.anchor_v * e
 
@@ -84,14 +85,14 @@ class Iterations:
         return Blocks({**du, **self._dual_squares() / sigma}).total().sqrt().cpu()
 
     def _dual_squares(self) -> Blocks:
-        return (self.v - self.old_v).squares()
+        return self.coupling.dual_squares(self.v - self.old_v)
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
         """Distances to P(w) from the origin of the state, and from the anchor."""
-        way, u, v = self.coupling.way, self.u, self.v
+        way, far, u, v = self.coupling.way, self.coupling.dual_distances, self.u, self.v
         return (
-            (way(u, state.origin_u), v.distances(state.origin_v)),
-            (way(u, self.anchor_u), v.distances(self.anchor_v)),
+            (way(u, state.origin_u), far(v, state.origin_v)),
+            (way(u, self.anchor_u), far(v, self.anchor_v)),
         )
 
     def move_anchor(self, images: Tensor) -> None:
@@ -127,7 +128,7 @@ class TiledIterations(Iterations):
         if len(saddle.f) != 1 or len(saddle.K.shapes) != 1:
             raise DoesNotApply("more than one layer, or data behind an operator")
         if not coupling.scalar:
-            raise DoesNotApply("steps by frequency")
+            raise DoesNotApply("steps by frequency or channel")
         ((self.row,), term), *_ = saddle.f
         (only,) = saddle.K.rows[self.row].values()
         operator = only.convolution

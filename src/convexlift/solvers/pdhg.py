@@ -17,6 +17,7 @@ from torch import Tensor
 from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
@@ -74,7 +75,11 @@ class PDHG(Method):
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             saddle = lift(problem, dualise_box=True)
             return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
-        return RestartedPDHG(problem, lift(problem, dualise_fidelity=self.dualise_fidelity))
+        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
+        factors = ChannelCoupling.factors_of(problem)
+        return RestartedPDHG(
+            problem, saddle, None if factors is None else ChannelCoupling(saddle, factors)
+        )
 
 
 class RestartedPDHG(PDHGSolver[RestartState]):
@@ -116,7 +121,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
              for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
         )  # fmt: skip
-        target = self.coupling.balanced_sigma(self.coupling.reach(moves), v.norms())
+        sizes = Blocks({n: p.sqrt().to(x) for n, p in self.coupling.dual_squares(v).items()})
+        target = self.coupling.balanced_sigma(self.coupling.reach(moves), sizes)
         sigma = {}
         for name, value in target.items():
             # Duals that start at zero, and rows that do not move, tell nothing about sigma.

@@ -135,6 +135,18 @@ class Coupling:
         """||du_j||^2 / tau_j for every block j."""
         return du.squares() / tau
 
+    def dual_steps(self, sigma: Blocks) -> Blocks:
+        """S, from one number for each block and image."""
+        return sigma
+
+    def dual_squares(self, dv: Blocks) -> Blocks:
+        """sigma_i <dv_i, S_i^-1 dv_i> for every row i."""
+        return dv.squares()
+
+    def dual_distances(self, v: Blocks, other: Blocks) -> Blocks:
+        """The roots of ``dual_squares`` of v - other."""
+        return v.distances(other)
+
     @staticmethod
     def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
         """sigma_i = ||dv_i|| / reach_i.

@@ -1,0 +1,106 @@
+"""Dual step sizes that differ from channel to channel, for filters of very different weights.
+
+In R(x) = sum_k w_k h(V_k x), the dual variable of channel k is as large as w_k, and one step sigma
+for all of them suits only the largest. With the factors
+
+    d_k = w_k / |V_k|,    sigma_k = sigma d_k,    tau = SAFETY / (sigma ||D^(1/2) V||^2),
+
+steps are balanced channel by channel, and ||S^(1/2) K T^(1/2)|| < 1 as before. Multiplying V_k by a
+number, and w_k h by what undoes it, changes the iterates of no other channel. |V_k| is the size of
+responses to white noise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.bound_network import IMAGE
+from convexlift.operators.imaging import Diagonal
+from convexlift.operators.linear import LinearOperator
+from convexlift.problems.lifting import SaddlePointProblem, dual_names
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Choice
+from convexlift.solvers.primal_dual import Coupling
+from convexlift.tensors import Blocks
+
+(ROW,) = dual_names(1, 1)
+SPREAD = 4.0
+"""Largest factor over the median, from which on channels get steps of their own (measured)."""
+LEAST = 1e-30
+"""Smallest factor, also of channels without weight, whose dual variables are zero."""
+
+
+class ChannelSteps(Blocks):
+    """S: one number for each image (B,), times the factors of channels."""
+
+    __slots__ = ("factors",)
+
+    def __init__(self, parts: Blocks, factors: Tensor) -> None:
+        super().__init__(parts)
+        self.factors = factors
+
+    def step(self, name: str, like: Tensor) -> Tensor:
+        """sigma_k, (B, C, 1, 1)."""
+        step = super().step(name, like)
+        return step * self.factors if name == ROW else step
+
+    def __mul__(self, other: float | Tensor | Blocks) -> Blocks:
+        """S v."""
+        assert isinstance(other, Blocks)
+        return Blocks({name: self.step(name, part) * part for name, part in other.items()})
+
+
+class ChannelCoupling(Coupling):
+    """n_i ||K_ij||^2, for the filters with the norm of D^(1/2) V."""
+
+    scalar = False
+    choice = Choice(
+        "steps", "one for each channel, block and image", "the weights of channels differ widely"
+    )
+
+    def __init__(self, saddle: SaddlePointProblem, factors: Tensor) -> None:
+        super().__init__(saddle)
+        self.factors = factors
+        (V,) = saddle.K.rows[ROW].values()
+        scaled = Diagonal(factors.sqrt()) @ V
+        self.weights[ROW] = {"x": scaled.norm(saddle.K.shapes["x"]) ** 2}
+
+    @staticmethod
+    def factors_of(problem: VariationalProblem) -> Tensor | None:
+        """d_k, (1, C, 1, 1), the largest being 1, for one layer with one weight for each channel.
+
+        None for other networks, and where the factors do not differ by much.
+        """
+        *others, layer = problem.network.layers
+        weights = problem.network.output
+        alike = len(weights) == 1 == weights[0, 0].numel() and layer.activation.group == 1
+        if others or not alike or len(layer.shape) != 3 or not bool((weights > 0).any()):
+            return None
+        sizes = _response_sizes(layer.operators[IMAGE], problem)
+        d = torch.where(sizes > 0, weights / sizes, 0.0)
+        d = d / d.max()
+        return d.clamp_min(LEAST) if float(d[d > 0].median()) * SPREAD < 1 else None
+
+    def dual_steps(self, sigma: Blocks) -> Blocks:
+        """sigma with the factors of channels."""
+        return ChannelSteps(sigma, self.factors)
+
+    def dual_squares(self, dv: Blocks) -> Blocks:
+        """sum_k ||dv_k||^2 / d_k for the filters."""
+        found = dict(dv.squares())
+        found[ROW] = (dv[ROW].square() / self.factors).flatten(1).sum(1)
+        return Blocks(found)
+
+    def dual_distances(self, v: Blocks, other: Blocks) -> Blocks:
+        """The root of ``dual_squares`` of v - other."""
+        squares = self.dual_squares(v - other)
+        return Blocks({name: part.sqrt().to(v[name].dtype) for name, part in squares.items()})
+
+
+def _response_sizes(V: LinearOperator, problem: VariationalProblem) -> Tensor:
+    """|V_k|, (1, C, 1, 1)."""
+    if V.convolution is not None:
+        return V.convolution.weight.square().sum((1, 2, 3)).sqrt().reshape(1, -1, 1, 1)
+    noise = torch.randn(problem.image_shape, generator=torch.Generator().manual_seed(0))
+    return V(noise[None].to(problem.fidelity.y)).square().mean((2, 3), keepdim=True).sqrt()
