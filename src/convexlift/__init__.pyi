@@ -19,6 +19,7 @@ from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
+from convexlift.networks.activations import Linear as Linear
 from convexlift.networks.activations import ReLU as ReLU
 from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.exponential_activations import ELU as ELU
@@ -27,6 +28,7 @@ from convexlift.networks.group_activations import GroupNorm as GroupNorm
 from convexlift.networks.huber_mixture import HuberMixture as HuberMixture
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer
 from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
+from convexlift.networks.quadratic_spline import QuadraticSpline as QuadraticSpline
 from convexlift.networks.smooth_activations import HalfSquare as HalfSquare
 from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation

@@ -293,20 +293,51 @@ def mixture(t: Array, shares: Array) -> Activation:
     return Activation(-1.0, 1.0, value, dual, formulas=len(t))
 
 
+def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
+    """sum_j c_j u_j(r) + tail (r - t_J)_+^2 / 2 with r = |a| or a_+ and sum_j c_j = 1.
+
+    u_j rises from t_{j-1} on with m^2 / (2 w_j), w_j = t_j - t_{j-1}, and from t_j on by 1.
+    h*(s) is the integral of b over the slopes h'(b) from 0 to s: with A_j = c_1 + ... + c_{j-1},
+    the share j adds q t_{j-1} + q^2 w_j / (2 c_j) for q = clip(s - A_j, 0, c_j).
+    """
+    c, w, high = shares / shares.sum(0), np.diff(t), np.inf if tail else 1.0
+    A, each = c.cumsum(0) - c, range(len(w))
+    rate = w.reshape(-1, *[1] * (c.ndim - 1)) / np.where(c > 0, 2 * c, 1.0)
+    side: Any = np.abs if even else lambda a: np.maximum(a, 0)
+    rise: Any = lambda r, j: (
+        np.clip(r - t[j], 0, w[j]) ** 2 / (2 * w[j]) + np.maximum(r - t[j + 1], 0)
+    )
+    bent: Any = lambda r: tail * np.maximum(r - t[-1], 0) ** 2 / 2
+    value: Any = lambda a: [sum(c[j] * rise(side(a), j) for j in each) + bent(side(a))]
+
+    def dual(s: Array) -> list[Array]:
+        q, beyond = [np.clip(np.abs(s) - A[j], 0, c[j]) for j in each], np.maximum(np.abs(s) - 1, 0)
+        parts = sum(q[j] * (t[j] + q[j] * rate[j]) for j in each)
+        b = t[-1] + beyond / (tail or 1.0)  # no b is larger; A_j has errors, and h* b times these
+        return [parts + beyond * (t[-1] + beyond / (2 * tail or 1.0)), b, -b]
+
+    steepest: Any = lambda a: 1 + tail * a
+    return Activation(-high if even else 0.0, high, value, dual, 1, steepest, len(w) + 1)
+
+
 def activation(described: Any, shares: Array | None = None) -> Activation:
     """The activation with this description, and of a mixture the shares, (channels, J)."""
     ((kind, q),) = described.items()
-    if kind == "HuberMixture":
-        widths = np.array([number(t) for t in q["widths"]])
-        require((np.diff(widths) > 0).all(), "the widths of a HuberMixture do not increase")
-        shares = np.ones((1, widths.size)) if shares is None else shares
-        usable = shares.shape[1] == widths.size and (shares >= 0).all() and shares.any(1).all()
-        require(usable, "the shares of a HuberMixture are too few, negative, or zero")
-        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
+    if kind in ("HuberMixture", "QuadraticSpline"):
+        knots = np.array([number(t) for t in q["widths" if kind == "HuberMixture" else "knots"]])
+        require((np.diff(knots) > 0).all(), f"the knots of a {kind} do not increase")
+        shares = np.ones((1, knots.size)) if shares is None else shares
+        usable = shares.shape[1] == knots.size and (shares >= 0).all() and shares.any(1).all()
+        require(usable, f"the shares of a {kind} are too few, negative, or zero")
+        shares = shares.T[:, :, None, None]
+        if kind == "HuberMixture":
+            return mixture(knots[:, None, None, None], shares)
+        return spline(np.append(0.0, knots), shares, number(q["tail"], 0), bool(q["even"]))
     if kind == "GroupNorm":
-        ((profile, _),) = q["profile"].items()
+        ((profile, options),) = q["profile"].items()
         # Even activations only: h of a norm is convex for them.
         even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
+        even = even or (profile == "QuadraticSpline" and options["even"])
         require(even, f"{profile} is no profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
@@ -323,6 +354,8 @@ def activation(described: Any, shares: Array | None = None) -> Activation:
         value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
         rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
         return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
+    if kind == "Linear":
+        return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
     # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.
     even, bends = kind in ("Abs", "Huber"), kind in ("Huber", "SmoothedReLU", "SmoothedLeakyReLU")
     require(even or bends or kind in ("ReLU", "LeakyReLU"), f"the activation {kind!r} is unknown")
@@ -470,6 +503,11 @@ class Proof:
                 return convolution(weight, shape, stride, mode)
             case {"AveragePool": {"size": k}}:
                 return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, None)
+            case {"PixelSum": {"mean": mean}}:
+                weight = np.array([1 / math.prod(shape[1:]) if mean else 1.0])
+                push = lambda w, x: w * x.sum((2, 3))
+                pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
+                return linear(weight, (shape[0], 1, 1), shape, math.prod(shape[1:]), push, pull)
             case {"ForwardDifferences": _}:
                 return convolution(DIFFERENCES, shape, 1, "edge")
             case {"Dense": {"out_features": outputs}}:
@@ -499,7 +537,7 @@ class Proof:
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
         name, links = f"layers.{i}", described["links"]
-        mixed = "HuberMixture" in described["activation"]
+        mixed = any(kind in described["activation"] for kind in ("HuberMixture", "QuadraticSpline"))
         shares = self.tensor(f"network.{name}.shares") if mixed else None
         h = activation(described["activation"], shares)
         require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")

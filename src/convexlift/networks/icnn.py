@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
-from convexlift.networks.huber_mixture import HuberMixture
+from convexlift.networks.huber_mixture import Mixture
 from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite
@@ -39,7 +39,7 @@ class ConvexLayer(nn.Module):
         residual: whether z_{i-1} is added after the activation.
 
     Attributes:
-        shares: (channels, J), trainable, of a ``HuberMixture``; else None.
+        shares: (channels, J), trainable, of a ``HuberMixture`` or ``QuadraticSpline``; else None.
     """
 
     links: Mapping[str, LinearMap]
@@ -72,8 +72,8 @@ class ConvexLayer(nn.Module):
         self.links = nn.ModuleDict({str(j): each for j, each in (links or {}).items()})  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.shares = None
-        if isinstance(activation, HuberMixture):
-            count = len(activation.widths)
+        if isinstance(activation, Mixture):
+            count = activation.parts
             self.shares = nn.Parameter(torch.full((channels, count), 1 / count))
         self.channels = channels
         self.outputs = channels // activation.group
@@ -124,7 +124,7 @@ class ConvexLayer(nn.Module):
             )
         bias = None if self.bias is None else _per_channel(self.bias, shape)[None]
         h = self.activation
-        if isinstance(h, HuberMixture) and self.shares is not None:
+        if isinstance(h, Mixture) and self.shares is not None:
             h = h.with_shares(self.shares)
         return BoundLayer(h, operators, bias, self.residual, made)
 
