@@ -13,6 +13,7 @@ from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
 from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.terms import Box as Box
+from convexlift.models import interop as interop
 from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
@@ -34,6 +35,7 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
+from convexlift.networks.weakly_convex import WeaklyConvexNetwork as WeaklyConvexNetwork
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition

@@ -11,9 +11,10 @@ t_j += W_{i-1,j}^T p_i and c += V_{i-1}^T p_i,
 
     weight R(x') >= <c, x'> + sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>        for every image x',
 
-as W >= 0 and h_2, ..., h_L are nondecreasing, which is checked. The conjugate of the data term
-bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``: a float64 value
-and a bound on its rounding error. A ray transform is the float64 matrix that is built here.
+as W >= 0 and every h_i that reads other layers is nondecreasing, which is checked. The conjugate
+of the data term bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``:
+a float64 value and a bound on its rounding error. A ray transform is the float64 matrix that is
+built here.
 """
 
 # ruff: noqa: E731 (formulas are lambdas)
@@ -540,7 +541,6 @@ class Proof:
         mixed = any(kind in described["activation"] for kind in ("HuberMixture", "QuadraticSpline"))
         shares = self.tensor(f"network.{name}.shares") if mixed else None
         h = activation(described["activation"], shares)
-        require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []
         for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
@@ -552,6 +552,8 @@ class Proof:
                 maps.append((j, made))
                 fine = j == 0 or made.nonnegative
                 require(fine, f"{name}.{which} has negative weights, so R need not be convex")
+        alone = all(j == 0 for j, _ in maps)
+        require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
         fits = channels == described["channels"] and channels % h.group == 0

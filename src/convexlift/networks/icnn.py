@@ -5,7 +5,8 @@
     R(x) = <W_L, z_L>
 
 R is convex in x if every W is nonnegative, every h_i is convex, and h_2, ..., h_L are nondecreasing
-(Assumption 1). As in the paper, layers are counted from 1 and their maps and biases from 0.
+(Assumption 1); where a layer reads the image alone, h_i need not be. As in the paper, layers are
+counted from 1 and their maps and biases from 0.
 """
 
 from __future__ import annotations
@@ -217,10 +218,12 @@ class InputConvexNetwork(nn.Module):
         On the meta device, where weights have no values, only activations are checked.
         """
         for number, layer in self._numbered():
-            if number > 1 and not layer.activation.nondecreasing:
+            reads_layers = any(source != IMAGE for source in layer.sources(number))
+            if reads_layers and not layer.activation.nondecreasing:
                 raise ValueError(
                     f"layer {number}: {layer.activation} decreases (its slopes start at "
-                    f"{layer.activation.slopes[0]:g}); only the first layer may"
+                    f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
+                    "such as the first layer"
                 )
         if self.output.is_meta:
             return

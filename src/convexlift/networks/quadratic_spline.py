@@ -177,7 +177,7 @@ class QuadraticSpline(Mixture, name="QuadraticSpline"):
             n == 1 or not step for n, step in zip(eta.shape[2:], eta.stride()[2:], strict=True)
         )
         if eta.ndim == r.ndim > 1 and alike:  # one for each channel
-            eta = eta[(..., *[slice(1)] * (eta.ndim - 2))].reshape(*eta.shape[:2], 1)
+            eta = eta.reshape(*eta.shape[:2], -1)[..., :1]
             ends = pieces.knots + eta * pieces.slopes
             return _numbers(pieces, _bisect(ends[..., 1:], r))
         found = torch.zeros_like(r, dtype=torch.int64)
