@@ -1,6 +1,5 @@
 """The public names; ``lazy_names`` reads them from here too."""
 
-from convexlift.models import interop as interop
 from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.files import card as card
 from convexlift.models.files import names as names
