@@ -452,6 +452,19 @@ def test_zero_padding_between_convolutions_is_kept(tmp_path):
     assert "alpha" in state
 
 
+@pytest.mark.parametrize("case", ["learned-regularizers-wcrr", "goujon-crr", "goujon-wcrr"])
+def test_merged_chains_are_the_published_regularizer_but_for_the_edges(case, tmp_path):
+    _, _, network = converted(case, tmp_path)
+    _, _, name, options = CASES[case]
+    noise = {"noise": options["noise"]} if "noise" in options else {}
+    merged = cl.interop.load(tmp_path / f"{name}.pt", merge=True, **noise)
+    x = torch.zeros(1, 1, 40, 40)
+    x[..., 14:26, 14:26] = torch.rand(12, 12)  # nothing near the edges
+    torch.testing.assert_close(merged(x), network(x), rtol=1e-10, atol=0)
+    assert type(merged.layers[0].skip).__name__ == "Convolution"
+    assert not torch.allclose(merged(torch.ones_like(x)), network(torch.ones_like(x)), rtol=1e-6)
+
+
 def test_the_card_says_where_a_network_came_from(tmp_path):
     _, _, network = converted("goujon-crr", tmp_path)
     assert network.card.name == "a"

@@ -53,6 +53,7 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
+from convexlift.problems.weakly_convex import WeaklyConvexProblem as WeaklyConvexProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof

@@ -458,6 +458,17 @@ class Proof:
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
         require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
+        self.weak, self.kappa, self.data = "concave" in problem["network"], 0.0, (y, q)
+        if self.weak:
+            self.rho = self.tensor("network.concavity", channels)
+            self.centre, self.kappa = self.tensor("centre", self.x.shape), number(head["kappa"], 0)
+            known = kind in ("SquaredL2", "WeightedL2") and problem["operator"] == {"Identity": {}}
+            fits = known and len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
+            require(fits, "a weakly convex problem has one layer, and L2 distances to images")
+            require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
+            require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
+            inside = (self.centre >= self.lower) & (self.centre <= self.upper)
+            require(inside.all(), "the tensor 'centre' is outside the box")
         require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
         require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
 
@@ -569,22 +580,121 @@ class Proof:
         return h, maps, bias, residual, p
 
 
+def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
+    """A bound on ||k*||^2 on a torus: the largest eigenvalue of (F k)^H (F k) at any frequency."""
+    count, inputs = math.prod(sizes), kernel.shape[1]
+    gram: Any = np.zeros((*sizes, inputs, inputs), dtype=np.complex128)
+    for one in kernel:
+        f = np.fft.fft2(one, s=sizes)
+        gram += np.einsum("cij,dij->ijcd", f.conj(), f)
+    top = max(float(np.linalg.eigvalsh(gram).max()), 0.0) * (1 + 1e-12)
+    # Coefficients err by at most a few log2(N) roundings of the norm of all of them.
+    error = 32 * U * math.log2(count + 1) * math.sqrt(count) * float(np.sqrt((kernel**2).sum()))
+    return (math.sqrt(top) + error) ** 2 * (1 + 1e-12)
+
+
+def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
+    """The same for V^T diag(rho) V = M, as lambda + |E| with lambda I - M = L L^T + E."""
+    image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
+    units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
+    columns = [V.pull(rho * V.push(Ball(some))) for some in units]
+    M = np.concatenate([each.value for each in columns]).reshape(count, count)
+    errors = np.concatenate([each.error for each in columns]).reshape(count, count)
+    M = (M + M.T) / 2
+    top = float(np.linalg.eigvalsh(M)[-1])
+    level = top + 1e-9 * abs(top) + TINY
+    A = level * np.eye(count) - M
+    try:
+        L = np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        return math.inf
+    sizes = np.abs(L) @ np.abs(L.T) + np.abs(A) + np.abs(M)
+    rounding = 4 * (count + 4) * U * float(sizes.sum(1).max())
+    wrong = max(float(errors.sum(axis).max()) for axis in (0, 1))
+    residual = float(np.abs(A - L @ L.T).sum(1).max())
+    return (level + residual + rounding + wrong) * (1 + 1e-12)
+
+
+def smallest_curvature(proof: Proof) -> float:
+    """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
+    described = proof.head["problem"]["network"]["layers"][0]["skip"]
+    chain, image = "Chain" in described, proof.x.shape[1:]
+    parts = described["Chain"]["maps"] if chain else [described]
+    ((_, V),) = proof.layers[0][1]
+    rho = Ball(proof.rho[:, None, None]) * Ball(proof.weight)
+    bound = 1.0
+    for i, each in enumerate(parts):
+        options = each.get("Convolution", {"stride": 0})
+        padding = options.get("padding")
+        if options["stride"] != 1 or padding not in ("zero", "circular"):
+            bound = math.inf
+            continue
+        kernel = proof.tensor(f"network.layers.0.skip{f'.maps.{i}' * chain}.weight")
+        if padding == "circular" and kernel.shape[-1] > min(image[1:]):
+            bound = math.inf
+        if i == len(parts) - 1:
+            kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
+        wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
+        bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
+    if (chain or bound == math.inf) and math.prod(image) <= 2304:
+        bound = min(bound, matrix_bound(proof, V, rho))
+    least = float(np.min(proof.data[1]))
+    return (least - bound) - 1e-12 * (least + bound)
+
+
+def weak_bound(proof: Proof) -> Ball:
+    """A bound on J(u) + kappa/2 |u - x|^2 from below, where R is less by 1/2 sum rho |V u|^2.
+
+    Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
+    in the place of the Hessian is below it; the minimum of that is taken pixel by pixel.
+    """
+    (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
+    ((_, V),) = proof.layers[0][1]
+    y, w = (Ball(part) for part in proof.data)
+    a = V.push(z)
+    q = Ball(proof.rho[:, None, None]) * Ball(proof.weight) * a
+    moved = z + -Ball(proof.x)
+    value = proof.fidelity.value(proof.centre).total() + -((q * a).total() * Ball(0.5))
+    value = value + (c * z).total() + (moved * moved).total() * kappa * Ball(0.5)
+    r = w * (z + -y) + -V.pull(q) + c + kappa * moved
+    m = smallest_curvature(proof) + proof.kappa
+    m -= 1e-12 * (abs(m) + proof.kappa)
+    low, high = (np.nextafter(end - proof.centre, way) for end, way in
+                 ((proof.lower, -np.inf), (proof.upper, np.inf)))  # fmt: skip
+
+    def infimum(r: Array) -> Ball:
+        if m > 0:  # the minimum without bounds is below the one at an end, if d is rounded
+            d = np.clip(-r / m, low, high)
+            free = (d > low) & (d < high)
+            return formula(
+                np.where(free, -(r * (r / (2 * m))), r * d), np.where(free, 0.0, m * d * d / 2)
+            )
+        left = r * low + m * low**2 / 2 < r * high + m * high**2 / 2
+        d = np.where(left, low, high)
+        return formula(r * d, m * d * d / 2)
+
+    return value + concave(infimum, r).total() + beta
+
+
 def objective(proof: Proof) -> Ball:
     """J(x), for each image."""
-    z = [Ball(proof.x)]
+    z, less = [Ball(proof.x)], Ball(np.zeros(proof.batch))
+    if proof.weak:
+        a = proof.layers[0][1][0][1].push(z[0])
+        less = (Ball(proof.rho[:, None, None]) * a * a).total() * Ball(-0.5) * Ball(proof.weight)
     for h, maps, bias, residual, _ in proof.layers:
         value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
         z.append(value + z[-1] if residual else value)
     # f is convex: it is largest at an end of what A x may be.
     data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
-    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight)
+    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight) + less
 
 
 def minorant(proof: Proof) -> tuple[Ball, Ball]:
     """c and beta with weight R(x') >= <c, x'> + beta for every x', mixed with a constant by theta.
 
-    The true t_i are nonnegative, whatever the rounding: W and the slopes of all layers after
-    the first are. So t_i h_i(a) >= t_i (s a - h_i*(s)) for any s in the domain of h_i*.
+    The true t_i are nonnegative, whatever the rounding: W and the slopes of all layers that read
+    others are. So t_i h_i(a) >= t_i (s a - h_i*(s)) for any s in the domain of h_i*.
     """
     t = [Ball(np.zeros((proof.batch, *shape))) for shape in proof.shapes]
     t[-1] = top = Ball(proof.output) * Ball(proof.weight)
@@ -627,6 +737,8 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
 
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     """A bound on J from below, and for which images it holds near x only."""
+    if proof.weak:
+        return weak_bound(proof), np.zeros(proof.batch, dtype=bool)
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
@@ -656,15 +768,19 @@ class Verdict(NamedTuple):
     objective: float  # the objective of x is at most this
     lower_bound: float  # no image has a lower objective, in the sense of guarantee
     gap: float  # (objective - lower_bound) / |objective|
-    guarantee: str  # GLOBAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
+    guarantee: str  # GLOBAL, CRITICAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
     premise: str  # of the bound: a clause where weights were read off the data, else empty
+    kappa: float = 0.0  # CRITICAL: the bound is on the objective of u plus kappa/2 |u - x|^2
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
-        none = f"{self.premise}no image {'in the box' if self.guarantee == 'GLOBAL' else near}"
+        none = (
+            f"{self.premise}no image {near if self.guarantee == 'WITHIN_RADIUS' else 'in the box'}"
+        )
+        none += f", with {self.kappa:g}/2 |u - x|^2 added to its objective," * (self.kappa > 0)
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
             f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
@@ -676,8 +792,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
     """The proven numbers, if they bear out the claims."""
     (bound, near), J, found = lower_bound(proof), objective(proof), []
     for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
-        guarantee = "WITHIN_RADIUS" if near[i] else "GLOBAL"
-        fine = claim["guarantee"] in (guarantee, "WITHIN_RADIUS")
+        guarantee = "CRITICAL" if proof.kappa else "WITHIN_RADIUS" if near[i] else "GLOBAL"
+        fine = claim["guarantee"] in (guarantee, "CRITICAL" if proof.kappa else "WITHIN_RADIUS")
         require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
         above, below = (number(claim[name], -1e300, 1e300) for name in ("objective", "lower_bound"))
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
@@ -692,7 +808,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         relative = math.nextafter((high - low) / abs(high), math.inf) if high else math.inf
         relative = 0.0 if high == low else relative
         origin = proof.head["made_by"], proof.head["network_sha256"], proof.premise
-        found.append(Verdict(high, low, relative, guarantee, proof.radius, *origin))
+        numbers = high, low, relative, guarantee, proof.radius
+        found.append(Verdict(*numbers, *origin, float(proof.kappa)))
     return tuple(found)
 
 

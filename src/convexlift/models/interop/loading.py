@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +33,8 @@ REFUSED = (
     ),
 )
 """Names of tensors that tell what cannot be converted, and why."""
+Options = dict[str, Any]
+"""Of ``load``, for the conversion of some formats."""
 PUBLISHED = "published objective"
 """The task of the cards: data term plus R, both as the authors state them."""
 
@@ -42,6 +45,7 @@ def load(
     *,
     noise: float | None = None,
     strong_convexity: float | None = None,
+    merge: bool = False,
     dtype: torch.dtype | None = None,
 ) -> InputConvexNetwork:
     """The regularizer in a file of its authors, converted exactly.
@@ -52,6 +56,9 @@ def load(
         format: a name in ``FORMATS``; by default found from the names of the tensors.
         noise: the standard deviation of the noise, for ``goujon-wcrr``, in units of the image.
         strong_convexity: mu of the term mu/2 |x|^2 of ``deepinv-icnn``; by default 0.5, as there.
+        merge: make one convolution of the chain of a ridge regularizer, zero-padded once: another
+            regularizer near the edges, and the published one elsewhere. Weakly convex ones then get
+            global proofs for images of any size.
         dtype: float32 or float64; by default the precision of the file.
 
     Returns:
@@ -62,20 +69,21 @@ def load(
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     if format is not None and format not in FORMATS:
         raise ValueError(f"format {format!r} is unknown; known are {listed(FORMATS)}")
-    options = {"noise": noise, "strong_convexity": strong_convexity}
+    given = {"noise": noise, "strong_convexity": strong_convexity, "merge": merge or None}
+    options = {name: value for name, value in given.items() if value is not None}
     if not isinstance(path, str) and isinstance(path, Sequence):
         return _load_sum([Path(each) for each in path], format, options, dtype)
     return _load_one(Path(path), format, options, dtype)
 
 
 def _load_one(
-    path: Path, name: str | None, options: dict[str, float | None], dtype: torch.dtype | None
+    path: Path, name: str | None, options: Options, dtype: torch.dtype | None
 ) -> InputConvexNetwork:
     with naming(path):
         tensors = read_tensors(path)
         found = FORMATS[name] if name is not None else detect(tensors, path.name)
-        for option, value in options.items():
-            if value is not None and option not in found.options:
+        for option in options:
+            if option not in found.options:
                 takers = [each.name for each in FORMATS.values() if option in each.options]
                 raise ValueError(
                     f"{option}=... is for {listed(takers)}, and this is {found.name}; leave it out"
@@ -96,7 +104,7 @@ def _load_one(
 def _load_sum(
     paths: Sequence[Path],
     name: str | None,
-    options: dict[str, float | None],
+    options: Options,
     dtype: torch.dtype | None,
 ) -> InputConvexNetwork:
     if not paths:

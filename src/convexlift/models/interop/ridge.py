@@ -49,7 +49,17 @@ def _chain(source: Source, names: Sequence[str], centred: Collection[int]) -> li
         if weight.shape[2] != weight.shape[3] or weight.shape[2] % 2 == 0:
             raise ValueError(f"{name} has kernels {tuple(weight.shape[2:])}, not odd squares")
         weights.append(zero_mean(weight) if i in centred else weight)
-    return weights
+    return [_merged(weights)] if source.merge else weights
+
+
+def _merged(weights: Sequence[Tensor]) -> Tensor:
+    """The kernel of a chain of convolutions without edges: its impulse response, turned."""
+    reach = sum(weight.shape[-1] // 2 for weight in weights)
+    image = weights[0].new_zeros((1, 1, 2 * reach + 1, 2 * reach + 1))
+    image[..., reach, reach] = 1
+    for weight in weights:
+        image = torch.nn.functional.conv2d(image, weight, padding=weight.shape[-1] // 2)
+    return image.flip(2, 3).transpose(0, 1).contiguous()
 
 
 def _squared_norm(weights: Sequence[Tensor], size: int) -> float:
@@ -288,18 +298,18 @@ def _goujon_wcrr(source: Source) -> InputConvexNetwork:
 FORMATS = (
     Format(
         "learned-regularizers-crr", LEARNED_REGULARIZERS, "convex ridge regularizer (CRR)",
-        _is_learned_ridge, _learned_crr, clue="crr",
+        _is_learned_ridge, _learned_crr, options=("merge",), clue="crr",
     ),
     Format(
         "learned-regularizers-wcrr", LEARNED_REGULARIZERS, "weakly convex ridge regularizer (WCRR)",
-        _is_learned_ridge, _learned_wcrr, clue="wcrr",
+        _is_learned_ridge, _learned_wcrr, options=("merge",), clue="wcrr",
     ),
     Format(
         "goujon-crr", GOUJON_2023, "convex ridge regularizer (CRR-NN)",
-        _is_goujon_crr, _goujon_crr,
+        _is_goujon_crr, _goujon_crr, options=("merge",),
     ),
     Format(
         "goujon-wcrr", GOUJON_2024, "convex or weakly convex ridge regularizer (WCRR-NN)",
-        _is_goujon_wcrr, _goujon_wcrr, options=("noise",),
+        _is_goujon_wcrr, _goujon_wcrr, options=("noise", "merge"),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Source:
         config: the content of the ``config.json`` beside the file or its folder, or None.
         noise: the standard deviation of the noise, in units of the image, or None.
         strong_convexity: mu of a term mu/2 |x|^2 that a state dict does not contain, or None.
+        merge: whether chains of convolutions become one, which is not exact near the edges.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Source:
     config: dict[str, Any] | None = None
     noise: float | None = None
     strong_convexity: float | None = None
+    merge: bool | None = None
 
     def require(self, names: Collection[str]) -> None:
         """Raise ValueError unless these are the names of all tensors."""
@@ -192,4 +194,4 @@ def unwrapped(source: Source) -> tuple[Source, float, float]:
         for name, tensor in source.tensors.items()
         if name not in ("alpha", "scale")
     }
-    return Source(source.path, inner), math.exp(alpha - 2 * s), math.exp(s)
+    return replace(source, tensors=inner), math.exp(alpha - 2 * s), math.exp(s)
