@@ -636,7 +636,7 @@ def smallest_curvature(proof: Proof) -> float:
             kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
         wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
         bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
-    if (chain or bound == math.inf) and math.prod(image) <= 2304:
+    if (chain or bound == math.inf) and math.prod(image) <= 1024:
         bound = min(bound, matrix_bound(proof, V, rho))
     least = float(np.min(proof.data[1]))
     return (least - bound) - 1e-12 * (least + bound)

@@ -22,7 +22,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.problems.rounding import UNIT, Rounded, gamma, largest, product
 from convexlift.tensors import Shape
 
-LARGEST_MATRIX = 2304
+LARGEST_MATRIX = 1024
 """The most pixels of an image for which M is made."""
 CHUNK = 64
 """Unit images at a time."""
