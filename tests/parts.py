@@ -159,6 +159,52 @@ def mixture_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
     return [sum(parts) <= z]
 
 
+def spline(*knots: float, even: bool = True, tail: float = 0.0) -> tuple[Formula, Formula, Formula]:
+    """Equal shares; the slope is interpolated between the knots, and all else follows from it."""
+    t, n, k = [ZERO, *map(exact, knots)], len(knots), exact(tail)
+
+    def side(a: Decimal) -> Decimal:
+        return abs(a) if even else max(a, ZERO)
+
+    def value(a: Decimal) -> Decimal:
+        r, total = side(a), ZERO
+        for left, right in pairwise(t):
+            m = min(max(r - left, ZERO), right - left)
+            total += (m * m / (2 * (right - left)) + max(r - right, ZERO)) / n
+        return total + k / 2 * max(r - t[-1], ZERO) ** 2
+
+    def slope(a: Decimal) -> Decimal:
+        r, total = side(a), ZERO
+        for left, right in pairwise(t):
+            total += min(max((r - left) / (right - left), ZERO), ONE) / n
+        total += k * max(r - t[-1], ZERO)
+        return -total if a < 0 else total
+
+    def conjugate(s: Decimal) -> Decimal:
+        for j, (left, right) in enumerate(pairwise(t)):
+            if j <= n * abs(s) <= j + 1:
+                b = left + (n * abs(s) - j) * (right - left)
+                return abs(s) * b - value(b)
+        b = t[-1] + (abs(s) - 1) / k
+        return abs(s) * b - value(b)
+
+    return value, slope, conjugate
+
+
+def spline_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
+    """A part that rises from t on is the minimum over b >= 0 of b^2 / (2 w) + (r - t - b)_+."""
+    count = len(h.knots)
+    c = torch.ones(1, count) if h.shares is None else h.shares
+    c = (c / c.sum(1, keepdim=True)).repeat_interleave(a.size // len(c), 0).numpy()
+    r = cp.abs(a) if h.even else cp.pos(a)
+    total = h.tail / 2 * cp.square(cp.pos(r - h.knots[-1]))
+    for j, (left, right) in enumerate(pairwise((0.0, *h.knots))):
+        b = cp.Variable(a.shape, nonneg=True)
+        bend = cp.square(b) / (2 * (right - left)) + cp.pos(r - left - b)
+        total = total + cp.multiply(c[:, j], bend)
+    return [total <= z]
+
+
 Entry = ActivationEntry
 ACTIVATIONS = [
     Entry(cl.ReLU(), kinked(0.0, 1.0), lambda cp, h, a, z: [cp.pos(a) <= z], "relu"),
@@ -174,6 +220,10 @@ ACTIVATIONS = [
     Entry(cl.Huber(0.1), huber(0.1), huber_epigraph, "huber"),
     Entry(cl.Huber(1.0), huber(1.0)),
     Entry(cl.HuberMixture((0.02, 0.1, 0.7)), mixture(0.02, 0.1, 0.7), mixture_epigraph, "mixture"),
+    Entry(cl.QuadraticSpline((0.02, 0.1, 0.7)), spline(0.02, 0.1, 0.7), spline_epigraph, "spline"),
+    Entry(cl.QuadraticSpline((0.1, 0.2), even=False), spline(0.1, 0.2, even=False)),
+    Entry(cl.QuadraticSpline((0.1, 0.5), tail=0.3), spline(0.1, 0.5, tail=0.3)),
+    Entry(cl.Linear(), kinked(1.0, 1.0), lambda cp, h, a, z: [a <= z]),
     Entry(cl.GroupNorm(2), name="group"),
     Entry(cl.GroupNorm(3, cl.Huber(0.1)), name="group huber"),
     Entry(cl.GroupNorm(2, cl.HalfSquare()), name="group square"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 from zoo import network
@@ -131,3 +132,46 @@ def test_as_a_module():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip()
     assert not done.stderr
+
+
+def published(folder):
+    """A file of the paper's authors, with random weights."""
+    torch.manual_seed(0)
+    shapes = {"wx.weight": (2, 1, 5, 5), "wx.bias": (2,), "fc1.weight": (3, 8), "fc1.bias": (3,),
+              "fc2.weight": (1, 3), "fc2.bias": (1,)}  # fmt: skip
+    torch.save({name: torch.rand(shape).float() for name, shape in shapes.items()}, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def test_a_published_regularizer_is_imported_with_its_card(tmp_path):
+    file = published(tmp_path)
+    result = run("import", file, "-o", tmp_path / "new" / "mine", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    assert "Converted from the format paper" in result.output
+    assert "its authors' terms" in result.output
+    x = torch.rand(1, 1, 32, 32)
+    saved = cl.load(tmp_path / "new" / "mine")
+    assert torch.equal(saved(x.float()), cl.interop.load(file)(x.float()))
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["models"][0]["card"]["weight"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("import", "a.pt"), "import FILE -o OUT"),
+        (("import", "-o", "b"), "import FILE -o OUT"),
+        (("photo", "a.pt"), "belong to an import"),
+        (("--format", "acr"), "belong to an import"),
+        (("import", "nothing.pt", "-o", "b"), "there is no such file"),
+        (("import", "a.pt", "-o", "b", "--format", "no"), "known are"),
+        (("import", "a.pt", "-o", "b", "--noise", "0.1"), "noise=... is for goujon-wcrr"),
+    ],
+)
+def test_a_wrong_import_is_refused_in_a_sentence(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    published(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "b.safetensors").exists()

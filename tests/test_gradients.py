@@ -34,7 +34,9 @@ from convexlift.training.linear_solvers import conjugate_gradients
 EVERY_H = [entry.h for entry in parts.ACTIVATIONS]
 KINKED = [h for h in EVERY_H if isinstance(h, PiecewiseLinear)]
 NAMED_KINDS = {type(h) for h in zoo.NAMED.values()}
-ACTIVATIONS = zoo.NAMED | {type(h).__name__: h for h in EVERY_H if type(h) not in NAMED_KINDS}
+# A network of linear layers has no kinks or bends to test.
+OTHERS = [h for h in EVERY_H if type(h) not in {*NAMED_KINDS, cl.Linear}]
+ACTIVATIONS = zoo.NAMED | {type(h).__name__: h for h in OTHERS}
 """Of whole networks: those with a name in ``parts``, and one of each class without."""
 CURVED = [  # at 0, where preactivations are likely to be
     name

@@ -64,6 +64,8 @@ def test_values_are_the_authors_up_to_the_constant(tmp_path, name, deeper, nu):
     network.check_convexity()
     x = torch.rand(3, 1, SIZE, SIZE)
     torch.testing.assert_close(network(x) + state["icnn.fc2.bias"], forward(state, x, nu))
+    assert cl.load(str(tmp_path / name)).output.dtype is torch.float64
+    torch.save({key: tensor.float() for key, tensor in state.items()}, tmp_path / name)
     assert cl.load(str(tmp_path / name)).output.dtype is torch.float32
 
 
@@ -91,12 +93,12 @@ def without(name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (without("icnn.fc2.weight"), "not a network of the paper's authors"),
-        ({**state_dict(), "icnn.extra": torch.ones(1)}, "this file has .*extra"),
+        (without("icnn.fc2.weight"), "not a regularizer of a known format"),
+        ({**state_dict(), "icnn.extra": torch.ones(1)}, "unexpected are extra"),
         ({**state_dict(), "icnn.fc1.weight": torch.ones(HIDDEN, 7)}, "do not fit together"),
         ({**state_dict(), "icnn.wx.bias": torch.full((CHANNELS,), torch.nan)}, "not finite"),
-        ({**state_dict(), "icnn.fc1.weight": torch.ones(())}, "must be filters"),
-        ({**state_dict(), "icnn.wx.weight": torch.ones(0, 1, 5, 5)}, "must be filters"),
+        ({**state_dict(), "icnn.fc1.weight": torch.ones(())}, "fc1.weight has the shape"),
+        ({**state_dict(), "icnn.wx.weight": torch.ones(0, 1, 5, 5)}, "wx.weight has the shape"),
         ({**state_dict(), "icnn.fc1.weight": torch.ones(1).expand(10**6, 10**6)}, "has fewer"),
         ([1, 2], "does not hold named tensors"),
         ({"icnn.wx.weight": torch.ones(1, dtype=torch.int64)}, "does not hold named tensors"),
@@ -114,7 +116,7 @@ def test_other_files_are_refused_by_name(tmp_path, capsys, content, message):
 
 
 def test_files_that_torch_cannot_read(tmp_path):
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="there is no such file"):
         cl.load(tmp_path / "absent.pt")
     for data in (b"", b"a", pickle.dumps(Trap(), protocol=2)):
         (tmp_path / "other.pt").write_bytes(data)

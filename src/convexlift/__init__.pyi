@@ -13,12 +13,14 @@ from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
 from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.terms import Box as Box
+from convexlift.models import interop as interop
 from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
 from convexlift.networks.activations import Activation as Activation
 from convexlift.networks.activations import LeakyReLU as LeakyReLU
+from convexlift.networks.activations import Linear as Linear
 from convexlift.networks.activations import ReLU as ReLU
 from convexlift.networks.architectures import TotalVariation as TotalVariation
 from convexlift.networks.exponential_activations import ELU as ELU
@@ -27,11 +29,13 @@ from convexlift.networks.group_activations import GroupNorm as GroupNorm
 from convexlift.networks.huber_mixture import HuberMixture as HuberMixture
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer
 from convexlift.networks.icnn import InputConvexNetwork as InputConvexNetwork
+from convexlift.networks.quadratic_spline import QuadraticSpline as QuadraticSpline
 from convexlift.networks.smooth_activations import HalfSquare as HalfSquare
 from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
+from convexlift.networks.weakly_convex import WeaklyConvexNetwork as WeaklyConvexNetwork
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition
@@ -50,6 +54,7 @@ from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
 from convexlift.problems.windows import LargeProblem as LargeProblem
+from convexlift.problems.weakly_convex import WeaklyConvexProblem as WeaklyConvexProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof

@@ -11,9 +11,10 @@ t_j += W_{i-1,j}^T p_i and c += V_{i-1}^T p_i,
 
     weight R(x') >= <c, x'> + sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>        for every image x',
 
-as W >= 0 and h_2, ..., h_L are nondecreasing, which is checked. The conjugate of the data term
-bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``: a float64 value
-and a bound on its rounding error. A ray transform is the float64 matrix that is built here.
+as W >= 0 and every h_i that reads other layers is nondecreasing, which is checked. The conjugate
+of the data term bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``:
+a float64 value and a bound on its rounding error. A ray transform is the float64 matrix that is
+built here.
 """
 
 # ruff: noqa: E731 (formulas are lambdas)
@@ -293,20 +294,51 @@ def mixture(t: Array, shares: Array) -> Activation:
     return Activation(-1.0, 1.0, value, dual, formulas=len(t))
 
 
+def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
+    """sum_j c_j u_j(r) + tail (r - t_J)_+^2 / 2 with r = |a| or a_+ and sum_j c_j = 1.
+
+    u_j rises from t_{j-1} on with m^2 / (2 w_j), w_j = t_j - t_{j-1}, and from t_j on by 1.
+    h*(s) is the integral of b over the slopes h'(b) from 0 to s: with A_j = c_1 + ... + c_{j-1},
+    the share j adds q t_{j-1} + q^2 w_j / (2 c_j) for q = clip(s - A_j, 0, c_j).
+    """
+    c, w, high = shares / shares.sum(0), np.diff(t), np.inf if tail else 1.0
+    A, each = c.cumsum(0) - c, range(len(w))
+    rate = w.reshape(-1, *[1] * (c.ndim - 1)) / np.where(c > 0, 2 * c, 1.0)
+    side: Any = np.abs if even else lambda a: np.maximum(a, 0)
+    rise: Any = lambda r, j: (
+        np.clip(r - t[j], 0, w[j]) ** 2 / (2 * w[j]) + np.maximum(r - t[j + 1], 0)
+    )
+    bent: Any = lambda r: tail * np.maximum(r - t[-1], 0) ** 2 / 2
+    value: Any = lambda a: [sum(c[j] * rise(side(a), j) for j in each) + bent(side(a))]
+
+    def dual(s: Array) -> list[Array]:
+        q, beyond = [np.clip(np.abs(s) - A[j], 0, c[j]) for j in each], np.maximum(np.abs(s) - 1, 0)
+        parts = sum(q[j] * (t[j] + q[j] * rate[j]) for j in each)
+        b = t[-1] + beyond / (tail or 1.0)  # no b is larger; A_j has errors, and h* b times these
+        return [parts + beyond * (t[-1] + beyond / (2 * tail or 1.0)), b, -b]
+
+    steepest: Any = lambda a: 1 + tail * a
+    return Activation(-high if even else 0.0, high, value, dual, 1, steepest, len(w) + 1)
+
+
 def activation(described: Any, shares: Array | None = None) -> Activation:
     """The activation with this description, and of a mixture the shares, (channels, J)."""
     ((kind, q),) = described.items()
-    if kind == "HuberMixture":
-        widths = np.array([number(t) for t in q["widths"]])
-        require((np.diff(widths) > 0).all(), "the widths of a HuberMixture do not increase")
-        shares = np.ones((1, widths.size)) if shares is None else shares
-        usable = shares.shape[1] == widths.size and (shares >= 0).all() and shares.any(1).all()
-        require(usable, "the shares of a HuberMixture are too few, negative, or zero")
-        return mixture(widths[:, None, None, None], shares.T[:, :, None, None])
+    if kind in ("HuberMixture", "QuadraticSpline"):
+        knots = np.array([number(t) for t in q["widths" if kind == "HuberMixture" else "knots"]])
+        require((np.diff(knots) > 0).all(), f"the knots of a {kind} do not increase")
+        shares = np.ones((1, knots.size)) if shares is None else shares
+        usable = shares.shape[1] == knots.size and (shares >= 0).all() and shares.any(1).all()
+        require(usable, f"the shares of a {kind} are too few, negative, or zero")
+        shares = shares.T[:, :, None, None]
+        if kind == "HuberMixture":
+            return mixture(knots[:, None, None, None], shares)
+        return spline(np.append(0.0, knots), shares, number(q["tail"], 0), bool(q["even"]))
     if kind == "GroupNorm":
-        ((profile, _),) = q["profile"].items()
+        ((profile, options),) = q["profile"].items()
         # Even activations only: h of a norm is convex for them.
         even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
+        even = even or (profile == "QuadraticSpline" and options["even"])
         require(even, f"{profile} is no profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
@@ -323,6 +355,8 @@ def activation(described: Any, shares: Array | None = None) -> Activation:
         value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
         rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
         return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
+    if kind == "Linear":
+        return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
     # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.
     even, bends = kind in ("Abs", "Huber"), kind in ("Huber", "SmoothedReLU", "SmoothedLeakyReLU")
     require(even or bends or kind in ("ReLU", "LeakyReLU"), f"the activation {kind!r} is unknown")
@@ -424,6 +458,17 @@ class Proof:
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
         require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
+        self.weak, self.kappa, self.data = "concave" in problem["network"], 0.0, (y, q)
+        if self.weak:
+            self.rho = self.tensor("network.concavity", channels)
+            self.centre, self.kappa = self.tensor("centre", self.x.shape), number(head["kappa"], 0)
+            known = kind in ("SquaredL2", "WeightedL2") and problem["operator"] == {"Identity": {}}
+            fits = known and len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
+            require(fits, "a weakly convex problem has one layer, and L2 distances to images")
+            require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
+            require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
+            inside = (self.centre >= self.lower) & (self.centre <= self.upper)
+            require(inside.all(), "the tensor 'centre' is outside the box")
         require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
         require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
 
@@ -470,6 +515,11 @@ class Proof:
                 return convolution(weight, shape, stride, mode)
             case {"AveragePool": {"size": k}}:
                 return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, None)
+            case {"PixelSum": {"mean": mean}}:
+                weight = np.array([1 / math.prod(shape[1:]) if mean else 1.0])
+                push = lambda w, x: w * x.sum((2, 3))
+                pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
+                return linear(weight, (shape[0], 1, 1), shape, math.prod(shape[1:]), push, pull)
             case {"ForwardDifferences": _}:
                 return convolution(DIFFERENCES, shape, 1, "edge")
             case {"Dense": {"out_features": outputs}}:
@@ -499,10 +549,9 @@ class Proof:
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
         name, links = f"layers.{i}", described["links"]
-        mixed = "HuberMixture" in described["activation"]
+        mixed = any(kind in described["activation"] for kind in ("HuberMixture", "QuadraticSpline"))
         shares = self.tensor(f"network.{name}.shares") if mixed else None
         h = activation(described["activation"], shares)
-        require(i == 0 or h.low >= 0, f"{name}.activation decreases; only the first layer's may")
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []
         for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
@@ -514,6 +563,8 @@ class Proof:
                 maps.append((j, made))
                 fine = j == 0 or made.nonnegative
                 require(fine, f"{name}.{which} has negative weights, so R need not be convex")
+        alone = all(j == 0 for j, _ in maps)
+        require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
         fits = channels == described["channels"] and channels % h.group == 0
@@ -529,22 +580,121 @@ class Proof:
         return h, maps, bias, residual, p
 
 
+def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
+    """A bound on ||k*||^2 on a torus: the largest eigenvalue of (F k)^H (F k) at any frequency."""
+    count, inputs = math.prod(sizes), kernel.shape[1]
+    gram: Any = np.zeros((*sizes, inputs, inputs), dtype=np.complex128)
+    for one in kernel:
+        f = np.fft.fft2(one, s=sizes)
+        gram += np.einsum("cij,dij->ijcd", f.conj(), f)
+    top = max(float(np.linalg.eigvalsh(gram).max()), 0.0) * (1 + 1e-12)
+    # Coefficients err by at most a few log2(N) roundings of the norm of all of them.
+    error = 32 * U * math.log2(count + 1) * math.sqrt(count) * float(np.sqrt((kernel**2).sum()))
+    return (math.sqrt(top) + error) ** 2 * (1 + 1e-12)
+
+
+def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
+    """The same for V^T diag(rho) V = M, as lambda + |E| with lambda I - M = L L^T + E."""
+    image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
+    units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
+    columns = [V.pull(rho * V.push(Ball(some))) for some in units]
+    M = np.concatenate([each.value for each in columns]).reshape(count, count)
+    errors = np.concatenate([each.error for each in columns]).reshape(count, count)
+    M = (M + M.T) / 2
+    top = float(np.linalg.eigvalsh(M)[-1])
+    level = top + 1e-9 * abs(top) + TINY
+    A = level * np.eye(count) - M
+    try:
+        L = np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        return math.inf
+    sizes = np.abs(L) @ np.abs(L.T) + np.abs(A) + np.abs(M)
+    rounding = 4 * (count + 4) * U * float(sizes.sum(1).max())
+    wrong = max(float(errors.sum(axis).max()) for axis in (0, 1))
+    residual = float(np.abs(A - L @ L.T).sum(1).max())
+    return (level + residual + rounding + wrong) * (1 + 1e-12)
+
+
+def smallest_curvature(proof: Proof) -> float:
+    """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
+    described = proof.head["problem"]["network"]["layers"][0]["skip"]
+    chain, image = "Chain" in described, proof.x.shape[1:]
+    parts = described["Chain"]["maps"] if chain else [described]
+    ((_, V),) = proof.layers[0][1]
+    rho = Ball(proof.rho[:, None, None]) * Ball(proof.weight)
+    bound = 1.0
+    for i, each in enumerate(parts):
+        options = each.get("Convolution", {"stride": 0})
+        padding = options.get("padding")
+        if options["stride"] != 1 or padding not in ("zero", "circular"):
+            bound = math.inf
+            continue
+        kernel = proof.tensor(f"network.layers.0.skip{f'.maps.{i}' * chain}.weight")
+        if padding == "circular" and kernel.shape[-1] > min(image[1:]):
+            bound = math.inf
+        if i == len(parts) - 1:
+            kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
+        wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
+        bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
+    if (chain or bound == math.inf) and math.prod(image) <= 1024:
+        bound = min(bound, matrix_bound(proof, V, rho))
+    least = float(np.min(proof.data[1]))
+    return (least - bound) - 1e-12 * (least + bound)
+
+
+def weak_bound(proof: Proof) -> Ball:
+    """A bound on J(u) + kappa/2 |u - x|^2 from below, where R is less by 1/2 sum rho |V u|^2.
+
+    Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
+    in the place of the Hessian is below it; the minimum of that is taken pixel by pixel.
+    """
+    (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
+    ((_, V),) = proof.layers[0][1]
+    y, w = (Ball(part) for part in proof.data)
+    a = V.push(z)
+    q = Ball(proof.rho[:, None, None]) * Ball(proof.weight) * a
+    moved = z + -Ball(proof.x)
+    value = proof.fidelity.value(proof.centre).total() + -((q * a).total() * Ball(0.5))
+    value = value + (c * z).total() + (moved * moved).total() * kappa * Ball(0.5)
+    r = w * (z + -y) + -V.pull(q) + c + kappa * moved
+    m = smallest_curvature(proof) + proof.kappa
+    m -= 1e-12 * (abs(m) + proof.kappa)
+    low, high = (np.nextafter(end - proof.centre, way) for end, way in
+                 ((proof.lower, -np.inf), (proof.upper, np.inf)))  # fmt: skip
+
+    def infimum(r: Array) -> Ball:
+        if m > 0:  # the minimum without bounds is below the one at an end, if d is rounded
+            d = np.clip(-r / m, low, high)
+            free = (d > low) & (d < high)
+            return formula(
+                np.where(free, -(r * (r / (2 * m))), r * d), np.where(free, 0.0, m * d * d / 2)
+            )
+        left = r * low + m * low**2 / 2 < r * high + m * high**2 / 2
+        d = np.where(left, low, high)
+        return formula(r * d, m * d * d / 2)
+
+    return value + concave(infimum, r).total() + beta
+
+
 def objective(proof: Proof) -> Ball:
     """J(x), for each image."""
-    z = [Ball(proof.x)]
+    z, less = [Ball(proof.x)], Ball(np.zeros(proof.batch))
+    if proof.weak:
+        a = proof.layers[0][1][0][1].push(z[0])
+        less = (Ball(proof.rho[:, None, None]) * a * a).total() * Ball(-0.5) * Ball(proof.weight)
     for h, maps, bias, residual, _ in proof.layers:
         value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
         z.append(value + z[-1] if residual else value)
     # f is convex: it is largest at an end of what A x may be.
     data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
-    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight)
+    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight) + less
 
 
 def minorant(proof: Proof) -> tuple[Ball, Ball]:
     """c and beta with weight R(x') >= <c, x'> + beta for every x', mixed with a constant by theta.
 
-    The true t_i are nonnegative, whatever the rounding: W and the slopes of all layers after
-    the first are. So t_i h_i(a) >= t_i (s a - h_i*(s)) for any s in the domain of h_i*.
+    The true t_i are nonnegative, whatever the rounding: W and the slopes of all layers that read
+    others are. So t_i h_i(a) >= t_i (s a - h_i*(s)) for any s in the domain of h_i*.
     """
     t = [Ball(np.zeros((proof.batch, *shape))) for shape in proof.shapes]
     t[-1] = top = Ball(proof.output) * Ball(proof.weight)
@@ -587,6 +737,8 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
 
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     """A bound on J from below, and for which images it holds near x only."""
+    if proof.weak:
+        return weak_bound(proof), np.zeros(proof.batch, dtype=bool)
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
@@ -616,15 +768,19 @@ class Verdict(NamedTuple):
     objective: float  # the objective of x is at most this
     lower_bound: float  # no image has a lower objective, in the sense of guarantee
     gap: float  # (objective - lower_bound) / |objective|
-    guarantee: str  # GLOBAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
+    guarantee: str  # GLOBAL, CRITICAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
     premise: str  # of the bound: a clause where weights were read off the data, else empty
+    kappa: float = 0.0  # CRITICAL: the bound is on the objective of u plus kappa/2 |u - x|^2
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
-        none = f"{self.premise}no image {'in the box' if self.guarantee == 'GLOBAL' else near}"
+        none = (
+            f"{self.premise}no image {near if self.guarantee == 'WITHIN_RADIUS' else 'in the box'}"
+        )
+        none += f", with {self.kappa:g}/2 |u - x|^2 added to its objective," * (self.kappa > 0)
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
             f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
@@ -636,8 +792,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
     """The proven numbers, if they bear out the claims."""
     (bound, near), J, found = lower_bound(proof), objective(proof), []
     for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
-        guarantee = "WITHIN_RADIUS" if near[i] else "GLOBAL"
-        fine = claim["guarantee"] in (guarantee, "WITHIN_RADIUS")
+        guarantee = "CRITICAL" if proof.kappa else "WITHIN_RADIUS" if near[i] else "GLOBAL"
+        fine = claim["guarantee"] in (guarantee, "CRITICAL" if proof.kappa else "WITHIN_RADIUS")
         require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
         above, below = (number(claim[name], -1e300, 1e300) for name in ("objective", "lower_bound"))
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
@@ -652,7 +808,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         relative = math.nextafter((high - low) / abs(high), math.inf) if high else math.inf
         relative = 0.0 if high == low else relative
         origin = proof.head["made_by"], proof.head["network_sha256"], proof.premise
-        found.append(Verdict(high, low, relative, guarantee, proof.radius, *origin))
+        numbers = high, low, relative, guarantee, proof.radius
+        found.append(Verdict(*numbers, *origin, float(proof.kappa)))
     return tuple(found)
 
 

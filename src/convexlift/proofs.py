@@ -30,6 +30,7 @@ from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
 from convexlift.problems.lifting import dual_names
 from convexlift.problems.variational import VariationalProblem
+from convexlift.problems.weakly_convex import WeakClaim
 from convexlift.tensors import foreign_parts, is_own
 
 FORMAT = 1
@@ -84,6 +85,8 @@ class Proof:
             arrays[f"dual.{i}"] = _array(claim.duals[dual_names(i, count)[0]])
         if claim.data_dual is not None:
             arrays["dual.data"] = _array(claim.data_dual)
+        if isinstance(claim, WeakClaim):
+            arrays["centre"] = _array(claim.centre)
         for name, tensor in problem.regularizer.state_dict().items():
             arrays[f"network.{name}"] = _array(tensor)
         sheet: dict[str, Any] = {
@@ -108,6 +111,8 @@ class Proof:
             ],
             "radius": claim.radius,
         }
+        if isinstance(claim, WeakClaim):
+            sheet["kappa"] = claim.kappa
         return arrays, sheet
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "benchmark": "Compare methods: iterations and seconds to each accuracy.",
     "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
-    "models": "List the shipped regularizers, or show the card of one.",
+    "models": "List the shipped regularizers, or show the card of one; import published ones.",
     "reconstruct": "Reconstruct your own files, with a proof beside each result.",
     "reproduce": "Repeat experiments of the paper, its numbers beside ours.",
     "serve": "Serve the web page: reconstruct pictures in a browser.",

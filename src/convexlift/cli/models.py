@@ -1,7 +1,8 @@
-"""``convexlift models``."""
+"""``convexlift models``, and ``convexlift models import FILE -o OUT``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import convexlift
 from convexlift.cli.app import (
     Debug,
     JsonFile,
+    UserError,
     app,
     check_json_file,
     console,
@@ -22,18 +24,41 @@ from convexlift.models.files import ModelCard, Sheet, sheet, shipped_sheets
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
+IMPORT = "import"
+"""In place of a name: convert files of other authors."""
 
 
 @app.command()
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="The name of one, or the path of a saved one; all by default."),
+        typer.Argument(
+            help="The name of one, or the path of a saved one; all by default. Or the word import, "
+            "to convert published regularizers."
+        ),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="With import: state dicts of their authors; several are added up."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With import: the model to write.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="With import: the format, if the file does not tell."),
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option("--noise", help="With import: the noise of goujon-wcrr, images in [0, 1]."),
     ] = None,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
-    """List the shipped regularizers, or show the card of one.
+    """List the shipped regularizers, or show the card of one; import published ones.
+
+    convexlift models import FILE -o OUT converts a file of its authors, and writes OUT.safetensors
+    and OUT.json.
 
     Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
@@ -42,6 +67,13 @@ def models(
     screen = console()
     with one_sentence_errors(debug):
         check_json_file(json_file)
+        if name == IMPORT:
+            name = str(_imported(files or [], output, format, noise))
+        elif files or output is not None or format is not None or noise is not None:
+            raise UserError(
+                "FILES, --output, --format and --noise belong to an import. Write convexlift "
+                "models import FILE -o OUT."
+            )
         if name is None:  # an error in a shipped file is no mistake of the user
             sheets = shipped_sheets()
         else:
@@ -55,6 +87,21 @@ def models(
             screen.print("Show the card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
             screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")
+
+
+def _imported(
+    files: list[Path], output: Path | None, format: str | None, noise: float | None
+) -> Path:
+    """Convert and save; the file of weights."""
+    if not files or output is None:
+        raise UserError("Name the files to convert and the model to write: import FILE -o OUT.")
+    from convexlift.models.interop import load
+    from convexlift.models.store import save
+
+    with explained():
+        network = load(files if len(files) > 1 else files[0], format, noise=noise)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return save(network, output, network.card)
 
 
 def as_json(sheets: dict[str, Sheet], version: str) -> dict[str, Any]:

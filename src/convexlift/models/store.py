@@ -40,12 +40,13 @@ from convexlift.models.files import (
     pair,
     read_sheet,
 )
-from convexlift.models.released import ENDINGS, read_released
+from convexlift.models.interop import loading
 from convexlift.networks.activations import Activation
 from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
 from convexlift.networks.guides import Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap
+from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 from convexlift.parts import ProblemPart, known_parts, overridden
 from convexlift.tensors import first_non_finite, is_own
 
@@ -119,15 +120,15 @@ def load(
     Args:
         name_or_path: a name in ``models.names()``, or a path with or without either ending. A
             string is a path if it has a separator or an ending, or if such a file exists. A file
-            that ends with .pt or .pth is one of the paper's authors (``models.released``).
+            that ends with .pt or .pth is a published one (``interop.load``).
         device: the CPU by default.
         dtype: float32 or float64; by default the precision it was saved in, float32 for half.
     """
     target = _check_device(device)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    if Path(name_or_path).suffix in ENDINGS:
-        return read_released(Path(name_or_path)).to(target, dtype or torch.float32)
+    if Path(name_or_path).suffix in loading.ENDINGS:
+        return loading.load(name_or_path, dtype=dtype).to(target)
     with find(name_or_path) as (weights, sheet_file):
         sheet = read_sheet(sheet_file)
         data = weights.read_bytes()
@@ -332,8 +333,9 @@ def build(description: Any) -> InputConvexNetwork:
     description has unknown names, wrong types, or values that the constructors refuse.
     """
     try:
-        adaptive = isinstance(description, Mapping) and "guide" in description
-        kind = AdaptiveNetwork if adaptive else InputConvexNetwork
+        kinds = {"guide": AdaptiveNetwork, "concave": WeaklyConvexNetwork}
+        known = description if isinstance(description, Mapping) else {}
+        kind = next((kinds[key] for key in kinds if key in known), InputConvexNetwork)
         return construct(kind, description, "network", _Builder())
     except RecursionError:
         raise ValueError("the network's maps are nested too deeply") from None

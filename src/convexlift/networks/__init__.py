@@ -1,7 +1,8 @@
 """Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
 
-# Not used here: its classes register themselves, so that files may name them.
+# Not used here: their classes register themselves, so that files may name them.
 from convexlift.networks import exponential_activations as _exponential  # noqa: F401
+from convexlift.networks import quadratic_spline as _quadratic_spline  # noqa: F401
 from convexlift.networks.adaptive import AdaptiveNetwork as AdaptiveNetwork
 from convexlift.networks.adaptive import ConditionedNetwork as ConditionedNetwork
 from convexlift.networks.architectures import TotalVariation as TotalVariation
@@ -19,6 +20,7 @@ from convexlift.networks.maps import Convolution as Convolution
 from convexlift.networks.maps import Dense as Dense
 from convexlift.networks.maps import ForwardDifferences as ForwardDifferences
 from convexlift.networks.maps import LinearMap as LinearMap
+from convexlift.networks.maps import PixelSum as PixelSum
 
 __all__ = [
     "AdaptiveNetwork",
@@ -31,6 +33,7 @@ __all__ = [
     "Guide",
     "LinearMap",
     "NoiseGuide",
+    "PixelSum",
     "TotalVariation",
     "UNetGuide",
     "adaptive",

@@ -334,6 +334,13 @@ class Abs(PiecewiseLinear, name="Abs"):
     slopes = (-1.0, 1.0)
 
 
+@dataclass(frozen=True)
+class Linear(PiecewiseLinear, name="Linear"):
+    """h(a) = a; for last layers, whose sums and means of earlier ones need no activation."""
+
+    slopes = (1.0, 1.0)
+
+
 def scaled(t: Tensor, factor: float) -> Tensor:
     """factor t; t itself, uncopied, for the slope 1 that most activations have."""
     return t if factor == 1 else factor * t

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -27,11 +28,41 @@ from convexlift.parts import require_increasing
 from convexlift.tensors import TensorRecord
 
 
-@dataclass(frozen=True)
-class HuberMixture(TensorRecord, SmoothActivation, name="HuberMixture"):
-    """h(a) = sum_j c_j H_j(a), with Huber functions H_j; for first layers.
+class Mixture(TensorRecord, SmoothActivation):
+    """An activation with shares of several functions, nonnegative with the sum 1, in each channel.
 
     A layer holds the shares of its channels as a parameter; without a layer they are equal.
+
+    Attributes:
+        parts: J, the number of functions.
+        shares: (channels, J), in proportion to c, or None for c_j = 1/J.
+    """
+
+    shares: Tensor | None = None
+
+    @property
+    @abstractmethod
+    def parts(self) -> int:
+        """The number of functions."""
+
+    def with_shares(self, shares: Tensor) -> Self:
+        """The mixture with these shares of its channels."""
+        return self._with(shares=shares)
+
+    def select(self, channels: slice) -> Self:
+        """With the shares of these channels."""
+        return self if self.shares is None else self._with(shares=self.shares[channels])
+
+    def _with(self, **attributes: Any) -> Self:
+        other = copy.copy(self)
+        for name, value in attributes.items():
+            object.__setattr__(other, name, value)
+        return other
+
+
+@dataclass(frozen=True)
+class HuberMixture(Mixture, name="HuberMixture"):
+    """h(a) = sum_j c_j H_j(a), with Huber functions H_j; for first layers.
 
     Args:
         widths: t_1 < ... < t_J, where the Huber functions turn from parabolas into |a|.
@@ -53,13 +84,10 @@ class HuberMixture(TensorRecord, SmoothActivation, name="HuberMixture"):
         """Slopes s are inverted up to 4 J + 10 roundings, and h* changes with s by up to t_J."""
         return 36 + math.ceil((4 * len(self.widths) + 10) * self.widths[-1] / self.widths[0])
 
-    def with_shares(self, shares: Tensor) -> Self:
-        """The mixture with these shares of its channels."""
-        return self._with(shares=shares)
-
-    def select(self, channels: slice) -> Self:
-        """With the shares of these channels."""
-        return self if self.shares is None else self._with(shares=self.shares[channels])
+    @property
+    def parts(self) -> int:
+        """The number of widths."""
+        return len(self.widths)
 
     def scaled(self, c: float) -> Self:
         """With c t_j in place of t_j."""
@@ -149,9 +177,3 @@ class HuberMixture(TensorRecord, SmoothActivation, name="HuberMixture"):
             return like.new_full((len(self.widths),), 1 / len(self.widths))
         c = (self.shares / self.shares.sum(1, keepdim=True)).T
         return c.reshape(*c.shape, *([1] * (like.ndim - 2)))
-
-    def _with(self, **attributes: Any) -> Self:
-        other = copy.copy(self)
-        for name, value in attributes.items():
-            object.__setattr__(other, name, value)
-        return other

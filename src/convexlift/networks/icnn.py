@@ -5,7 +5,8 @@
     R(x) = <W_L, z_L>
 
 R is convex in x if every W is nonnegative, every h_i is convex, and h_2, ..., h_L are nondecreasing
-(Assumption 1). As in the paper, layers are counted from 1 and their maps and biases from 0.
+(Assumption 1); where a layer reads the image alone, h_i need not be. As in the paper, layers are
+counted from 1 and their maps and biases from 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
-from convexlift.networks.huber_mixture import HuberMixture
+from convexlift.networks.huber_mixture import Mixture
 from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite
@@ -39,7 +40,7 @@ class ConvexLayer(nn.Module):
         residual: whether z_{i-1} is added after the activation.
 
     Attributes:
-        shares: (channels, J), trainable, of a ``HuberMixture``; else None.
+        shares: (channels, J), trainable, of a ``HuberMixture`` or ``QuadraticSpline``; else None.
     """
 
     links: Mapping[str, LinearMap]
@@ -72,8 +73,8 @@ class ConvexLayer(nn.Module):
         self.links = nn.ModuleDict({str(j): each for j, each in (links or {}).items()})  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         self.shares = None
-        if isinstance(activation, HuberMixture):
-            count = len(activation.widths)
+        if isinstance(activation, Mixture):
+            count = activation.parts
             self.shares = nn.Parameter(torch.full((channels, count), 1 / count))
         self.channels = channels
         self.outputs = channels // activation.group
@@ -124,7 +125,7 @@ class ConvexLayer(nn.Module):
             )
         bias = None if self.bias is None else _per_channel(self.bias, shape)[None]
         h = self.activation
-        if isinstance(h, HuberMixture) and self.shares is not None:
+        if isinstance(h, Mixture) and self.shares is not None:
             h = h.with_shares(self.shares)
         return BoundLayer(h, operators, bias, self.residual, made)
 
@@ -226,10 +227,12 @@ class InputConvexNetwork(nn.Module):
         On the meta device, where weights have no values, only activations are checked.
         """
         for number, layer in self._numbered():
-            if number > 1 and not layer.activation.nondecreasing:
+            reads_layers = any(source != IMAGE for source in layer.sources(number))
+            if reads_layers and not layer.activation.nondecreasing:
                 raise ValueError(
                     f"layer {number}: {layer.activation} decreases (its slopes start at "
-                    f"{layer.activation.slopes[0]:g}); only the first layer may"
+                    f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
+                    "such as the first layer"
                 )
         if self.output.is_meta:
             return

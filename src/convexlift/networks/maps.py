@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from convexlift.operators.convolution import BOUNDARIES, Boundary, ConvolutionOperator
-from convexlift.operators.imaging import DenseOperator, DifferenceOperator, PoolingOperator
+from convexlift.operators.imaging import (
+    DenseOperator,
+    DifferenceOperator,
+    PixelSumOperator,
+    PoolingOperator,
+)
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.parts import ProblemPart, require_at_least
 from convexlift.tensors import Shape
@@ -205,6 +210,21 @@ class AveragePool(LinearMap, name="AveragePool"):
     def operator(self, input_shape: Shape) -> PoolingOperator:
         """The pooling of images of one shape."""
         return PoolingOperator(self.size, input_shape)
+
+
+class PixelSum(LinearMap, name="PixelSum"):
+    """The sum, or the mean, over all pixels of each channel, for images of any size.
+
+    (B, C, H, W) -> (B, C). It has no weights and is nonnegative.
+    """
+
+    def __init__(self, *, mean: bool = False) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def operator(self, input_shape: Shape) -> PixelSumOperator:
+        """The sums of images of one shape."""
+        return PixelSumOperator(self.mean, input_shape)
 
 
 class Chain(LinearMap, name="Chain"):

@@ -295,6 +295,51 @@ class PoolingOperator(LinearOperator):
         return 1 if adjoint else self.size**2 + 1
 
 
+class PixelSumOperator(LinearOperator):
+    """The sum, or the mean, over all pixels of each channel: (C, H, W) -> (C,)."""
+
+    nonnegative = True
+
+    def __init__(self, mean: bool, input_shape: Shape) -> None:
+        if len(input_shape) != 3:
+            raise ValueError(f"sums over pixels take shapes (channels, H, W), got {input_shape}")
+        self.mean = mean
+        self.input_shape = input_shape
+        self.pixels = math.prod(input_shape[1:])
+
+    @property
+    def factor(self) -> float:
+        """Of each pixel."""
+        return 1 / self.pixels if self.mean else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of each channel, times the factor."""
+        return self.factor * x.flatten(2).sum(2)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each number at all pixels, times the factor."""
+        assert self.input_shape is not None
+        return (self.factor * y)[..., None, None].expand(-1, *self.input_shape)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(C,)."""
+        return input_shape[:1]
+
+    def norm(self, input_shape: Shape | None = None) -> float:
+        """The factor times the length of a vector of ones."""
+        return self.factor * math.sqrt(self.pixels)
+
+    def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
+        """All pixels as large as the bound."""
+        if adjoint:
+            return self.factor * bound[..., None, None]
+        return (self.factor * self.pixels) * bound.flatten(1)
+
+    def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
+        """The pixels, the factor and its product."""
+        return 2 if adjoint else self.pixels + 2
+
+
 class DenseOperator(LinearOperator):
     """W x on the flattened input: (B, C, H, W) or (B, n) to (B, m)."""
 

@@ -51,6 +51,10 @@ class Guarantee(Enum):
         "of x on the pixels which neither data nor box bound; give the problem a box for a "
         "global guarantee"
     )
+    CRITICAL = (
+        "x is critical up to the gap: no image in the box has an objective plus kappa/2 times its "
+        "squared distance to x below the lower bound; images far from x may have a smaller one"
+    )
     NONE = "no lower bound: the objective is not finite"
 
 

@@ -150,6 +150,10 @@ class VariationalProblem(TensorRecord):
         """The same problem with another R, which need not come from a ``regularizer``."""
         return self._changed(_replacement=network)
 
+    def with_fidelity(self, fidelity: Fidelity) -> VariationalProblem:
+        """The same problem with other data of the same shape."""
+        return self._changed(fidelity=fidelity)
+
     @cached_property
     def sensitivity(self) -> Tensor:
         """A* 1 over the measured data: how much they see of each pixel."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
+from convexlift.problems.weakly_convex import WeaklyConvexProblem
+from convexlift.solvers.convex_sequence import solve_sequence
 from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
@@ -18,7 +20,7 @@ from convexlift.tensors import choose_images, full_precision
 
 
 def solve(
-    problem: VariationalProblem,
+    problem: VariationalProblem | WeaklyConvexProblem,
     *,
     method: Method | None = None,
     stop: StopWhen | None = None,
@@ -32,13 +34,17 @@ def solve(
     precision of the problem.
 
     Args:
-        problem: the problem to solve.
+        problem: the problem to solve; a weakly convex one by a sequence of convex ones.
         method: ``PDHG()``, ``PDHG(steps=PaperSteps(c))``, ``Subgradient(step)``, ``NMAPG()`` or
             ``LBFGS()``; by default ``suitable_method(problem)``, which needs no tuning.
         stop: when to stop; by default at a relative gap of 1e-3.
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check; its time is not counted.
     """
+    if isinstance(problem, WeaklyConvexProblem):
+        image = start if start is None or isinstance(start, Tensor) else start.x
+        inner = partial(solve_roughly, method=method)
+        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     return _solve(problem, method=method, stop=stop, start=start, callback=callback, rigorous=True)
 
 

@@ -1,0 +1,359 @@
+"""Input-convex networks of several layers, and the two terms that one of them comes with.
+
+Sources: ``priors/ICNN.py`` of github.com/johertrich/LearnedRegularizers; ``models.py`` of
+github.com/hsw43/icnn_primal_dual (commit 873d50b); ``convex_models.py`` of
+github.com/Subhadip-1/data_driven_convex_regularization and ``learned_regularizer/ACR.py`` of
+github.com/CambridgeCIA/LION; ``models/icnn.py`` of github.com/deepinv/deepinv. Weights that must be
+nonnegative are clipped at zero, as the authors' networks do before they are evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from convexlift.models.interop.state_dicts import (
+    LEARNED_REGULARIZERS,
+    ORIGINAL,
+    Format,
+    Source,
+    filled,
+    filled_layer,
+    unwrapped,
+    zero_mean,
+)
+from convexlift.networks.activations import Abs, LeakyReLU, Linear
+from convexlift.networks.architectures import baseline, deep
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
+from convexlift.networks.maps import Chain, Convolution, Dense, LinearMap, PixelSum
+from convexlift.networks.smooth_activations import HalfSquare, SmoothedReLU
+from convexlift.operators.convolution import Boundary
+
+PAPER = "Wong et al., github.com/hsw43/icnn_primal_dual"
+ACR = "Mukherjee et al. 2020, github.com/Subhadip-1/data_driven_convex_regularization"
+LION = "github.com/CambridgeCIA/LION"
+DEEPINV = "github.com/deepinv/deepinv"
+POOL, SLOPE, SMOOTHING = 16, 0.2, 0.01
+"""Constants of the authors' code that state dicts do not contain."""
+STRONG_CONVEXITY = 0.5
+"""deepinv's default."""
+
+
+def _convolution(weight: Tensor, padding: Boundary = "zero") -> LinearMap:
+    outputs, inputs, *kernel = weight.shape
+    if kernel[0] != kernel[1] or kernel[0] % 2 == 0:
+        raise ValueError(f"its kernels have the size {tuple(kernel)}; they must be odd squares")
+    return filled(Convolution(inputs, outputs, kernel[0], padding=padding), weight)
+
+
+def _finished(layers: Sequence[ConvexLayer], output: Tensor, channels: int) -> InputConvexNetwork:
+    network = InputConvexNetwork(layers, in_channels=channels).double()
+    network.output.data.copy_(output)
+    network.check_convexity()
+    return network
+
+
+# LearnedRegularizers
+
+
+def _is_learned_icnn(names: Collection[str]) -> bool:
+    bare = {name.removeprefix("regularizer.") for name in names}
+    return {"icnn.smoothing", "icnn.scaling", f"icnn.wx.{ORIGINAL}"} <= bare
+
+
+def _learned_icnn(source: Source) -> InputConvexNetwork:
+    """sum_c e^(g_c) psi(W psi(V x + b) + b')_c, psi the smoothed ReLU with nu = e^smoothing."""
+    source, factor, zoom = unwrapped(source)
+    names = [f"wx.{ORIGINAL}", "wx.bias", "wz.weight", "wz.bias", "smoothing", "scaling"]
+    source.require([f"icnn.{name}" for name in names])
+    filters = zero_mean(source.take(f"icnn.wx.{ORIGINAL}", None, None, None, None))
+    channels = len(filters)
+    mixing = source.take("icnn.wz.weight", channels, channels, None, None).clamp_min(0)
+    scaling = source.take("icnn.scaling", 1, channels, 1, 1).flatten()
+    h = SmoothedReLU(smoothing=math.exp(source.number("icnn.smoothing")))
+    layers = [
+        ConvexLayer(h, channels=channels, skip=_convolution(zoom * filters)),
+        ConvexLayer(h, channels=channels, previous=_convolution(mixing)),
+    ]
+    for layer, name in zip(layers, ("wx", "wz"), strict=True):
+        filled_layer(layer, source.take(f"icnn.{name}.bias", channels))
+    return _finished(layers, factor * scaling.exp(), filters.shape[1])
+
+
+# The paper's networks
+
+
+def _is_paper(names: Collection[str]) -> bool:
+    bare = {name.removeprefix("icnn.") for name in names}
+    return {"wx.weight", "fc1.weight", "fc2.weight"} <= bare
+
+
+def _paper(source: Source) -> InputConvexNetwork:
+    """Without the constant ``fc2.bias``, which moves no minimiser.
+
+    Activations are smoothed if the name of the file says so, as the authors name theirs
+    (``reg_smoothed_icnn_ip_BL-PD.pt``).
+    """
+    tensors = {name.removeprefix("icnn."): each for name, each in source.tensors.items()}
+    source = Source(source.path, tensors)
+    names = ["wx", "fc1", "fc2"]
+    if any(name.startswith("wz.") for name in tensors):
+        names[1:1] = ["wz.0", "wz.1"]
+    source.require([f"{name}.{kind}" for name in names for kind in ("weight", "bias")])
+    filters = source.take("wx.weight", None, None, None, None)
+    dense = source.take("fc1.weight", None, None)
+    channels, side = len(filters), math.isqrt(dense.shape[1] // len(filters))
+    make = baseline if len(names) == 3 else deep
+    network = make(
+        POOL * max(side, 1), in_channels=filters.shape[1], channels=channels,
+        kernel=filters.shape[-1], pool=POOL, hidden=len(dense), slope=SLOPE,
+        smoothing=SMOOTHING if "smoothed" in source.path.name else 0.0,
+    ).double()  # fmt: skip
+    state = {"output": tensors["fc2.weight"].flatten().clamp_min(0)}
+    for i, name in enumerate(names[:-1]):
+        weight = tensors[f"{name}.weight"]
+        place = "skip" if i == 0 else "previous.maps.1" if name == "fc1" else "previous"
+        state[f"layers.{i}.bias"] = tensors[f"{name}.bias"]
+        state[f"layers.{i}.{place}.weight"] = weight if i == 0 else weight.clamp_min(0)
+    for name, tensor in network.state_dict().items():
+        if state[name].shape != tensor.shape:
+            raise ValueError(
+                f"its tensors do not fit together: {name} would be {tuple(state[name].shape)} "
+                f"instead of {tuple(tensor.shape)}"
+            )
+        if not bool(state[name].isfinite().all()):
+            raise ValueError(f"{name} has entries that are not finite")
+    network.load_state_dict(state)
+    return network
+
+
+# Adversarial convex regularizers: leaky ReLUs, the image in every layer, and a mean over pixels
+
+
+def _leaky(
+    first: tuple[Tensor, Tensor],
+    others: Sequence[tuple[Tensor, Tensor, Tensor]],
+    last: Tensor,
+) -> InputConvexNetwork:
+    """z_0 = h(V_0 x + b_0), z_i = h(W_i z_{i-1} + V_i x + b_i), R the mean of W z over pixels."""
+    weight, bias = first
+    channels = len(weight)
+    h = LeakyReLU(SLOPE)
+    layers = [filled_layer(ConvexLayer(h, channels=channels, skip=_convolution(weight)), bias)]
+    for mixing, weight, bias in others:
+        mixed, skip = _convolution(mixing.clamp_min(0)), _convolution(weight)
+        layer = ConvexLayer(h, channels=channels, previous=mixed, skip=skip)
+        layers.append(filled_layer(layer, bias))
+    mean = Chain(_convolution(last.clamp_min(0)), PixelSum(mean=True))
+    layers.append(ConvexLayer(Linear(), channels=len(last), previous=mean, bias=False))
+    return _finished(layers, torch.ones(len(last)), first[0].shape[1])
+
+
+def _is_acr(names: Collection[str]) -> bool:
+    return {"wx.0.weight", "wz.0.weight", "final_conv2d.weight"} <= set(names) and not any(
+        name.startswith("wx_quad.") for name in names
+    )
+
+
+def _acr(source: Source) -> InputConvexNetwork:
+    count = sum(name.startswith("wz.") for name in source.tensors)
+    wx = [f"wx.{i}.{kind}" for i in range(count + 1) for kind in ("weight", "bias")]
+    source.require([*wx, *(f"wz.{i}.weight" for i in range(count)), "final_conv2d.weight"])
+    channels = len(source.take("wx.0.weight", None, None, None, None))
+
+    def image(i: int) -> tuple[Tensor, Tensor]:
+        inputs = source.tensors["wx.0.weight"].shape[1]
+        weight = source.take(f"wx.{i}.weight", channels, inputs, None, None)
+        return weight, source.take(f"wx.{i}.bias", channels)
+
+    others = [
+        (source.take(f"wz.{i}.weight", channels, channels, None, None), *image(i + 1))
+        for i in range(count)
+    ]
+    last = source.take("final_conv2d.weight", 1, channels, None, None)
+    return _leaky(image(0), others, last)
+
+
+def _is_lion_acr(names: Collection[str]) -> bool:
+    return {"first_layer.weight", f"last_layer.{ORIGINAL}"} <= set(names)
+
+
+def _lion_acr(source: Source) -> InputConvexNetwork:
+    count = len({name.split(".")[0] for name in source.tensors if name.startswith("ICNN_layer_")})
+    inner = (f"blue.{ORIGINAL}", "orange.weight", "orange.bias")
+    blocks = [f"ICNN_layer_{i}.{part}" for i in range(count) for part in inner]
+    source.require(["first_layer.weight", "first_layer.bias", f"last_layer.{ORIGINAL}", *blocks])
+    channels = len(source.take("first_layer.weight", None, 1, None, None))
+    first = source.tensors["first_layer.weight"], source.take("first_layer.bias", channels)
+    others = [
+        (
+            source.take(f"ICNN_layer_{i}.{inner[0]}", channels, channels, None, None),
+            source.take(f"ICNN_layer_{i}.{inner[1]}", channels, 1, None, None),
+            source.take(f"ICNN_layer_{i}.{inner[2]}", channels),
+        )
+        for i in range(count)
+    ]
+    return _leaky(first, others, source.take(f"last_layer.{ORIGINAL}", 1, channels, None, None))
+
+
+def _is_filter_bank(names: Collection[str]) -> bool:
+    return "penalty" in names and any(re.fullmatch(r"conv\.\d+\.weight", name) for name in names)
+
+
+def _filter_bank(source: Source) -> InputConvexNetwork:
+    """softplus(penalty) sum |V x|, and softplus(l2_penalty) |x|^2 where LION adds it."""
+    count = sum(name.startswith("conv.") for name in source.tensors)
+    names = [f"conv.{i}.weight" for i in range(count)]
+    square = "L2net.l2_penalty"
+    both = square in source.tensors
+    source.require(["penalty", *names, *([square] if both else [])])
+    inputs = source.take(names[0], None, None, None, None).shape[1]
+    filters = torch.cat([source.take(name, None, inputs, None, None) for name in names])
+    weight = torch.full((len(filters),), _softplus(source.number("penalty")))
+    layer = ConvexLayer(Abs(), channels=len(filters), skip=_convolution(filters), bias=False)
+    bank = _finished([layer], weight, inputs)
+    return total([bank, _half_square(source.number(square), inputs)]) if both else bank
+
+
+def _is_squared_norm(names: Collection[str]) -> bool:
+    return set(names) == {"l2_penalty"}
+
+
+def _squared_norm(source: Source) -> InputConvexNetwork:
+    """softplus(l2_penalty) |x|^2."""
+    return _half_square(source.number("l2_penalty"), 1)
+
+
+def _half_square(penalty: float, channels: int) -> InputConvexNetwork:
+    layer = ConvexLayer(
+        HalfSquare(), channels=channels, bias=False,
+        skip=_convolution(torch.eye(channels)[..., None, None]),
+    )  # fmt: skip
+    return _finished([layer], torch.full((channels,), 2 * _softplus(penalty)), channels)
+
+
+def _softplus(value: float) -> float:
+    return float(torch.nn.functional.softplus(torch.tensor(value, dtype=torch.float64)))
+
+
+# deepinv: squares and linear functions of the image in every layer, circular
+
+
+def _is_deepinv(names: Collection[str]) -> bool:
+    return {"wx_quad.0.weight", "wx_lin.0.weight"} <= set(names)
+
+
+def _deepinv(source: Source) -> InputConvexNetwork:
+    """z_i = h(W_i z_{i-1} + (Q_i x)^2 + V_i x + b_i), R the mean of W z, plus mu/2 |x|^2.
+
+    All Q_i are one first layer, a^2/2, whose channels the others select. For a network with several
+    outputs R is their sum, as in deepinv's gradient, where mu/2 |x|^2 counts as often.
+    """
+    count = sum(name.startswith("wz.") for name in source.tensors)
+    final = "final_conv.weight" if "final_conv.weight" in source.tensors else "final_conv2d.weight"
+    each = range(count + 1)
+    linear = [f"wx_lin.{i}.{kind}" for i in each for kind in ("weight", "bias")]
+    squares = [f"wx_quad.{i}.weight" for i in each]
+    source.require([*linear, *squares, final, *(f"wz.{i}.weight" for i in range(count))])
+    if source.tensors[squares[0]].ndim == 5:
+        raise ValueError("it is a network of volumes; networks of two-dimensional images are known")
+    channels, image, *kernel = source.take(squares[0], None, None, None, None).shape
+    last = source.take(final, None, channels, *kernel).clamp_min(0)
+    mu = STRONG_CONVEXITY if source.strong_convexity is None else source.strong_convexity
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"strong_convexity must not be negative, got {mu:g}")
+    quadratic = torch.cat([source.take(name, channels, image, *kernel) for name in squares])
+    impulses = torch.zeros(image, image, *kernel, dtype=quadratic.dtype)
+    impulses[..., kernel[0] // 2, kernel[1] // 2] = torch.eye(image)
+    stacked = torch.cat((quadratic, impulses))
+    layers = [
+        ConvexLayer(HalfSquare(), channels=len(stacked), bias=False,
+                    skip=_convolution(stacked, "circular"))
+    ]  # fmt: skip
+    for i in each:
+        select = torch.zeros(channels, len(stacked), 1, 1)
+        select[:, i * channels : (i + 1) * channels, 0, 0] = 2 * torch.eye(channels)
+        links: dict[int, LinearMap] = {1: _convolution(select)}
+        if i > 0:
+            mixing = source.take(f"wz.{i - 1}.weight", channels, channels, *kernel).clamp_min(0)
+            links[i + 1] = _convolution(mixing, "circular")
+        skip = _convolution(source.take(f"wx_lin.{i}.weight", channels, image, *kernel), "circular")
+        layer = ConvexLayer(LeakyReLU(SLOPE), channels=channels, skip=skip, links=links)
+        layers.append(filled_layer(layer, source.take(f"wx_lin.{i}.bias", channels)))
+    norm = torch.zeros(len(last), len(stacked), 1, 1)
+    norm[:, -image:] = mu
+    links = {1: Chain(_convolution(norm), PixelSum())}
+    mean = Chain(_convolution(last, "circular"), PixelSum(mean=True))
+    top = ConvexLayer(Linear(), channels=len(last), previous=mean, links=links, bias=False)
+    return _finished([*layers, top], torch.ones(len(last)), image)
+
+
+# Sums
+
+
+def total(networks: Sequence[InputConvexNetwork]) -> InputConvexNetwork:
+    """The network R_1 + R_2 + ..., with the same weights: one more layer adds all of them up."""
+    layers: list[ConvexLayer] = []
+    sums: dict[int, LinearMap] = {}
+    for network in networks:
+        before = len(layers)
+        for number, layer in enumerate(network.layers, start=1):
+            maps = {before + j: each for j, each in layer.sources(number).items() if j > 0}
+            made = ConvexLayer(
+                layer.activation, channels=layer.channels, skip=layer.skip, links=maps,
+                bias=layer.bias is not None,
+            )  # fmt: skip
+            if layer.residual:
+                raise ValueError("networks with residual layers cannot be added")
+            made.bias, made.shares = layer.bias, layer.shares
+            layers.append(made)
+        sums[len(layers)] = _weighted_sum(network)
+    top = ConvexLayer(Linear(), channels=1, links=sums, bias=False)
+    return _finished([*layers, top], torch.ones(1), networks[0].in_channels)
+
+
+def _weighted_sum(network: InputConvexNetwork) -> LinearMap:
+    """<W_L, .>, for a last layer of numbers or of pixels."""
+    output = network.output.detach()[None]
+    shape = network.bind((network.in_channels, 32, 32)).layers[-1].shape
+    if len(shape) == 1:
+        return filled(Dense(len(network.output), 1), output)
+    return Chain(_convolution(output[..., None, None]), PixelSum())
+
+
+MIT, BSD = "the code is MIT", "the code is BSD 3-Clause"
+FORMATS = (
+    Format(
+        "learned-regularizers-icnn", LEARNED_REGULARIZERS, "input-convex network of two layers",
+        _is_learned_icnn, _learned_icnn,
+    ),
+    Format(
+        "paper", PAPER, "the paper's networks, plain or deeper, smoothed or not", _is_paper, _paper,
+        terms=MIT,
+    ),
+    Format(
+        "acr", ACR, "the network of an adversarial convex regularizer", _is_acr, _acr,
+        terms="see the licence of the repository",
+    ),
+    Format(
+        "acr-filters", f"{ACR}, and {LION}",
+        "its sparsifying filter bank, in LION with the squared norm", _is_filter_bank, _filter_bank,
+        terms="see the licence of the repository",
+    ),
+    Format(
+        "acr-norm", ACR, "its squared norm", _is_squared_norm, _squared_norm,
+        terms="see the licence of the repository",
+    ),
+    Format(
+        "lion-acr", LION, "the network of an adversarial convex regularizer",
+        _is_lion_acr, _lion_acr, terms=BSD,
+    ),
+    Format(
+        "deepinv-icnn", DEEPINV, "models.ICNN: quadratic and linear skips, circular padding",
+        _is_deepinv, _deepinv, terms=BSD, options=("strong_convexity",),
+    ),
+)  # fmt: skip

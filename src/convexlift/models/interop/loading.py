@@ -1,0 +1,165 @@
+"""``load``: which format a file has, its conversion, and the card that says where it came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convexlift.json_values import listed
+from convexlift.models.files import ModelCard, PathLike, naming
+from convexlift.models.interop import deep, ridge
+from convexlift.models.interop.state_dicts import Format, Source, read_config, read_tensors
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.networks.weakly_convex import WeaklyConvexNetwork
+
+ENDINGS = (".pt", ".pth")
+FORMATS: dict[str, Format] = {each.name: each for each in (*deep.FORMATS, *ridge.FORMATS)}
+"""The formats, by name."""
+REFUSED = (
+    (r"(^|\.)icnn1\.", "a difference of two convex networks (IDCNN), which is not convex"),
+    (r"(^|\.)(K1\.weight|mb\.\d+\.)", "a total deep variation (TDV), which is not convex"),
+    (
+        r"(^|\.)m_(head|down\d|body|up\d|tail)\b",
+        "a DRUNet: a denoiser, or the potential of one (GS-DRUNet, LSR, NETT), which is not convex",
+    ),
+    (r"(^|\.)(in_conv|conv_list\.\d+|out_conv)\.weight$", "a DnCNN: a denoiser, and no function R"),
+    (
+        r"(^|\.)(convnet|cnn)\.\d+\.",
+        "a convolutional network with weights of any sign (AR, local AR), which is not convex",
+    ),
+)
+"""Names of tensors that tell what cannot be converted, and why."""
+Options = dict[str, Any]
+"""Of ``load``, for the conversion of some formats."""
+PUBLISHED = "published objective"
+"""The task of the cards: data term plus R, both as the authors state them."""
+
+
+def load(
+    path: PathLike | Sequence[PathLike],
+    format: str | None = None,
+    *,
+    noise: float | None = None,
+    strong_convexity: float | None = None,
+    merge: bool = False,
+    dtype: torch.dtype | None = None,
+) -> InputConvexNetwork:
+    """The regularizer in a file of its authors, converted exactly.
+
+    Args:
+        path: a state dict or checkpoint written by ``torch.save``, or a safetensors file. Several
+            files make the sum of their regularizers, as an adversarial convex regularizer has.
+        format: a name in ``FORMATS``; by default found from the names of the tensors.
+        noise: the standard deviation of the noise, for ``goujon-wcrr``, in units of the image.
+        strong_convexity: mu of the term mu/2 |x|^2 of ``deepinv-icnn``; by default 0.5, as there.
+        merge: make one convolution of the chain of a ridge regularizer, zero-padded once: another
+            regularizer near the edges, and the published one elsewhere. Weakly convex ones then get
+            global proofs for images of any size.
+        dtype: float32 or float64; by default the precision of the file.
+
+    Returns:
+        A network with a card that names its source; a ``WeaklyConvexNetwork`` where the
+        published regularizer is weakly convex.
+    """
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format {format!r} is unknown; known are {listed(FORMATS)}")
+    given = {"noise": noise, "strong_convexity": strong_convexity, "merge": merge or None}
+    options = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(path, str) and isinstance(path, Sequence):
+        return _load_sum([Path(each) for each in path], format, options, dtype)
+    return _load_one(Path(path), format, options, dtype)
+
+
+def _load_one(
+    path: Path, name: str | None, options: Options, dtype: torch.dtype | None
+) -> InputConvexNetwork:
+    with naming(path):
+        tensors = read_tensors(path)
+        found = FORMATS[name] if name is not None else detect(tensors, path.name)
+        for option in options:
+            if option not in found.options:
+                takers = [each.name for each in FORMATS.values() if option in each.options]
+                raise ValueError(
+                    f"{option}=... is for {listed(takers)}, and this is {found.name}; leave it out"
+                )
+        double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
+        exact = {each: tensor.double() for each, tensor in tensors.items()}
+        source = Source(path, exact, read_config(path), **options)
+        # Initial weights are drawn on the CPU, and leave the global random numbers as they were.
+        with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
+            network = found.convert(source)
+        network.requires_grad_()
+        network.to(dtype or (torch.float64 if double else torch.float32))
+        network.check_convexity()
+    network.card = _card(path.stem, found, network)
+    return network
+
+
+def _load_sum(
+    paths: Sequence[Path],
+    name: str | None,
+    options: Options,
+    dtype: torch.dtype | None,
+) -> InputConvexNetwork:
+    if not paths:
+        raise ValueError("give at least one file")
+    parts = [_load_one(path, name, options, torch.float64) for path in paths]
+    precision = dtype or torch.float32
+    if any(isinstance(part, WeaklyConvexNetwork) for part in parts):
+        raise ValueError("weakly convex regularizers cannot be added; load them one by one")
+    with torch.no_grad():
+        network = deep.total(parts).to(precision)
+    cards = [part.card for part in parts]
+    network.card = ModelCard(
+        name=" + ".join(card.name for card in cards),
+        summary=" ".join(dict.fromkeys(card.summary for card in cards)),
+        task=PUBLISHED, weight=1.0,
+        license="; ".join(dict.fromkeys(card.license for card in cards)),
+    )  # fmt: skip
+    return network
+
+
+def detect(names: Collection[str], file: str = "") -> Format:
+    """The format of a file with tensors of these names; ValueError says why there is none."""
+    fitting = [each for each in FORMATS.values() if each.fits(names)]
+    if len(fitting) > 1:
+        clued = [
+            each for each in fitting if each.clue and each.clue in re.split(r"[^a-z]", file.lower())
+        ]
+        if len(clued) != 1:
+            raise ValueError(
+                f"its tensors fit {listed(each.name for each in fitting)}, which differ in numbers "
+                "that are not in the file; say which by format=..."
+            )
+        return clued[0]
+    if fitting:
+        return fitting[0]
+    for pattern, reason in REFUSED:
+        if any(re.search(pattern, name) for name in names):
+            raise ValueError(f"it holds {reason}; no certificate could be given")
+    some = sorted(names)[:4]
+    raise ValueError(
+        f"not a regularizer of a known format: its tensors are {listed(some)}"
+        f"{', ...' if len(names) > 4 else ''}; known formats are {listed(FORMATS)}, other "
+        "networks are written by convexlift.save"
+    )
+
+
+def _card(name: str, found: Format, network: InputConvexNetwork) -> ModelCard:
+    weak = isinstance(network, WeaklyConvexNetwork)
+    return ModelCard(
+        name=name,
+        summary=f"Converted from the format {found.name} ({found.holds}) of {found.authors}.",
+        task=PUBLISHED,
+        weight=1.0,
+        weight_choice="the authors' objective",
+        license=f"its authors' terms; {found.terms}",
+        not_for="problems whose objective must be convex, except denoising" if weak else "",
+        citation=found.authors,
+    )

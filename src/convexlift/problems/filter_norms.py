@@ -1,0 +1,95 @@
+"""Proven upper bounds on the largest eigenvalue of  V* diag(w) V,  w >= 0 one for each channel.
+
+Lanczos' method estimates norms from below, which is no proof. Two bounds are:
+
+- A zero-padded convolution is a piece of a circular one on a larger torus, whose eigenvalues are
+  those of the matrices (F k)* diag(w) (F k), one for each frequency; of a chain of convolutions,
+  the product of the bounds of its links.
+- Of a small matrix M, lambda + |E| if lambda I - M = L L^T + E: whatever the accuracy of the
+  Cholesky factor L, L L^T has no negative eigenvalue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from convexlift.operators.convolution import ConvolutionOperator
+from convexlift.operators.linear import LinearOperator
+from convexlift.problems.rounding import UNIT, Rounded, gamma, largest, product
+from convexlift.tensors import Shape
+
+LARGEST_MATRIX = 1024
+"""The most pixels of an image for which M is made."""
+CHUNK = 64
+"""Unit images at a time."""
+
+
+@torch.no_grad()
+def largest_eigenvalue(V: LinearOperator, w: Tensor, shape: Shape) -> float:
+    """An upper bound on the largest eigenvalue of V* diag(w) V; infinite if there is none."""
+    bounds = [math.inf]
+    links = V.steps(shape)
+    if all(isinstance(link, ConvolutionOperator) and link.stride == 1 and
+           link.boundary in ("zero", "circular") for link, _ in links):  # fmt: skip
+        bounds.append(_product_of_links(links, w))
+    if (len(links) > 1 or math.isinf(bounds[-1])) and math.prod(shape) <= LARGEST_MATRIX:
+        bounds.append(_of_matrix(V, w, shape))
+    return min(bounds)
+
+
+def _product_of_links(links: Sequence[tuple[LinearOperator, Shape]], w: Tensor) -> float:
+    bound = 1.0
+    for i, (link, shape) in enumerate(links):
+        assert isinstance(link, ConvolutionOperator)
+        kernel = link.weight.detach().double()
+        last = i == len(links) - 1
+        factors = w.double().sqrt() if last else kernel.new_ones(len(kernel))
+        pad = 0 if link.boundary == "circular" else 2 * (kernel.shape[-1] // 2)
+        torus = [max(n + pad, kernel.shape[-1]) for n in shape[-2:]]
+        if not pad and kernel.shape[-1] > min(shape[-2:]) > 1:
+            return math.inf  # a kernel that wraps around
+        bound *= _on_torus(kernel * factors[:, None, None, None], torus) * (1 + 1e-12)
+    return bound
+
+
+def _on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
+    """max over frequencies of the largest eigenvalue of (F k)* (F k)."""
+    inputs, points = kernel.shape[1], math.prod(torus)
+    gram = torch.zeros((torus[0], torus[1] // 2 + 1, inputs, inputs), dtype=torch.complex128)
+    for one in kernel.cpu():  # filter by filter, since all spectra together are large
+        f = torch.fft.rfft2(one, s=list(torus))
+        gram += torch.einsum("cij,dij->ijcd", f.conj(), f)
+    found = float(gram.real.max()) if inputs == 1 else float(torch.linalg.eigvalsh(gram).max())
+    # A Fourier coefficient errs by at most a few log2(N) roundings of the norm of all of them.
+    error = 16 * UNIT * math.log2(points + 1) * math.sqrt(points) * float(kernel.norm())
+    return (math.sqrt(max(found, 0.0) * (1 + 1e-12)) + error) ** 2
+
+
+def _of_matrix(V: LinearOperator, w: Tensor, shape: Shape) -> float:
+    """lambda + |E| for an approximate Cholesky factor of lambda I - M."""
+    V, w = V.to(dtype=torch.float64, device="cpu"), w.double().cpu().reshape(1, -1, 1, 1)
+    count = math.prod(shape)
+    units = torch.eye(count, dtype=torch.float64).reshape(count, *shape)
+    rows, errors = [], []
+    for unit in torch.split(units, CHUNK):
+        a = product(V, Rounded.exact(unit), shape)
+        scaled = w * a.value
+        b = Rounded(scaled, w * largest(a.error) + gamma(2) * largest(scaled))
+        column = product(V, b, shape, adjoint=True)
+        rows.append(column.value.flatten(1))
+        errors.append(float(column.error.max()))
+    M = torch.cat(rows)
+    M = (M + M.T) / 2
+    top = float(torch.linalg.eigvalsh(M)[-1])
+    level = top + 1e-9 * abs(top) + 1e-300
+    A = level * torch.eye(count, dtype=torch.float64) - M
+    L, failed = torch.linalg.cholesky_ex(A)
+    if int(failed):
+        return math.inf
+    residual = (A - L @ L.T).abs().sum(1) + gamma(count + 4) * (L.abs() @ L.T.abs()).sum(1)
+    rounding = count * (max(errors) + gamma(4) * float(M.abs().max())) + gamma(4) * level
+    return (level + float(residual.max()) * (1 + 1e-9) + rounding * (1 + 1e-9)) * (1 + gamma(4))

@@ -1,0 +1,125 @@
+"""Weakly convex problems by a sequence of convex ones.
+
+The concave part of the objective, -1/2 <x, M x>, lies below its tangents: with the tangent at x^k,
+
+    x^{k+1} = argmin_u  D(u) - <M x^k, u> + weight N(u) + damping/2 |u - x^k|^2
+
+is a convex problem with other data, above the objective and tight at x^k, so that objectives never
+increase (the method of differences of convex functions). Its dual variables prove bounds for the
+weakly convex problem itself (``problems.weakly_convex``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.weakly_convex import WeakClaim, WeaklyConvexProblem, weak_claim
+from convexlift.proofs import Proof
+from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
+from convexlift.tensors import Blocks, choose_images
+
+DAMPING = 0.05
+"""Of problems with missing data, relative to the largest weight."""
+SHARPER, SHARPEST = 0.1, 1e-9
+"""The gap of a convex problem, relative to the last change of the objective; and the smallest."""
+SETTLED = 1e-12
+"""The relative change of the objective at which a sequence ends."""
+
+Solve = Callable[..., Solution]
+
+
+@dataclass
+class _Record:
+    """The best claims so far, and the history."""
+
+    problem: WeaklyConvexProblem
+    stop: StopWhen
+    clock: float = field(default_factory=time.perf_counter)
+    history: History = field(default_factory=History)
+    best: WeakClaim | None = None
+
+    def take(self, x: Tensor, duals: Blocks, iteration: int) -> Progress:
+        """Claim x; keep the better of both claims for each image."""
+        claimed = weak_claim(self.problem, x, duals, self.stop.gap or 0.0)
+        if self.best is None or bool((claimed.gap <= self.best.gap).all()):
+            self.best = claimed
+        elif claimed.kappa == self.best.kappa:  # image by image, where both say the same
+            better = claimed.gap <= self.best.gap
+            both = zip(claimed.guarantee, self.best.guarantee, better.tolist(), strict=True)
+            kinds = [one if yes else other for one, other, yes in both]
+            chosen = choose_images(better, _plain(claimed), _plain(self.best))
+            self.best = replace(chosen, guarantee=tuple(kinds))
+        network = self.problem.regularizer
+        regularizer = network(x).double()
+        record = Record(
+            iteration, time.perf_counter() - self.clock, claimed.objective,
+            claimed.objective - self.problem.weight * regularizer, regularizer,
+            self.best.lower_bound, self.best.gap,
+        )  # fmt: skip
+        self.history.records.append(record)
+        return Progress(**vars(record), x=x)
+
+
+def _plain(claimed: WeakClaim) -> WeakClaim:
+    """The claim with guarantees that do not differ, as ``choose_images`` needs."""
+    return replace(claimed, guarantee=())
+
+
+@torch.no_grad()
+def solve_sequence(
+    problem: WeaklyConvexProblem,
+    solve: Solve,
+    stop: StopWhen,
+    start: Tensor | None = None,
+    callback: Callable[[Progress], object] | None = None,
+) -> Solution:
+    """Solve convex problems until the claim is as good as wanted; ``solve`` solves one of them."""
+    seen = torch.as_tensor(problem.fidelity.weights)
+    damping = 0.0 if float(seen.min()) > 0 else DAMPING * float(seen.max())
+    x = problem.bounds.project(
+        problem.fidelity.y if start is None else start.to(problem.fidelity.y)
+    )
+    record, iterations, state, status = _Record(problem, stop), 0, None, Status.ITERATION_LIMIT
+    tolerance = 1e-2 if stop.gap is None else max(stop.gap, SHARPEST)
+    objective = problem.objective(x)
+    while iterations < max(stop.max_iterations, 1):
+        limits = {"max_iterations": max(1, stop.max_iterations - iterations)}
+        inner = solve(
+            problem.surrogate(x, damping), start=x if state is None else state,
+            stop=StopWhen(gap=max(0.1 * tolerance, SHARPEST), **limits),
+        )  # fmt: skip
+        iterations += max(1, int(inner.iterations.max()))
+        x, state = inner.x, inner.state
+        progress = record.take(x, inner.duals, iterations)
+        assert record.best is not None
+        if stop.gap is not None and bool((record.best.gap <= stop.gap).all()):
+            status = Status.CONVERGED
+            break
+        if callback is not None and callback(progress) is True:
+            status = Status.STOPPED
+            break
+        if stop.seconds is not None and progress.seconds >= stop.seconds:
+            status = Status.TIME_LIMIT
+            break
+        last, objective = objective, problem.objective(x)
+        change = float(((last - objective) / objective.abs().clamp_min(1e-300)).abs().max())
+        if change <= SETTLED:
+            status = Status.STATIONARY
+            break
+        tolerance = min(tolerance, max(SHARPER * change, SHARPEST))
+    best = record.best
+    assert best is not None
+    proof = Proof(problem, best)  # type: ignore[arg-type]  # it has the parts that files describe
+    done = [stop.gap is not None and float(gap) <= stop.gap for gap in best.gap]
+    return Solution(
+        best.x, best.objective, best.lower_bound, best.gap,
+        tuple(Status.CONVERGED if each else status for each in done), best.guarantee,
+        torch.full((len(best.x),), iterations, device=best.x.device),
+        time.perf_counter() - record.clock, record.history, state, best.duals,
+        proof, None,
+    )  # fmt: skip
