@@ -14,7 +14,9 @@ import copy
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.functionals.data_terms import SquaredL2
@@ -138,3 +140,19 @@ def matching(regularizer: InputConvexNetwork, like: Tensor) -> InputConvexNetwor
     if (place.dtype, place.device) == (like.dtype, like.device):
         return regularizer
     return copy.deepcopy(regularizer).to(dtype=like.dtype, device=like.device)
+
+
+def images_in(array: NDArray[Any], channels: int) -> Tensor:
+    """A NumPy array as a batch of images, without a copy where that is possible.
+
+    (H, W) is one image, (channels, H, W) one image of several channels, and (N, H, W) for networks
+    of one channel are N slices, each of them an image.
+    """
+    if array.ndim not in (2, 3) or (channels > 1 and array.shape[:-2] != (channels,)):
+        form = "(H, W), or slices (N, H, W)" if channels == 1 else f"({channels}, H, W)"
+        raise ValueError(
+            f"the regularizer takes images of shape {form}, got an array {array.shape}"
+        )
+    if array.dtype not in (np.float32, np.float64) or not array.flags.writeable:
+        array = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    return torch.from_numpy(np.ascontiguousarray(array)).reshape(-1, channels, *array.shape[-2:])
