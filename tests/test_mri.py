@@ -94,7 +94,7 @@ def test_bad_masks_and_maps_are_named():
     mask = sampled(SHAPE)
     with pytest.raises(ValueError, match=r"\(H, W\) or \(B, 1, H, W\), got \(7,\)"):
         cl.MRI(mask[0])
-    with pytest.raises(ValueError, match="only 1 .sampled. and 0"):
+    with pytest.raises(ValueError, match=r"only 1 \(sampled\) and 0"):
         cl.MRI(0.5 * mask)
     with pytest.raises(ValueError, match="channels is 2 for complex images"):
         cl.MRI(mask, channels=3)

@@ -177,20 +177,15 @@ def fourier(shape: Shape, axis: int) -> Map:
     def sine(k: Any) -> Array:
         k, N = k % (4 * n), 4 * n
         sign, k = np.where(2 * k > N, -1.0, 1.0), np.minimum(k, N - k)
-        return sign * np.sin(np.pi * np.minimum(2 * k, N - 2 * k) / N) / math.sqrt(n)
+        return np.asarray(sign * np.sin(np.pi * np.minimum(2 * k, N - 2 * k) / N) / math.sqrt(n))
 
     c, s = sine(quarters + n), sine(quarters)
     weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # of exp(-i angle)
-    plain = lambda x: x.reshape(-1, shape[0] // 2, 2, *shape[1:])
+    split = (-1, shape[0] // 2, 2, *shape[1:])
     to, back = ("zkbqw->zkapw", "zkapw->zkbqw") if axis == 3 else ("zkbhq->zkahp", "zkahp->zkbhq")
-    push = lambda w, x: contract("apbq," + to, w, plain(x))
-    pull = lambda w, y: contract("apbq," + back, w, plain(y))
+    push = lambda w, x: np.einsum("apbq," + to, w, x.reshape(split), optimize=True)
+    pull = lambda w, y: np.einsum("apbq," + back, w, y.reshape(split), optimize=True)
     return linear(weight, shape, shape, 2 * n + 8, push, pull)
-
-
-def contract(sums: str, w: Array, x: Array) -> Any:
-    """A sum of products, by matrix products."""
-    return np.einsum(sums, w, x, optimize=True)
 
 
 def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:

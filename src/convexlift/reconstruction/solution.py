@@ -109,6 +109,7 @@ class PiecewiseSolver:
         if self.batch is not None:
             return self.batch
         planes, height, width = data.image_shape
+        planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
         network = self.network_for(data)
         channels = sum(layer.channels for layer in network.layers)
         if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers

@@ -1,4 +1,4 @@
-"""HDF5 files of the Data Exchange layout, read in a process with time and memory limits.
+"""HDF5 files of CT and MRI scanners, read in a process with time and memory limits.
 
 A file of a few kilobytes can make the HDF5 library loop forever or allocate gigabytes; neither can
 be stopped from inside Python. The child process runs this file as a script, so that it starts
@@ -187,6 +187,55 @@ def read_members(path: str, rows: list[int | None], megapixels: float) -> Member
     return arrays, texts
 
 
+def read_kspace(path: str, slices: list[int | None], megapixels: float) -> Members:
+    """``kspace`` (slices, coils, H, W), and ``mask`` and ``truth`` if there are any.
+
+    In the layout of fastMRI: ``kspace`` (slices, H, W) or (slices, coils, H, W), complex; ``mask``
+    of the columns; ``reconstruction_esc`` or ``reconstruction_rss``, images of the whole scan.
+
+    Args:
+        path: the file.
+        slices: start, stop and step of a slice of the slices.
+        megapixels: the limit for everything, in millions of numbers.
+
+    Raises:
+        ValueError: without the name of the file.
+    """
+    h5py: Any = importlib.import_module("h5py")
+    arrays: dict[str, NDArray[Any]] = {}
+    some = slice(*slices)
+    with h5py.File(path, "r") as file:
+        if not _is_dataset(file, "kspace"):
+            found = ", ".join(sorted(file)[:5])
+            raise ValueError(
+                f"it has no dataset kspace, as files of fastMRI have; it has {found or 'nothing'}"
+            )
+        dataset = file["kspace"]
+        if dataset.ndim not in (3, 4):
+            raise ValueError(
+                f"its kspace has the shape {dataset.shape}; (slices, H, W) or (slices, coils, H, "
+                "W) is needed"
+            )
+        if dataset.dtype.kind != "c":
+            raise ValueError(f"its kspace must hold complex numbers, got {dataset.dtype}")
+        chosen = len(range(*some.indices(dataset.shape[0])))
+        if not chosen:
+            raise ValueError(f"it has {dataset.shape[0]} slices, and none of those asked for")
+        size = 2 * chosen * math.prod(dataset.shape[1:])
+        _require_room(dataset, (size,), megapixels, megapixels, "slices (--slices)")
+        arrays["kspace"] = dataset[some] if dataset.ndim == 4 else dataset[some][:, None]
+        if _is_dataset(file, "mask"):
+            arrays["mask"] = _read_numbers(file["mask"])
+        for name in ("reconstruction_esc", "reconstruction_rss"):
+            if _is_dataset(file, name) and file[name].ndim == 3:
+                _require_numbers(file[name])
+                shape = (chosen, *file[name].shape[1:])
+                _require_room(file[name], shape, megapixels, megapixels, "slices (--slices)")
+                arrays["truth"] = file[name][some]
+                break
+    return arrays, {}
+
+
 def _is_dataset(group: Any, name: str) -> bool:
     return hasattr(group.get(name), "chunks")
 
@@ -227,13 +276,15 @@ def _read_numbers(dataset: Any) -> NDArray[np.float64]:
     return np.asarray(dataset[()], dtype=np.float64).reshape(-1)
 
 
-def _require_room(dataset: Any, shape: Any, left: float, megapixels: float) -> None:
+def _require_room(
+    dataset: Any, shape: Any, left: float, megapixels: float, fewer: str = "rows (--rows)"
+) -> None:
     declared = math.prod(shape) / 1e6
     chunk = math.prod(dataset.chunks or (0,)) / 1e6
     if max(declared, chunk) > left:
         raise ValueError(
             f"its {dataset.name} declares {max(declared, chunk):.4g} megapixels, but the limit is "
-            f"{megapixels:.4g}; read fewer rows (--rows), or allow more with --max-megapixels "
+            f"{megapixels:.4g}; read fewer {fewer}, or allow more with --max-megapixels "
             f"{math.ceil(max(declared, chunk))} (max_megapixels= in Python)"
         )
 
