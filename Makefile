@@ -70,7 +70,7 @@ $(VENV)/torch: constraints.txt
 $(ECOSYSTEM)/dev: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[deepinv,odl,pyproximal]' pytest
+		--editable '.[deepinv,odl,pyproximal]' benchopt h5py ismrmrd pytest
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

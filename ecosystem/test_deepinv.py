@@ -117,6 +117,21 @@ def test_a_batch_gives_what_single_images_give(name):
         torch.testing.assert_close(together[i], model(y[i : i + 1], A)[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_have_the_precision_of_the_data(name):
+    A, x = physics(name), images(name)
+    y = A.A(x)
+    double = deepinv.utils.TensorList([p.double() for p in y]) if name == "stacked" else y.double()
+    operator = cl.deepinv.as_operator(A, double)
+    back = operator.adjoint(cl.deepinv.as_data(double))
+    assert operator(x.double()).dtype == back.dtype == torch.float64
+    left, right = (operator(x.double()) ** 2).sum(), (back * x.double()).sum()
+    torch.testing.assert_close(left, right, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        operator(x.double()).float(), cl.deepinv.as_data(y), rtol=1e-4, atol=1e-4
+    )
+
+
 def test_precision_follows_the_data_and_shared_operators_have_proof_files(tmp_path):
     A = physics("inpainting")
     y = A(images("inpainting")).double()

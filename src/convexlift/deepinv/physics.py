@@ -40,9 +40,8 @@ class PhysicsOperator(ForeignOperator):
     def __init__(self, physics: LinearPhysics, image_shape: Shape) -> None:
         require_linear(physics)
         self.physics = physics
-        like = next(filter(Tensor.is_floating_point, self.tensors()), torch.zeros(()))
         with torch.no_grad():
-            probe = physics.A(like.new_zeros((1, *image_shape)))
+            probe = physics.A(_like(physics).new_zeros((1, *image_shape)))
         self.shapes = tuple(tuple(part.shape[1:]) for part in _parts(probe))
         self.complex = any(part.is_complex() for part in _parts(probe))
         super().__init__(tuple(image_shape), tuple(as_data(probe).shape[1:]))
@@ -70,15 +69,16 @@ class PhysicsOperator(ForeignOperator):
             other.physics = self.physics.clone()
             for module in _modules(other.physics):
                 module._apply(function)
-                # Tomography keeps its precision in an attribute.
+                # Tomography keeps its precision in an attribute, and the adjoint of the original.
                 if isinstance(known := vars(module).get("dtype"), torch.dtype):
                     module.dtype = function(torch.empty((), dtype=known)).dtype
+                if "_auto_grad_adjoint_fn" in vars(module):
+                    module._auto_grad_adjoint_fn = None
         return other
 
     def tensors(self) -> Iterator[Tensor]:
         """Parameters and buffers of the physics."""
-        for module in _modules(self.physics):
-            yield from (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        yield from _tensors(self.physics)
 
 
 def as_data(y: Any) -> Tensor:
@@ -95,9 +95,10 @@ def as_operator(physics: LinearPhysics, y: Any) -> LinearOperator:
     physics becomes a ``PhysicsOperator``.
     """
     require_linear(physics)
-    data = as_data(y)
+    data, place = as_data(y), _like(physics)
     with torch.no_grad():
-        back = physics.A_adjoint(y)
+        parts = [_placed(part, place) for part in _parts(y)]
+        back = physics.A_adjoint(TensorList(parts) if isinstance(y, TensorList) else parts[0])
         shape = tuple(back.shape[1:])
         own = _own(physics)
         if own is not None:
@@ -138,6 +139,20 @@ def _modules(physics: Any) -> Iterator[Any]:
         listed = vars(module).get("physics_list")
         for each in listed if isinstance(listed, list | tuple) else ():
             yield from _modules(each)
+
+
+def _tensors(physics: Any) -> Iterator[Tensor]:
+    for module in _modules(physics):
+        yield from (*module.parameters(recurse=False), *module.buffers(recurse=False))
+
+
+def _like(physics: Any) -> Tensor:
+    """A tensor with the precision and the device of the physics."""
+    return next(filter(Tensor.is_floating_point, _tensors(physics)), torch.zeros(()))
+
+
+def _placed(y: Tensor, like: Tensor) -> Tensor:
+    return y.to(device=like.device, dtype=like.dtype.to_complex() if y.is_complex() else like.dtype)
 
 
 def _parts(y: Any) -> list[Tensor]:

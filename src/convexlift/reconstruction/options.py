@@ -187,9 +187,9 @@ class ScanOptions(Options):
 class MRIOptions(Options):
     """Slices from k-space of MRI scanners, as magnitudes in TIFF, NPY or PNG.
 
-    HDF5 in the layout of fastMRI, one coil or several, sampled on a grid. Sensitivities of coils
-    are estimated from the lowest frequencies; real and imaginary part are reconstructed together.
-    Not for diagnosis.
+    HDF5 in the layout of fastMRI or ISMRMRD, one coil or several, sampled on a grid. Sensitivities
+    of coils are estimated from the lowest frequencies; real and imaginary part are reconstructed
+    together. Not for diagnosis.
 
     Args:
         regularizer: ``tv``, total variation of complex images, or the path of a saved regularizer

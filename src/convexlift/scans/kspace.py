@@ -127,7 +127,7 @@ def read_kspace(
     max_megapixels: float | None = None,
     read_seconds: float | None = None,
 ) -> KSpace:
-    """Read an HDF5 file in the layout of fastMRI, in a process with limits.
+    """Read an HDF5 file in the layout of fastMRI or ISMRMRD, in a process with limits.
 
     The mask is the file's, or where k-space is not 0.
 
@@ -139,7 +139,7 @@ def read_kspace(
     """
     load_extra("h5py", "HDF5 files")
     place = existing(path)
-    with reading(place, "HDF5 in the layout of fastMRI"):
+    with reading(place, "HDF5 in the layout of fastMRI or ISMRMRD"):
         length = place.stat().st_size
         megapixels = max_megapixels or allowed_megapixels(length, 1)
         arguments: dict[str, Any] = {
