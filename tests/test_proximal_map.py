@@ -61,6 +61,16 @@ def test_a_box_and_a_start_from_the_last_call():
     assert (again - first).abs().max() < 0.1
 
 
+def test_small_steps_are_known_relative_to_the_way_they_go():
+    """A hundredth of the noise: relative to ||v|| alone, v itself would be exact enough."""
+    v, regularizer = images().double(), cl.TotalVariation()
+    prox, finer = ProximalMap(regularizer, accuracy=0.1), ProximalMap(regularizer, accuracy=1e-5)
+    x, exact = prox(v, 1e-3), finer(v, 1e-3)
+    moved = (x - v).flatten(1).norm(dim=1)
+    assert (prox.error <= 0.1 * moved).all()
+    assert ((x - exact).flatten(1).norm(dim=1) <= prox.error + finer.error).all()
+
+
 def test_an_accuracy_that_cannot_be_reached_is_a_warning():
     prox = ProximalMap(cl.TotalVariation(), accuracy=1e-3, max_iterations=3)
     with pytest.warns(UserWarning, match=r"times accuracy=0\.001 \(ITERATION_LIMIT\)"):

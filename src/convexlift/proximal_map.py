@@ -6,6 +6,10 @@ The objective J is strongly convex, so that a certified lower bound on its minim
 distance to the exact proximal point:
 
     1/2 ||x - prox(v)||^2  <=  J(x) - min J  <=  objective - lower bound.
+
+Algorithms take small steps where A is large. A proximal point is then near its argument, and must
+be known relative to the distance between the two, which is at most step ||s|| for every subgradient
+s of R at v, since subdifferentials are monotone.
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
 from convexlift.tensors import sum_per_image
 
-ATTEMPTS = 4
-"""Solves of one proximal map; only the first is needed, unless R is negative."""
+ATTEMPTS = 6
+"""Solves of one proximal map, each to a smaller gap, until the point is known well enough."""
+SHARE = 0.1
+"""The largest distance to the exact point, relative to the distance from the argument."""
 
 
 class ProximalMap:
@@ -41,6 +47,7 @@ class ProximalMap:
     Args:
         regularizer: R; a network that reads the data must be conditioned on them first.
         accuracy: largest distance to the exact proximal point, relative to ||v||, image by image.
+            It is also at most a tenth of the distance to v, as far as the precision allows.
         box: bounds on the image, as in ``VariationalProblem``: the map of R plus their indicator.
         max_iterations: of one call.
 
@@ -74,6 +81,7 @@ class ProximalMap:
             network = matching(self.regularizer, x).bind(tuple(x.shape[1:]))
             return network.tangent(1.0, x, network.forward(x).a).c
 
+    @torch.no_grad()
     def __call__(self, v: Tensor, step: float) -> Tensor:
         """prox_{step R}(v); the result does not carry gradients."""
         v = v.detach()
@@ -82,7 +90,8 @@ class ProximalMap:
             box=self.box,
         )  # fmt: skip
         tolerated = (self.accuracy**2 * sum_per_image(v**2) / 2).cpu()
-        solution = self._solve(problem, tolerated)
+        steepest = sum_per_image((step * self.subgradient(v)) ** 2).cpu()
+        solution = self._solve(problem, tolerated, SHARE**2 * steepest / 2)
         self._state = solution.state
         excess = _excess(solution)
         self.error = (2 * excess).sqrt()
@@ -96,18 +105,25 @@ class ProximalMap:
             )
         return solution.x
 
-    def _solve(self, problem: VariationalProblem, tolerated: Tensor) -> Solution:
-        """Until the objective exceeds its lower bound by less than is tolerated, if possible."""
+    def _solve(self, problem: VariationalProblem, tolerated: Tensor, near: Tensor) -> Solution:
+        """Until the objective exceeds its lower bound by less than both numbers, if possible.
+
+        ``near`` belongs to the largest distance from v that is possible, and shrinks with it.
+        """
         v = problem.fidelity.y
-        start = problem.objective(problem.bounds.project(v)).cpu()
-        state, gap = self._state, _gap(tolerated, start)
+        objective = problem.objective(problem.bounds.project(v)).cpu()
+        state, gap = self._state, 0.1
         for _ in range(ATTEMPTS):
+            gap = min(gap, _gap(torch.minimum(tolerated, near), objective))
             stop = StopWhen(gap=gap, max_iterations=self.max_iterations)
             solution = solve(problem, stop=stop, start=state)
-            done = bool((_excess(solution) <= tolerated).all())
-            if done or any(status is not Status.CONVERGED for status in solution.status):
+            moved = SHARE**2 * sum_per_image((solution.x - v) ** 2).cpu() / 2
+            done = _excess(solution) <= torch.minimum(tolerated, moved)
+            if bool(done.all()) or any(s is not Status.CONVERGED for s in solution.status):
                 break
-            state, gap = solution.state, min(gap / 2, _gap(tolerated, solution.objective))
+            # Not too fast: an image that has not moved yet may have to.
+            near = torch.maximum(moved, near / 16)
+            state, objective, gap = solution.state, solution.objective, gap / 2
         return solution
 
 

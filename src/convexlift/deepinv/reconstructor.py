@@ -123,6 +123,7 @@ class CertifiedReconstructor(Reconstructor):  # type: ignore[misc, unused-ignore
         self.box, self.noise, self.stop, self.method = box, noise, stop, method
         self.solution: Solution | None = None
 
+    @torch.no_grad()
     def forward(
         self,
         y: Any,
