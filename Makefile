@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ECOSYSTEM := .venv-ecosystem
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 
-.PHONY: help test test-slow test-versions soak lint docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow test-versions test-ecosystem soak lint docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -22,6 +23,9 @@ test-slow: $(VENV)/dev ## the tests marked slow
 
 test-versions: ## the quick tests with the lowest and the newest Python and torch that can be installed
 	$(PYTHON) tests/run_versions.py
+
+test-ecosystem: $(ECOSYSTEM)/dev ## the adapters with deepinv, pyproximal and ODL themselves; several GB, in .venv-ecosystem
+	$(ECOSYSTEM)/bin/python -m pytest -p no:odl_plugins ecosystem
 
 soak: $(VENV)/dev ## 20 minutes of hostile problems, files and visitors; fails if anything gives way
 	$(BIN)/python -m soak.problems
@@ -53,12 +57,20 @@ reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in 
 	done
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .venv-versions site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ECOSYSTEM) .venv-versions site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # torch first and alone: once it is there, no other package pulls in another build of it.
 $(VENV)/torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --constraint constraints.txt torch
+	touch $@
+
+# Another torch than the one above: deepinv needs a torchvision that was built with it. The pytest
+# plugin of ODL 1.0 does not load with today's pytest, hence -p no:odl_plugins above.
+$(ECOSYSTEM)/dev: pyproject.toml
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[deepinv,odl,pyproximal]' benchopt h5py ismrmrd pytest
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

@@ -201,6 +201,12 @@ def _packed_scan(path: Path) -> None:
         file["exchange/theta"].attrs["units"] = "deg"
 
 
+def _kspace(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["kspace"] = (_numbers(2, 3, 8, 8) + 1j).astype(np.complex64)
+        file["mask"] = np.ones(8)
+
+
 def _tiff_scan(path: Path) -> None:
     tifffile.imwrite(path, _words(2, 10, 12))
     record = {
@@ -348,6 +354,7 @@ READERS = (
            0.5),
     Reader("hdf5 scan", ".h5", _scan, (_exchange,), 0.3, contained=True),
     Reader("hdf5 packed scan", ".h5", _packed_scan, (_exchange,), 0.3, contained=True),
+    Reader("k-space", ".h5", _kspace, (cl.scans.read_kspace,), 0.1, contained=True),
     Reader("npy scan", ".npy", _npy_scan, SCANS, 1.0, TEXT),
     Reader("tiff scan", ".tif", _tiff_scan, SCANS, 1.0, ENTRIES),
     Reader("model", ".safetensors", _model, (_load,), 2.0, TEXT),

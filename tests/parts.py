@@ -325,6 +325,20 @@ def double(operator: cl.LinearOperator) -> cl.LinearOperator:
     return operator.to(dtype=torch.float64)
 
 
+def sampled(shape: tuple[int, ...]) -> Tensor:
+    """Most lines of the Fourier transform."""
+    mask = torch.ones(shape[1:])
+    mask[:, ::3] = 0
+    return mask
+
+
+def coil_maps(shape: tuple[int, ...]) -> Tensor:
+    """Two smooth complex sensitivities."""
+    rows, columns = (torch.linspace(0, 1, n) for n in shape[1:])
+    along, across = torch.meshgrid(rows, columns, indexing="ij")
+    return torch.stack([torch.complex(1 + along, 0.3 * across), torch.complex(across, 1 - along)])
+
+
 OPERATORS: dict[str, Callable[[tuple[int, ...]], cl.LinearOperator]] = {
     "identity": lambda shape: cl.Identity(),
     "mask": seen,
@@ -340,6 +354,8 @@ OPERATORS: dict[str, Callable[[tuple[int, ...]], cl.LinearOperator]] = {
     "diagonal composition": lambda shape: 3 * seen(shape) @ cl.Identity(),
     "diagonal product": lambda shape: (0.3 * seen(shape)) @ (seen(shape) + cl.Identity()),
     "diagonal sum": lambda shape: 0.3 * seen(shape) + -0.1 * cl.Identity() + seen(shape),
+    "samples": lambda shape: cl.MRI(sampled(shape), channels=1),
+    "coils": lambda shape: cl.MRI(sampled(shape), coil_maps(shape), channels=1),
     "parallel beam": lambda shape: double(cl.ParallelBeam(shape[1:], 9, 11, detector_offset=0.3)),
     "flat fan": lambda shape: double(cl.FanBeam(shape[1:], 9, 11, 20.0, 10.0)),
     "curved fan": lambda shape: double(cl.FanBeam(shape[1:], 9, 11, 9.0, 0.0, detector="curved")),
@@ -352,6 +368,7 @@ OPERATORS: dict[str, Callable[[tuple[int, ...]], cl.LinearOperator]] = {
     ),
 }
 SCANNERS = tuple(OPERATORS)[-6:]
+ONE_CHANNEL = ("samples", "coils", *SCANNERS)
 """Operators of images with one channel."""
 NONNEGATIVE = ("identity", "mask", "gaussian", "masked smear", "diagonal product", *SCANNERS)
 """Operators that make counts of nonnegative images."""

@@ -47,6 +47,9 @@ def operator_description(operator: cl.LinearOperator, arrays: Arrays) -> dict[st
     if isinstance(operator, cl.Blur):
         kernel = keep("kernel", operator.kernel)
         return {"Blur": {"kernel": kernel, "boundary": operator.boundary}}
+    if isinstance(operator, cl.MRI):
+        mask, maps = keep("mask", operator.mask), keep("maps", operator.maps)
+        return {"MRI": {"mask": mask, "maps": maps, "channels": operator.channels}}
     if isinstance(operator, cl.ParallelBeam | cl.FanBeam):
         grid = operator.grid
         content = {

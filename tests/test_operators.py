@@ -49,11 +49,13 @@ def special_weights(kind: str, size: int) -> torch.Tensor:
 
 OPERATORS = {
     **{
-        name: lambda make=make, shape=SHAPE if name not in parts.SCANNERS else (1, *SHAPE[1:]): (
+        name: lambda make=make, shape=SHAPE if name not in parts.ONE_CHANNEL else (1, *SHAPE[1:]): (
             make(shape), shape
         )
         for name, make in parts.OPERATORS.items()
     },
+    "complex samples": lambda: (cl.MRI(parts.sampled(SHAPE)), SHAPE),
+    "complex coils": lambda: (cl.MRI(parts.sampled(SHAPE), parts.coil_maps(SHAPE)), SHAPE),
     "diagonal per image": lambda: (Diagonal(weights(3, 1, 8, 9)), SHAPE),
     "mask per image": lambda: (cl.Mask(weights(3, 1, 8, 9) > 0), SHAPE),
     "padding": lambda: (Padding(SHAPE, (2, 1), "reflect"), SHAPE),

@@ -92,7 +92,7 @@ def imported(program: str) -> set[str]:
     "words",
     [["--version"], ["--help"], ["models"], ["models", "photo-open"],
      *([name, "--help"] for name in COMMANDS),
-     *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct")),
+     *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct", "mri")),
      ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],
     ids=" ".join,
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """The documentation: its Python as printed, and the output that it shows.
 
 ``docs/ct.md`` is run on a smaller slice; as printed, by ``make test-slow``.
-``docs/command-line.md`` needs files of its reader, and has its own ``test_command_line_page``.
+``docs/command-line.md`` needs files of its reader, and has its own ``test_command_line_page``;
+``docs/ecosystem.md`` needs other libraries, and is run by ``make test-ecosystem``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from convexlift.files.pictures import PictureFormat
 from convexlift.images import psnr
 
 PAGES = pages.documentation()
-CT, FILES = "docs/ct.md", "docs/command-line.md"
-WITH_CODE = [name for name, page in PAGES.items() if name not in (CT, FILES) and pages.blocks(page)]
+CT, FILES, OTHERS = "docs/ct.md", "docs/command-line.md", "docs/ecosystem.md"
+ELSEWHERE = (CT, FILES, OTHERS)
+WITH_CODE = [name for name, page in PAGES.items() if name not in ELSEWHERE and pages.blocks(page)]
 SMALLER = {
     "cl.scans.read_volume(path)": "an_eighth(cl.scans.read_volume(path))",
     "SparseViewCT()": "SparseViewCT(scanner=cl.paper_scanner(64, 40, 64))",

@@ -43,6 +43,7 @@ from convexlift.operators.linear import Identity as Identity
 from convexlift.operators.linear import LinearOperator as LinearOperator
 from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
+from convexlift.operators.mri import MRI as MRI
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
 from convexlift.operators.tomography.beams import paper_scanner as paper_scanner

@@ -165,6 +165,30 @@ def linear(weight: Array, to: Shape, source: Shape, terms: int = 1,
     return Map(to, *ways, push is np.multiply, bool(weight.min() >= 0))
 
 
+def fourier(shape: Shape, axis: int) -> Map:
+    """The orthonormal Fourier transform along axis 3 or 4 of (batch, coils, 2, rows, columns).
+
+    The origin of image and transform is in the middle. Angles are reduced as fractions of whole
+    numbers, so that sines of small angles have small relative errors.
+    """
+    n = shape[axis - 2]
+    places = np.arange(n) - n // 2
+    quarters = 4 * np.outer(places, places) % (4 * n)  # of the angle 2 pi / 4 n
+
+    def sine(k: Any) -> Array:
+        k, N = k % (4 * n), 4 * n
+        sign, k = np.where(2 * k > N, -1.0, 1.0), np.minimum(k, N - k)
+        return np.asarray(sign * np.sin(np.pi * np.minimum(2 * k, N - 2 * k) / N) / math.sqrt(n))
+
+    c, s = sine(quarters + n), sine(quarters)
+    weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # of exp(-i angle)
+    split = (-1, shape[0] // 2, 2, *shape[1:])
+    to, back = ("zkbqw->zkapw", "zkapw->zkbqw") if axis == 3 else ("zkbhq->zkahp", "zkahp->zkbhq")
+    push = lambda w, x: np.einsum("apbq," + to, w, x.reshape(split), optimize=True)
+    pull = lambda w, y: np.einsum("apbq," + back, w, y.reshape(split), optimize=True)
+    return linear(weight, shape, shape, 2 * n + 8, push, pull)
+
+
 def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
     """Correlation with kernels (out, in, rows, columns); if in = 1, of each channel by itself."""
     (outputs, inputs, *kernel), size = weight.shape, [-(-n // stride) for n in shape[1:]]
@@ -529,7 +553,24 @@ class Proof:
                 return linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
             case {"ParallelBeam": scan} | {"FanBeam": scan}:
                 return self.scanner(scan, shape, "FanBeam" in described)
+            case {"MRI": {"mask": mask, "maps": maps, "channels": channels}}:
+                require(channels == shape[0] in (1, 2), "MRI does not fit images of this shape")
+                seen = self.coils(self.tensor(maps), shape)
+                for axis in (3, 4):
+                    seen = fourier(seen.shape, axis).after(seen)
+                return self.map({"Diagonal": {"values": mask}}, name, seen.shape).after(seen)
         raise ProofRejected(f"it has {str(described)[:40]!r} in place of a linear map")
+
+    def coils(self, maps: Array, shape: Shape) -> Map:
+        """Products with complex sensitivities; complex numbers are two channels."""
+        to = (maps.shape[1], *shape[1:])
+        self.spend(8 * self.batch * math.prod(to))
+        w = np.zeros((len(maps), to[0], 2, *shape[1:]))
+        w[:, 0::2, 0], w[:, 0::2, 1] = maps[:, 0::2], -maps[:, 1::2]
+        w[:, 1::2, 0], w[:, 1::2, 1] = maps[:, 1::2], maps[:, 0::2]
+        push = lambda w, x: (w * x.reshape(-1, 1, *shape)).sum(2)
+        pull = lambda w, y: (w * y.reshape(-1, to[0], 1, *shape[1:])).sum(1)
+        return linear(w[:, :, : shape[0]], to, shape, to[0] + 2, push, pull)
 
     def scanner(self, scan: Any, shape: Shape, fan: bool) -> Map:
         """Parallel rays at angles, or rays from a source that moves around the image."""

@@ -70,8 +70,9 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def is_own(part: object) -> bool:
-    """Whether the class of an object is defined in this library."""
-    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    """Whether an object computes by this library's formulas: its class is ours, and not foreign."""
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return ours and not getattr(part, "foreign", False)
 
 
 def foreign_parts(value: Any) -> Iterator[object]:

@@ -1,4 +1,4 @@
-"""``convexlift reconstruct denoise|inpaint|ct``: the library's options, defaults and descriptions.
+"""``convexlift reconstruct denoise|inpaint|ct|mri``, with the library's options and defaults.
 
 Nothing here imports torch, so that help texts appear at once.
 """
@@ -46,8 +46,8 @@ RUN: dict[str, tuple[Any, Any]] = {
 
 TYPES: dict[str, Any] = {
     "regularizer": str, "weight": str | None, "batch": str, "range": str, "rows": str | None,
-    "window": str, "tiles": str, "device": Device, "truth": Path | None, "mask": Path | None,
-    "flat": str | None, "dark": str | None,
+    "slices": str | None, "window": str, "tiles": str, "device": Device, "truth": Path | None,
+    "mask": Path | None, "flat": str | None, "dark": str | None,
 }  # fmt: skip
 """Types on the command line, where the library's are richer."""
 

@@ -41,6 +41,7 @@ from convexlift.reconstruction.batch import (
 from convexlift.reconstruction.contents import DICOM, PICTURES
 from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import SINOGRAMS, Source, check_targets, find_sources
+from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -74,6 +75,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "range": lambda text: read_numbers(text, ","),
     "tiles": lambda text: read_numbers(text, None, int),
     "rows": lambda text: read_numbers(text, ":", int),
+    "slices": lambda text: read_numbers(text, ":", int),
     "window": read_window,
     "device": choose_device,
 }
@@ -97,8 +99,9 @@ def run_job(
             reconstructor = RECONSTRUCTORS[task](**options)
             slices = (*DICOM, ".tif", ".tiff", ".png", ".npy")
             simulated = options.get("simulate", False)
-            suffixes = PICTURES if task != "ct" else slices if simulated else SINOGRAMS
-            ending = ".tif" if suffixes is SINOGRAMS else None
+            scanned = slices if simulated else SINOGRAMS
+            suffixes = {"ct": scanned, "mri": K_SPACES}.get(task, PICTURES)
+            ending = ".tif" if suffixes in (SINOGRAMS, K_SPACES) else None
             sources = find_sources(inputs, output, suffixes, ending)
             reconstructor.check(sources)
             saved = [file for file in pair(options["regularizer"]) if file.is_file()]

@@ -219,11 +219,17 @@ class TotalVariation(InputConvexNetwork):
     Args:
         isotropic: which of the two.
         in_channels: channels of the image.
+        joint: |.| is the Euclidean norm of the differences of all channels, in place of a sum over
+            channels: edges are at the same places in all of them, and the real and the imaginary
+            part of a complex image are treated as one number.
     """
 
-    def __init__(self, isotropic: bool = True, in_channels: int = 1) -> None:
+    def __init__(self, isotropic: bool = True, in_channels: int = 1, joint: bool = False) -> None:
+        if joint and not isotropic:
+            raise ValueError("joint=True takes the Euclidean norm of all differences: isotropic")
+        size = 2 * in_channels if joint else 2
         layer = ConvexLayer(
-            GroupNorm(2) if isotropic else Abs(),
+            GroupNorm(size) if isotropic else Abs(),
             channels=2 * in_channels,
             skip=ForwardDifferences(),
             bias=False,

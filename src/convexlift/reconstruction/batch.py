@@ -20,6 +20,7 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
+from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
 from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
@@ -307,7 +308,7 @@ def _options(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
-    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor)
+    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor, MRIReconstructor)
 }
 """By the name of the task."""
 
@@ -329,8 +330,9 @@ def reconstruct(
             every image is a plane of its own. Floats are in [0, 1] or, like those of NPY files, in
             any range, which is then mapped to it. For ``ct``: the path of a sinogram, a
             ``cl.scans.Sinogram``, or an array of projections with ``geometry`` and ``quantity``;
-            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array.
-        task: ``denoise``, ``inpaint`` or ``ct``.
+            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array. For ``mri``:
+            the path of a file with k-space, or a ``cl.scans.KSpace``.
+        task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
         progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
             are solved at once; return ``True`` to stop with the best image so far.
         options: of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``, which document them. Masks

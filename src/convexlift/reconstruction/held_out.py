@@ -50,7 +50,8 @@ def discrepancy(data: Measurement, noise: Noise | None, x: Tensor) -> float:
     """The residual of x over the residual that noise alone would leave.
 
     Squared L2    ||c (x - y)|| / (sigma sqrt(n)), where c picks n pixels, seen and not clipped;
-    with weights  sqrt(mean of omega (A x - y)^2), over the rays that were measured;
+    with weights  sqrt(mean of omega (A x - y)^2), over the rays that were measured, over sigma
+                  where the variances are sigma^2 / omega;
     counts        sqrt(2 D(A x, y) / n): twice the data term is about chi^2 with n degrees;
     L1            ||A x - y||_1 / (f n / 2): a pixel that was hit is at the mean distance 1/2.
     """
@@ -76,7 +77,8 @@ def _gaussian_residual(data: Measurement, noise: Noise | None, x: Tensor) -> flo
 
 def _split_weighted(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
     y, A, omega = data.fidelity.y, data.operator, torch.as_tensor(data.fidelity.weights)
-    deviation = torch.where(omega > 0, omega.clamp_min(1e-30).rsqrt(), 0.0)
+    level = 1.0 if noise is None else noise.level
+    deviation = level * torch.where(omega > 0, omega.clamp_min(1e-30).rsqrt(), 0.0)
     drawn = deviation * _normal(y, generator)
     other = y - drawn / math.sqrt(EXTRA)
 
@@ -89,7 +91,8 @@ def _split_weighted(data: Measurement, noise: Noise | None, generator: torch.Gen
 def _weighted_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float:
     omega = torch.as_tensor(data.fidelity.weights)
     terms = (omega * (data.operator(x) - data.fidelity.y) ** 2).double().sum()
-    return math.sqrt(float(terms) / max(1, int((omega > 0).sum())))
+    count = int((omega > 0).expand_as(data.fidelity.y).sum())
+    return math.sqrt(float(terms) / max(1, count)) / (1.0 if noise is None else noise.level)
 
 
 def _split_counts(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:

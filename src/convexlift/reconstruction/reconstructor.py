@@ -267,6 +267,7 @@ class PreparedImage:
         noise: estimated or given; None for scans whose rays differ in their noise.
         restored: planes of the solution in the numbers and the shape of the input.
         write: writes planes of the solution to a file.
+        compared: planes of the solution as the truth has them: magnitudes of complex images.
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.
@@ -279,6 +280,7 @@ class PreparedImage:
     noise: Noise | None
     restored: Callable[[Tensor], Tensor] = field(repr=False)
     write: Callable[[Tensor, Path], None] = field(repr=False)
+    compared: Callable[[Tensor], Tensor] = field(default=lambda x: x, repr=False)
     given: Tensor | None = field(default=None, repr=False)
     truth: Tensor | None = field(default=None, repr=False)
     about: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -361,7 +363,7 @@ def record_of(
         "weight": prepared.weight.to_json(),
         "noise": noise
         and {"model": noise.kind, "level": noise.level, "estimated": noise.estimated},
-        **_quality(prepared, solution.x.cpu()),
+        **_quality(prepared, prepared.compared(solution.x.cpu())),
         **prepared.about,
         "planes": [
             {name: _finite(value) for name, value in zip(columns, plane, strict=True)}

@@ -152,6 +152,7 @@ class PiecewiseSolver:
     def _needed(self, data: Measurement, pixels: int | None = None) -> int:
         """Bytes for one image of this kind."""
         planes, height, width = data.image_shape
+        planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
         network = self.network_for(data)
         channels = sum(layer.channels * layer.activation.group for layer in network.layers)
         if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers

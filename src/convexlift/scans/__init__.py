@@ -12,6 +12,7 @@ from convexlift.scans.files import (
     write_sinogram,
     write_volume,
 )
+from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinogram_formats import NpySinogram as NpySinogram  # registers the formats
 from convexlift.scans.sinograms import (
     FanGeometry,
@@ -35,6 +36,7 @@ from convexlift.scans.volumes import (
 __all__ = [
     "WINDOWS",
     "FanGeometry",
+    "KSpace",
     "ParallelGeometry",
     "ScanFileError",
     "ScanGeometry",
@@ -46,6 +48,7 @@ __all__ = [
     "hounsfield_to_attenuation",
     "hounsfield_to_unit",
     "read_dicom",
+    "read_kspace",
     "read_sinogram",
     "read_stack",
     "read_volume",

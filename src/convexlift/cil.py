@@ -1,0 +1,135 @@
+"""At home in CIL: regularizers as its functions, and its operators as ours.
+
+Written for the protocol of CIL 26: ``direct`` and ``adjoint`` of operators, ``__call__``,
+``gradient`` and ``proximal`` of functions, ``as_array``, ``fill`` and ``copy`` of containers,
+``allocate`` and ``shape`` of geometries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.operators.foreign import ForeignOperator
+from convexlift.proximal_map import ProximalMap, images_in
+
+try:
+    from cil.optimisation.functions import Function
+except ImportError as error:
+    raise ImportError(
+        "adapters to CIL need CIL 24 or newer, which is installed with conda and not with pip: "
+        "see its documentation, ccpi.ac.uk/cil"
+    ) from error
+
+
+class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
+    """R as a CIL ``Function``, for FISTA, ISTA and PDHG; ``alpha * R`` is its multiple.
+
+    The images are (H, W), (channels, H, W), or for networks of one channel (slices, H, W), where R
+    is the sum over slices. Values are read in place; results are written to ``out`` if it is given.
+
+    Args:
+        regularizer: R, an input-convex network or ``cl.TotalVariation()``.
+        accuracy: largest distance of a proximal point to the exact one, relative to the norm of
+            each image; ``function.proximal_map.error`` has the certified distances.
+        max_iterations: of one proximal map.
+    """
+
+    def __init__(
+        self, regularizer: InputConvexNetwork, *, accuracy: float = 1e-3, max_iterations: int = 5000
+    ) -> None:
+        super().__init__()
+        self.proximal_map = ProximalMap(
+            regularizer, accuracy=accuracy, max_iterations=max_iterations
+        )
+
+    def __call__(self, x: Any) -> float:
+        """R(x)."""
+        with torch.no_grad():
+            return float(self.proximal_map.value(self._images(x)).sum(dtype=torch.float64))
+
+    def gradient(self, x: Any, out: Any = None) -> Any:
+        """The gradient of R, or a subgradient at kinks."""
+        return _filled(out, x, self.proximal_map.subgradient(self._images(x)))
+
+    def proximal(self, x: Any, tau: float, out: Any = None) -> Any:
+        """argmin_u  1/2 ||u - x||^2 + tau R(u), for one number tau."""
+        if getattr(tau, "shape", ()) not in ((), (1,)):
+            raise ValueError(
+                "RegularizerFunction takes one number tau, and these are step sizes for each "
+                "pixel; leave out the preconditioner"
+            )
+        return _filled(out, x, self.proximal_map(self._images(x), float(tau)))
+
+    def convex_conjugate(self, x: Any) -> float:
+        """NaN: R* has no closed form, so PDHG shows its primal objective, and no gap."""
+        return float("nan")
+
+    def _images(self, x: Any) -> Tensor:
+        return images_in(x.as_array(), self.proximal_map.regularizer.in_channels)
+
+
+class ContainerOperator(ForeignOperator):
+    """A CIL ``LinearOperator`` on tensors; its adjoint is examined when a problem is stated.
+
+    Images of a batch are processed one by one. An image is copied into a container that is used
+    again and again; results are not copied. CIL computes in single precision: data should be
+    float32, and ``terms`` keeps the certified gap from being dominated by rounding.
+
+    Args:
+        operator: A, with a domain of (H, W) or (channels, H, W).
+        nonnegative: see ``ForeignOperator``; true for ray transforms.
+        terms: see ``ForeignOperator``; a ray of a CT scan crosses at most about 2 (H + W) pixels.
+    """
+
+    def __init__(
+        self, operator: Any, *, nonnegative: bool = False, terms: int | None = None
+    ) -> None:
+        domain, data = operator.domain_geometry(), operator.range_geometry()
+        if not operator.is_linear():
+            raise TypeError(
+                f"certificates need a linear operator, and {type(operator).__name__} is not one"
+            )
+        if len(domain.shape) not in (2, 3):
+            raise ValueError(
+                f"images are (H, W) or (channels, H, W), and the domain is {tuple(domain.shape)}"
+            )
+        super().__init__(
+            _image_shape(domain), _image_shape(data), nonnegative=nonnegative, terms=terms
+        )
+        self.operator = operator
+        self._image, self._data = domain.allocate(0), data.allocate(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A x."""
+        return self._each(x, self._image, self.operator.direct, self.data_shape)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A* y."""
+        assert self.input_shape is not None
+        return self._each(y, self._data, self.operator.adjoint, self.input_shape)
+
+    @staticmethod
+    def _each(values: Tensor, container: Any, apply: Any, shape: tuple[int, ...]) -> Tensor:
+        results = []
+        for each in values.detach().cpu():
+            array = container.as_array()
+            container.fill(each.numpy().reshape(array.shape).astype(array.dtype, copy=False))
+            results.append(torch.from_numpy(apply(container).as_array()).reshape(shape))
+        return torch.stack(results).to(values.device)
+
+
+def _image_shape(geometry: Any) -> tuple[int, ...]:
+    """(channels, H, W) of images and data of two dimensions; as they are otherwise."""
+    shape = tuple(geometry.shape)
+    return (1, *shape) if len(shape) == 2 else shape
+
+
+def _filled(out: Any, like: Any, result: Tensor) -> Any:
+    target = like.copy() if out is None else out
+    array = target.as_array()
+    target.fill(result.detach().numpy().reshape(array.shape).astype(array.dtype, copy=False))
+    return target

@@ -1,0 +1,174 @@
+"""Proximal maps of regularizers, for the algorithms of other libraries.
+
+    prox(v) = argmin_x  1/2 ||x - v||^2 + step R(x)
+
+The objective J is strongly convex, so that a certified lower bound on its minimum also bounds the
+distance to the exact proximal point:
+
+    1/2 ||x - prox(v)||^2  <=  J(x) - min J  <=  objective - lower bound.
+
+Algorithms take small steps where A is large. A proximal point is then near its argument, and must
+be known relative to the distance between the two, which is at most step ||s|| for every subgradient
+s of R at v, since subdifferentials are monotone.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from convexlift.functionals.data_terms import SquaredL2
+from convexlift.functionals.terms import Box
+from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.parts import require_positive
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.solution import Solution, Status, StopWhen
+from convexlift.solvers.solve import solve
+from convexlift.tensors import sum_per_image
+
+ATTEMPTS = 6
+"""Solves of one proximal map, each to a smaller gap, until the point is known well enough."""
+SHARE = 0.1
+"""The largest distance to the exact point, relative to the distance from the argument."""
+
+
+class ProximalMap:
+    """R(x), a subgradient of R, and prox_{step R}(v) to a certified accuracy.
+
+    Calls on images of one shape continue from the dual variables of the last call, since the
+    images of an iterative algorithm change little from step to step.
+
+    Args:
+        regularizer: R; a network that reads the data must be conditioned on them first.
+        accuracy: largest distance to the exact proximal point, relative to ||v||, image by image.
+            It is also at most a tenth of the distance to v, as far as the precision allows.
+        box: bounds on the image, as in ``VariationalProblem``: the map of R plus their indicator.
+        max_iterations: of one call.
+
+    Attributes:
+        error: a certified bound on the distance to the exact point in the last call, (B,).
+    """
+
+    def __init__(
+        self,
+        regularizer: InputConvexNetwork,
+        *,
+        accuracy: float = 1e-3,
+        box: Box | tuple[float | None, float | None] | None = None,
+        max_iterations: int = 5000,
+    ) -> None:
+        require_fixed(regularizer)
+        require_positive(self, accuracy=accuracy)
+        self.regularizer, self.accuracy, self.box = regularizer, accuracy, box
+        self.max_iterations = max_iterations
+        self.error: Tensor | None = None
+        self._state: Any = None
+
+    def value(self, x: Tensor) -> Tensor:
+        """R(x), one number for each image; differentiable."""
+        value: Tensor = matching(self.regularizer, x)(x)
+        return value
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """An element of the subdifferential of R at each image: the gradient, if R is smooth."""
+        with torch.no_grad():
+            network = matching(self.regularizer, x).bind(tuple(x.shape[1:]))
+            return network.tangent(1.0, x, network.forward(x).a).c
+
+    @torch.no_grad()
+    def __call__(self, v: Tensor, step: float) -> Tensor:
+        """prox_{step R}(v); the result does not carry gradients."""
+        v = v.detach()
+        problem = VariationalProblem(
+            fidelity=SquaredL2(v), regularizer=matching(self.regularizer, v), weight=step,
+            box=self.box,
+        )  # fmt: skip
+        tolerated = (self.accuracy**2 * sum_per_image(v**2) / 2).cpu()
+        steepest = sum_per_image((step * self.subgradient(v)) ** 2).cpu()
+        solution = self._solve(problem, tolerated, SHARE**2 * steepest / 2)
+        self._state = solution.state
+        excess = _excess(solution)
+        self.error = (2 * excess).sqrt()
+        if not bool((excess <= tolerated * (1 + 1e-6)).all()):
+            limits = {status.name for status in solution.status if status is not Status.CONVERGED}
+            warnings.warn(
+                f"a proximal map is known to {float((excess / tolerated).max().sqrt()):.1f} times "
+                f"accuracy={self.accuracy:g} ({', '.join(sorted(limits)) or 'CONVERGED'}); allow a "
+                "larger accuracy, more max_iterations, or use double precision",
+                stacklevel=2,
+            )
+        return solution.x
+
+    def _solve(self, problem: VariationalProblem, tolerated: Tensor, near: Tensor) -> Solution:
+        """Until the objective exceeds its lower bound by less than both numbers, if possible.
+
+        ``near`` belongs to the largest distance from v that is possible, and shrinks with it.
+        """
+        v = problem.fidelity.y
+        objective = problem.objective(problem.bounds.project(v)).cpu()
+        state, gap = self._state, 0.1
+        for _ in range(ATTEMPTS):
+            gap = min(gap, _gap(torch.minimum(tolerated, near), objective))
+            stop = StopWhen(gap=gap, max_iterations=self.max_iterations)
+            solution = solve(problem, stop=stop, start=state)
+            moved = SHARE**2 * sum_per_image((solution.x - v) ** 2).cpu() / 2
+            done = _excess(solution) <= torch.minimum(tolerated, moved)
+            if bool(done.all()) or any(s is not Status.CONVERGED for s in solution.status):
+                break
+            # Not too fast: an image that has not moved yet may have to.
+            near = torch.maximum(moved, near / 16)
+            state, objective, gap = solution.state, solution.objective, gap / 2
+        return solution
+
+
+def _gap(tolerated: Tensor, objective: Tensor) -> float:
+    """The relative gap at which no image with at most this objective exceeds what is tolerated."""
+    return float((tolerated / objective.abs().clamp_min(1e-300)).min().clamp(0, 0.1))
+
+
+def _excess(solution: Solution) -> Tensor:
+    return (solution.objective - solution.lower_bound).clamp_min(0).cpu()
+
+
+def require_fixed(regularizer: InputConvexNetwork) -> None:
+    """Raise for anything but a network that is one convex function for all images."""
+    if not isinstance(regularizer, InputConvexNetwork):
+        raise TypeError(
+            "regularizer must be an InputConvexNetwork, for example cl.TotalVariation() or "
+            f"cl.load('photo-any-size'), got {type(regularizer).__name__}"
+        )
+    if regularizer.reads_data:
+        raise ValueError(
+            "this regularizer reads the data, so it is a function of x only once it is conditioned "
+            "on them: regularizer.condition(image, noise)"
+        )
+
+
+def matching(regularizer: InputConvexNetwork, like: Tensor) -> InputConvexNetwork:
+    """The network in the precision and on the device of a tensor; a copy unless it is there."""
+    place = regularizer.output
+    if (place.dtype, place.device) == (like.dtype, like.device):
+        return regularizer
+    return copy.deepcopy(regularizer).to(dtype=like.dtype, device=like.device)
+
+
+def images_in(array: NDArray[Any], channels: int) -> Tensor:
+    """A NumPy array as a batch of images, without a copy where that is possible.
+
+    (H, W) is one image, (channels, H, W) one image of several channels, and (N, H, W) for networks
+    of one channel are N slices, each of them an image.
+    """
+    if array.ndim not in (2, 3) or (channels > 1 and array.shape[:-2] != (channels,)):
+        form = "(H, W), or slices (N, H, W)" if channels == 1 else f"({channels}, H, W)"
+        raise ValueError(
+            f"the regularizer takes images of shape {form}, got an array {array.shape}"
+        )
+    if array.dtype not in (np.float32, np.float64) or not array.flags.writeable:
+        array = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    return torch.from_numpy(np.ascontiguousarray(array)).reshape(-1, channels, *array.shape[-2:])

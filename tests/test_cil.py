@@ -1,0 +1,126 @@
+"""``cl.cil`` with a stand-in that has the documented methods of CIL (``stand_in_cil``)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import stand_in_cil as cil
+import torch
+
+import convexlift as cl
+
+SHAPE, WEIGHT = (8, 8), 0.1
+DATA = (5, 9)
+TV = cl.TotalVariation()
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    cil.install(monkeypatch)
+    module = importlib.import_module("convexlift.cil")
+    yield module
+    sys.modules.pop("convexlift.cil", None)
+    vars(cl).pop("cil", None)
+
+
+def matrix_operator() -> cil.MatrixOperator:
+    matrix = np.random.default_rng(0).normal(size=(45, 64)) / 8
+    return cil.MatrixOperator(matrix, cil.Geometry(*SHAPE), cil.Geometry(*DATA))
+
+
+def container(array: np.ndarray) -> cil.Container:
+    return cil.Container(array.astype(np.float32), cil.Geometry(*array.shape))
+
+
+def picture() -> np.ndarray:
+    x = np.zeros(SHAPE)
+    x[2:6, 3:7] = 1
+    return x + 0.05 * np.random.default_rng(1).normal(size=SHAPE)
+
+
+def certified(adapter) -> tuple[cil.MatrixOperator, cil.Container, cl.Solution]:
+    A = matrix_operator()
+    b = A.direct(container(picture()))
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.from_numpy(b.array)[None, None]),
+        operator=adapter.ContainerOperator(A, terms=64), regularizer=TV, weight=WEIGHT,
+    )  # fmt: skip
+    return A, b, cl.solve(problem, stop=cl.StopWhen(gap=3e-3, max_iterations=3000))
+
+
+def test_their_operators_are_ours(adapter):
+    A = matrix_operator()
+    operator = adapter.ContainerOperator(A)
+    x = torch.randn(2, 1, *SHAPE, dtype=torch.float32)
+    expected = x.flatten(1) @ torch.from_numpy(A.matrix).T
+    torch.testing.assert_close(operator(x), expected.reshape(2, 1, *DATA))
+    assert A.norm() <= operator.norm() <= 1.03 * A.norm()
+    cl.check_operator(operator, dtype=torch.float32)
+
+
+def test_their_fista_and_pdhg_reach_the_certified_optimum(adapter):
+    A, b, best = certified(adapter)
+    assert best.gap <= 3e-3
+    R = WEIGHT * adapter.RegularizerFunction(TV)
+    f = cil.LeastSquares(A, b)
+    found = {
+        "fista": cil.fista(A.domain_geometry().allocate(0), f, R, 80),
+        "pdhg": cil.pdhg(cil.HalfSquared(b), R, A, 150),
+    }
+    for x in found.values():
+        objective = f(x) + R(x)
+        assert float(best.lower_bound) <= objective <= 1.02 * float(best.objective)
+
+
+def test_values_are_written_to_out_and_the_argument_is_left_alone(adapter):
+    R = adapter.RegularizerFunction(TV)
+    x = container(picture())
+    before, out = x.array.copy(), x.copy()
+    assert R.proximal(x, 0.3, out=out) is out
+    assert (x.array == before).all()
+    np.testing.assert_allclose(R.proximal(x, 0.3).array, out.array, atol=2e-3)
+    assert R(out) < R(x)
+    again = R(x)
+    assert R.gradient(x, out=out) is out
+    # A norm's subgradient s has <s, x> = R(x).
+    assert float((out.array * x.array).sum()) == pytest.approx(again, rel=1e-5)
+    assert np.isnan(R.convex_conjugate(x))
+
+
+def test_moreaus_identity_of_their_base_class_holds(adapter):
+    R, x, tau = adapter.RegularizerFunction(TV), container(picture()), 0.7
+    dual = R.proximal_conjugate(x.copy(), tau)
+    primal = R.proximal(container(x.array / tau), 1 / tau)
+    np.testing.assert_allclose(dual.array + tau * primal.array, x.array, atol=2e-3)
+
+
+def test_slices_are_images_of_their_own_and_channels_are_not(adapter):
+    R = adapter.RegularizerFunction(TV)
+    stack = container(np.stack([picture(), 2 * picture()]))
+    assert R(stack) == pytest.approx(3 * R(container(picture())), rel=1e-5)
+    colour = adapter.RegularizerFunction(cl.TotalVariation(in_channels=2))
+    assert colour.proximal(stack, 0.1).array.shape == (2, *SHAPE)
+    with pytest.raises(ValueError, match=r"images of shape \(2, H, W\), got an array \(8, 8\)"):
+        colour(container(picture()))
+
+
+def test_bad_inputs_are_named(adapter):
+    R = adapter.RegularizerFunction(TV)
+    with pytest.raises(ValueError, match="step sizes for each pixel"):
+        R.proximal(container(picture()), np.ones(SHAPE))
+    bent = matrix_operator()
+    bent.linear = False
+    with pytest.raises(TypeError, match="need a linear operator"):
+        adapter.ContainerOperator(bent)
+    with pytest.raises(ValueError, match="the domain is \\(2, 2, 2, 2\\)"):
+        adapter.ContainerOperator(
+            cil.MatrixOperator(np.eye(16), cil.Geometry(2, 2, 2, 2), cil.Geometry(4, 4))
+        )
+
+
+def test_without_cil_the_error_says_where_it_comes_from():
+    with pytest.raises(ImportError, match="installed with conda"):
+        cl.cil  # noqa: B018

@@ -1,0 +1,123 @@
+"""Proximal maps for other libraries: the exact point, and the certified distance to it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.operators.foreign import ForeignOperator
+from convexlift.proximal_map import ProximalMap
+
+STEP = 0.2
+
+
+def images(count: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = 0.2 * torch.randn(count, 1, 8, 8, generator=generator)
+    x[..., 2:6, 1:5] += 1
+    return x
+
+
+def network(smoothing: float = 0.0) -> cl.InputConvexNetwork:
+    torch.manual_seed(0)
+    return cl.networks.convolutional(channels=4, smoothing=smoothing).to(torch.float64)
+
+
+@pytest.mark.parametrize("regularizer", [cl.TotalVariation(), network()], ids=["tv", "network"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_exact_point_is_within_the_certified_distance(regularizer, dtype):
+    v = images().to(dtype)
+    prox = ProximalMap(regularizer, accuracy=1e-2)
+    found = prox(v, STEP)
+    finer = ProximalMap(regularizer, accuracy=5e-4)
+    distance = (found.double() - finer(v.double(), STEP)).flatten(1).norm(dim=1)
+    assert found.dtype == dtype
+    assert (prox.error <= 1e-2 * v.flatten(1).norm(dim=1)).all()
+    assert (distance <= prox.error + finer.error).all()
+
+
+def test_the_point_satisfies_the_optimality_condition():
+    """(v - x) / step is the gradient at x of a smooth R."""
+    v, regularizer = images().double(), cl.networks.ridge(channels=4, kernel=3, smoothing=0.1)
+    prox = ProximalMap(regularizer, accuracy=1e-4)
+    x = prox(v, STEP)
+    torch.testing.assert_close((v - x) / STEP, prox.subgradient(x), rtol=0, atol=1e-2)
+
+
+def test_subgradients_lie_below_the_regularizer():
+    prox, (x, other) = ProximalMap(network()), images().double().split(1)
+    inner = (prox.subgradient(x) * (other - x)).sum()
+    assert prox.value(other) >= prox.value(x) + inner - 1e-12
+
+
+def test_a_box_and_a_start_from_the_last_call():
+    prox = ProximalMap(cl.TotalVariation(), box=(0, 0.9))
+    first, again = prox(images(), STEP), prox(images() + 1e-3, STEP)
+    assert first.min() >= 0
+    assert first.max() <= 0.9
+    assert (again - first).abs().max() < 0.1
+
+
+def test_small_steps_are_known_relative_to_the_way_they_go():
+    """A hundredth of the noise: relative to ||v|| alone, v itself would be exact enough."""
+    v, regularizer = images().double(), cl.TotalVariation()
+    prox, finer = ProximalMap(regularizer, accuracy=0.1), ProximalMap(regularizer, accuracy=1e-5)
+    x, exact = prox(v, 1e-3), finer(v, 1e-3)
+    moved = (x - v).flatten(1).norm(dim=1)
+    assert (prox.error <= 0.1 * moved).all()
+    assert ((x - exact).flatten(1).norm(dim=1) <= prox.error + finer.error).all()
+
+
+def test_an_accuracy_that_cannot_be_reached_is_a_warning():
+    prox = ProximalMap(cl.TotalVariation(), accuracy=1e-3, max_iterations=3)
+    with pytest.warns(UserWarning, match=r"times accuracy=0\.001 \(ITERATION_LIMIT\)"):
+        prox(images(), STEP)
+    assert (prox.error > 0).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (ProximalMap(cl.TotalVariation())(torch.zeros(1, 1, 8, 8), 1.0) == 0).all()
+
+
+def test_bad_regularizers_are_named():
+    with pytest.raises(TypeError, match=r"must be an InputConvexNetwork.* got Identity"):
+        ProximalMap(torch.nn.Identity())
+    with pytest.raises(ValueError, match=r"regularizer\.condition\(image, noise\)"):
+        ProximalMap(cl.load("photo-open"))
+    with pytest.raises(ValueError, match="needs accuracy > 0"):
+        ProximalMap(cl.TotalVariation(), accuracy=0)
+
+
+def test_a_missing_library_is_named_with_its_extra():
+    with pytest.raises(ImportError, match=r'pip install "convexlift\[deepinv\]"'):
+        cl.deepinv  # noqa: B018
+
+
+class Doubling(ForeignOperator):
+    """2 x, in single precision only, as many libraries compute."""
+
+    def forward(self, x):
+        return 2 * x.float()
+
+    def adjoint(self, y):
+        return 2 * y.float()
+
+
+class Affine(Doubling):
+    def forward(self, x):
+        return 2 * x + 1
+
+
+def test_foreign_operators_are_examined_and_have_no_proof_file(tmp_path):
+    shape, y = (1, 8, 8), cl.SquaredL2(2 * images())
+    parts = {"fidelity": y, "regularizer": cl.TotalVariation(), "weight": STEP}
+    with pytest.raises(ValueError, match="an affine map"):
+        cl.VariationalProblem(operator=Affine(shape, shape), **parts)
+    solution = cl.solve(cl.VariationalProblem(operator=Doubling(shape, shape, terms=1), **parts))
+    exact = cl.solve(cl.VariationalProblem(operator=2 * cl.Identity(), **parts))
+    assert (solution.lower_bound <= exact.objective).all()
+    assert (solution.gap <= 1e-3).all()
+    with pytest.raises(ValueError, match="the operator Doubling is not the library's own"):
+        solution.proof.save(tmp_path / "x.proof")
