@@ -111,6 +111,27 @@ class Visitor:
             f"{label} in {selector}",
         )
 
+    def chosen(self, selector: str) -> str:
+        """The text of the radio button that is on."""
+        return self.driver.execute_script(
+            "const e = document.querySelector(arguments[0] + ' input:checked');"
+            "return e ? e.closest('label').innerText.trim() : ''",
+            selector,
+        )
+
+    def pick(self, selector: str, label: str) -> None:
+        """An entry of a list, with the keyboard."""
+        from selenium.webdriver.common.keys import Keys
+
+        field = self.wait(lambda: self.find(f"{selector} input"), selector)
+        field.click()
+        for _ in range(30):
+            field.send_keys(Keys.ARROW_DOWN)
+            active = self.text(f"{selector} [aria-selected=true], {selector} .active")
+            if active.replace("✓", "").strip() == label:
+                break
+        field.send_keys(Keys.ENTER)
+
     def upload(self, selector: str, path: Path) -> None:
         field = self.wait(
             lambda: self.find(f"{selector} input[type=file]"), f"{selector} for files"

@@ -14,17 +14,18 @@ import convexlift
 from convexlift.networks.adaptive import PREMISE
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
+from convexlift.web.ct_tab import CTTab
 from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
 from convexlift.web.race import NAMES, Race
 from convexlift.web.requests import Queue
 from convexlift.web.run import FIRST_RUN, PageJob
-from convexlift.web.tabs import FIRST_EXAMPLE, CTTab, DenoiseTab, example_picture
+from convexlift.web.tabs import FIRST_EXAMPLE, DenoiseTab, example_picture
 from convexlift.web.visitors import Session, Sessions
 
 HEADLINE = """<div class="headline"><h1>convexlift</h1>
-<p>Reconstruct an image with a learned convex regularizer, and see a proof of how close it is to the
-best one.</p></div>"""
+<p>Restore a noisy or damaged picture with a learned convex model, and see a proof of how well that
+model is solved.</p></div>"""
 
 
 class RaceTab:
