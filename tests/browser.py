@@ -127,8 +127,8 @@ class Visitor:
         field.click()
         for _ in range(30):
             field.send_keys(Keys.ARROW_DOWN)
-            active = self.text(f"{selector} [aria-selected=true], {selector} .active")
-            if active.replace("✓", "").strip() == label:
+            active = self.wait(lambda: self.find(f"{selector} li.active"), "an entry")
+            if active.get_attribute("aria-label") == label:
                 break
         field.send_keys(Keys.ENTER)
 

@@ -230,7 +230,7 @@ def test_a_picture_that_is_too_large_is_scaled_or_cut(visitor, tmp_path):
     visitor.wait(lambda: said in visitor.text("#denoise-picture"), "a smaller picture")
     assert "too large for this page" in visitor.text("#denoise-part")
     visitor.choose("#denoise-part", "Middle, full size")
-    visitor.wait(lambda: "wide.png, 636 x 424" in visitor.text("#denoise-picture"), "the middle")
+    visitor.wait(lambda: "wide.png, 627 x 418" in visitor.text("#denoise-picture"), "the middle")
     visitor.choose("#denoise-mode", "Try it on a clean picture")
     visitor.wait(lambda: "camera" in visitor.text("#denoise-picture"), "an example")
     assert not visitor.find("#denoise-part")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 MEGABYTE = 1 << 20
 SCALABLE = 24
 """Pictures with up to this many times the pixels of the limit are scaled down."""
+PREVIEW_PIXELS = 512 * 512
+"""Most pixels of a picture that was scaled down, or cut: its run takes a minute, not an hour."""
 LEAST_SIDE = 16
 """The least number of pixels of a side: filters are 7 x 7."""
 

@@ -118,7 +118,7 @@ class Tab(ABC):
         self.part = gr.Radio(
             [("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE)], value=WHOLE,
             label="It is too large for this page", visible=False, elem_id=f"{self.name}-part",
-            info="Scaling averages noise away. The command line takes it whole.",
+            info="Scaling averages noise away; the middle keeps it.",
         )  # fmt: skip
         examples = self._examples()
         self.choice = gr.Dropdown(
@@ -312,16 +312,9 @@ def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str
     """Labels, with who may use them, and names of the regularizers that fit."""
     choices = []
     for name in fitting(task, size):
-        label, facts = name, []
-        if name == TV:
-            label, facts = "total variation", ["any use, not learned"]
-        else:
-            sheet = shipped()[name]
-            if sheet.architecture.get("image_size"):
-                facts.append("faces")
-            if sheet.card is not None:
-                facts.append(permission(sheet.card.license))
-        choices.append((f"{label} ({', '.join(facts)})" if facts else label, name))
+        card = None if name == TV else shipped()[name].card
+        label = f"{name} ({permission(card.license)})" if card is not None else name
+        choices.append(("total variation (any use)" if name == TV else label, name))
     return choices
 
 
@@ -331,7 +324,7 @@ def permission(license: str) -> str:
         return "research only"
     if "no conditions" in license:
         return "any use"
-    return "any use, with credit" if license.startswith("CC BY ") else "see its card"
+    return "any use, cite" if license.startswith("CC BY ") else "see its card"
 
 
 def example_picture(name: str) -> InputPicture:

@@ -30,7 +30,7 @@ from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture, regrid
 from convexlift.scans.files import read_volume
 from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
-from convexlift.web.limits import MEGABYTE, SCALABLE, Limits, PageError
+from convexlift.web.limits import MEGABYTE, PREVIEW_PIXELS, SCALABLE, Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import VISITOR
 from convexlift.web.run import BOX
@@ -156,15 +156,15 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
 
     if height * width <= limits.pixels:
         return picture(stored)
-    block = math.ceil(math.sqrt(height * width / limits.pixels))
+    excess = height * width / min(limits.pixels, PREVIEW_PIXELS)
+    block = math.ceil(math.sqrt(excess))
     rows, columns = (max(side // block, 1) for side in (height, width))
     limits.check_least(rows, columns, f"{name}, scaled down,")
     blocks = stored[:, : rows * block, : columns * block]
     blocks = blocks.reshape(-1, rows, block, columns, block)
     darkest = blocks.max if contents.inverted else blocks.min
     scaled = darkest((2, 4)) if mask else blocks.mean((2, 4), dtype=np.float32)
-    share = math.sqrt(limits.pixels / (height * width))
-    down, across = int(share * height), int(share * width)
+    down, across = (int(side / math.sqrt(excess)) for side in (height, width))
     top, left = (height - down) // 2, (width - across) // 2
     middle = picture(stored[:, top : top + down, left : left + across])
     return picture(scaled, scaled_from=(height, width), middle=middle)
