@@ -125,11 +125,13 @@ class Visitor:
 
         field = self.wait(lambda: self.find(f"{selector} input"), selector)
         field.click()
-        for _ in range(30):
+
+        def active() -> str | None:
+            return self.find(f"{selector} li.active").get_attribute("aria-label")
+
+        while (now := self.wait(active, "an entry")) != label:
             field.send_keys(Keys.ARROW_DOWN)
-            active = self.wait(lambda: self.find(f"{selector} li.active"), "an entry")
-            if active.get_attribute("aria-label") == label:
-                break
+            self.wait(lambda now=now: active() != now, f"an entry after {now}")
         field.send_keys(Keys.ENTER)
 
     def upload(self, selector: str, path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import time
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -205,7 +207,7 @@ def test_ct_of_the_phantom(visitor):
     assert legend <= plot
     assert cut == ["hidden", "hidden"]
     visitor.choose("#ct-size", "256 x 256")  # for another object the result disappears
-    visitor.wait(lambda: "press Start" in visitor.text("#ct-status"), "a new beginning")
+    visitor.wait(lambda: "Press Start" in visitor.text("#ct-status"), "a new beginning")
     for part in ("numbers", "maps", "sinogram", "slider", "json"):
         visitor.wait(lambda p=part: not visitor.find(f"#ct-{p}"), f"no {part}")
     assert not visitor.find("#ct-plot polyline")
@@ -344,3 +346,87 @@ def test_a_race(visitor):
     for name in ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"):
         assert name in table
     assert len(visitor.driver.find_elements("css selector", "#race-plot polyline")) == 6
+
+
+def test_a_run_with_the_keyboard_alone(visitor):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    def press(*keys):
+        ActionChains(visitor.driver).send_keys(*keys).perform()
+
+    def tab_to(selector, most=60):
+        for _ in range(most):
+            press(Keys.TAB)
+            if visitor.driver.execute_script(
+                "return document.activeElement.matches(arguments[0])", selector
+            ):
+                outline = visitor.driver.execute_script(
+                    "const s = getComputedStyle(document.activeElement);"
+                    "return s.outlineStyle !== 'none' || s.boxShadow !== 'none'"
+                )
+                assert outline, f"{selector} does not show that it has the focus"
+                return
+        raise AssertionError(f"{selector} cannot be reached")
+
+    visitor.click("#denoise-plan")
+    tab_to("#denoise-kind input[value=salt-and-pepper]")
+    press(Keys.SPACE)
+    visitor.wait(lambda: visitor.chosen("#denoise-kind") == "Salt & pepper", "the other noise")
+    tab_to("#denoise-start")
+    press(Keys.ENTER)
+    visitor.wait(lambda: "iteration" in visitor.text("#denoise-status"), "iterations")
+    tab_to("#denoise-stop")
+    press(Keys.ENTER)
+    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
+    tab_to("#denoise-numbers summary")
+    press(Keys.ENTER)
+    assert "Relative gap" in visitor.text("#denoise-numbers")
+    tab_to("#denoise-json")
+
+
+@pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_screen_reader_finds_its_way(theme, visitor):
+    """By the rules of axe-core, an npm package."""
+    driver = visitor.driver
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.set_script_timeout(60)
+    visitor.open()
+    run(visitor, "denoise")
+    visitor.click("#denoise-numbers summary")
+    driver.execute_script(Path(os.environ["AXE_CORE"]).read_text())
+    for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+        visitor.tab(tab)
+        time.sleep(0.5)
+        found = driver.execute_async_script(
+            "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then(r => done("
+            "r.violations.map(v => [v.impact, v.id, v.nodes[0].html])))"
+        )
+        assert not [v for v in found if v[0] in ("serious", "critical")], tab
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_nothing_is_cut_off_on_a_phone(visitor):
+    driver = visitor.driver
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True},
+    )
+    try:
+        visitor.open()
+        run(visitor, "denoise")
+        visitor.click("#denoise-numbers summary")
+        for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+            visitor.tab(tab)
+            time.sleep(0.5)
+            wide = driver.execute_script(
+                "return [...document.querySelectorAll('.tabitem *')].filter(e => e.offsetParent &&"
+                " !e.closest('.scroll') && e.getBoundingClientRect().right > 391)"
+                ".map(e => e.outerHTML.slice(0, 120))"
+            )
+            assert not wide, tab
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= 390, tab
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -142,8 +142,11 @@ def appearance() -> dict[str, Any]:
         spacing_size="sm",
         font=[themes.Font(name) for name in ("system-ui", "sans-serif")],
         font_mono=[themes.Font(name) for name in ("ui-monospace", "monospace")],
-    ).set(  # small grey letters, dark enough to be read
-        body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
+    ).set(  # small grey letters, and white ones on buttons, with enough contrast to be read
+        body_text_color_subdued="*neutral_500",
+        body_text_color_subdued_dark="*neutral_400",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
     )
     icon = base64.b64encode(TEMPLATES.get_template("icon.svg").render().encode()).decode()
     return {

@@ -125,6 +125,8 @@ def application(options: ServerOptions) -> Iterator[Any]:
         import fastapi
         import gradio
 
+        from convexlift.web.first_view import FirstView
+        from convexlift.web.html import TEMPLATES
         from convexlift.web.page import appearance, build
         from convexlift.web.requests import RequestFilter
         from convexlift.web.uploads import upload_routes
@@ -157,7 +159,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
             # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
             yield RequestFilter(
-                app,
+                FirstView(app, TEMPLATES.get_template("first_view.html").render()),
                 sessions,
                 queue,
                 body_bytes=limits.upload_bytes,
