@@ -291,7 +291,7 @@ def _maps(result: RunResult) -> list[Map]:
         mean = max(float(gap.mean()), 1e-30)
         high = max(_nearly_largest(gap), mean)
         bright = f"{high / mean:.2g} times the average"
-        about = f"Which pixels make up the remaining {percent(found.record['gap'])} of the proof."
+        about = "Which pixels make up the gap that remains."
         maps.append((_false_colour_url(gap, high), "Gap", about, "none of it", bright, size))
     if found.weight_map is not None:
         url = _false_colour_url(weight_picture(found.weight_map)[0, 0], 1.0)

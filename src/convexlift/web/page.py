@@ -11,7 +11,6 @@ import gradio as gr
 import torch
 
 import convexlift
-from convexlift.networks.adaptive import PREMISE
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
 from convexlift.web.ct_tab import CTTab
@@ -117,7 +116,7 @@ def build(
                 RaceTab(site, tab)
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
-                facts = {"limits": limits, "premise": PREMISE, "version": convexlift.__version__}
+                facts = {"limits": limits, "version": convexlift.__version__}
                 gr.Markdown(about.render(facts))
     # Gradio's own bound counts all events together, so that waiting runs would block uploads. The
     # request filter bounds each group of events instead (Queue.require_place).
