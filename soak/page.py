@@ -97,7 +97,7 @@ class Load:
     def _run(self, visitor: PageVisitor, generator: np.random.Generator) -> bool:
         """Start a run; whether the visitor stays on the page."""
         self.counts["runs"] += 1
-        values = {"denoise-choice": "your upload", "denoise-level": 0.1}
+        values = {"denoise-mode": "own", "denoise-level": 0.1}
         answer = visitor.join("denoise-start", "click", values)
         if answer.status_code != 200:
             self.counts["runs refused"] += 1

@@ -111,6 +111,29 @@ class Visitor:
             f"{label} in {selector}",
         )
 
+    def chosen(self, selector: str) -> str:
+        """The text of the radio button that is on."""
+        return self.driver.execute_script(
+            "const e = document.querySelector(arguments[0] + ' input:checked');"
+            "return e ? e.closest('label').innerText.trim() : ''",
+            selector,
+        )
+
+    def pick(self, selector: str, label: str) -> None:
+        """An entry of a list, with the keyboard."""
+        from selenium.webdriver.common.keys import Keys
+
+        field = self.wait(lambda: self.find(f"{selector} input"), selector)
+        field.click()
+
+        def active() -> str | None:
+            return self.find(f"{selector} li.active").get_attribute("aria-label")
+
+        while (now := self.wait(active, "an entry")) != label:
+            field.send_keys(Keys.ARROW_DOWN)
+            self.wait(lambda now=now: active() != now, f"an entry after {now}")
+        field.send_keys(Keys.ENTER)
+
     def upload(self, selector: str, path: Path) -> None:
         field = self.wait(
             lambda: self.find(f"{selector} input[type=file]"), f"{selector} for files"

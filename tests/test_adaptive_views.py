@@ -19,6 +19,7 @@ from convexlift import demo as demo_module
 from convexlift.cli import app
 from convexlift.images import WEIGHT_CAPTION, load_image, save_image, weight_picture
 from convexlift.networks import AdaptiveNetwork, ConditionedNetwork, Guide
+from convexlift.problems.claims import CAVEAT
 
 PREMISE = "given the weights that the guide read from these data, "
 DOCS = Path(__file__).parent.parent / "docs"
@@ -246,7 +247,10 @@ def test_the_report_of_the_demo_shows_weights_and_premise(tmp_path, monkeypatch)
         demo_module.run_demo(options, torch.device("cpu")), tmp_path
     )
     text = " ".join(page.read_text().split())
-    assert text.count(f"{PREMISE}no image has an objective more than") == 3
+    assert text.count(f"{PREMISE}no image in the box has an objective below the lower bound") == 3
+    for words in re.findall(r"<b>([^<]*)</b>", text):
+        assert PREMISE in words
+        assert words.startswith("Not solved yet: ") or words.endswith(CAVEAT)
     assert text.count(f"<figcaption>Weights. {WEIGHT_CAPTION}</figcaption>") == 3
     for task in ("denoising", "inpainting", "deblurring"):
         assert load_image(tmp_path / f"{task}-weights.png").shape == (1, 1, 32, 32)
@@ -261,14 +265,17 @@ def test_the_page_shows_weights_and_premise(files, monkeypatch):
     monkeypatch.setattr(run, "fitting", lambda task, size: ("net", "tv"))
     for planes in (1, 3):
         done = finished(denoising(crop(32, planes), regularizer="net", strength=1.5))
-        shown = html.details("denoise", done, result.record(done))
-        assert f"Weights read off the data. {WEIGHT_CAPTION}" in shown
+        shown = html.details("denoise", done)
+        assert "<b>Weights.</b>" in shown
+        assert "Black: detail kept" in shown
+        assert "Bright: smoothed strongly" in shown
         assert shown.count("<img") == 3
-        sentence = f"{PREMISE.capitalize()}no image has an objective more than"
-        assert sentence in html.verdict(done)
+        facts = html.facts("denoise", done, result.record(done))
+        assert f"{PREMISE.capitalize()}no image in the box has an objective below" in facts
+        assert f"{PREMISE}no picture fits this model better. It does not say" in html.verdict(done)
         assert done.reconstruction.weight.value == 1.5
     plain = finished(denoising(crop(32), regularizer="tv"))
-    assert "Weights" not in html.details("denoise", plain, result.record(plain))
+    assert "Weights" not in html.details("denoise", plain)
     assert "given" not in html.verdict(plain).lower()
 
 

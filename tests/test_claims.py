@@ -12,7 +12,7 @@ from oracle import optimum
 
 import convexlift as cl
 from convexlift.networks import Convolution, Dense
-from convexlift.problems.claims import objective_above
+from convexlift.problems.claims import CAVEAT, FAR, Guarantee, in_words, objective_above
 from convexlift.tensors import Blocks
 
 single = torch.float32
@@ -283,3 +283,53 @@ def test_arguments_that_make_no_sense_say_what_to_write(attempt, error, message)
 
 def test_a_weight_may_be_a_tensor_of_one_number():
     assert denoising(Y, torch.tensor(0.25)).weight == 0.25
+
+
+# In plain words
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [(6e-4, "0.06 %"), (5.93e-4, "0.06 %"), (9.31e-4, "0.094 %"), (1e-3, "0.1 %"),
+     (0.0321, "3.3 %"), (0.1, "10 %"), (1e-12, "0.001 %"), (0.0, "0.001 %")],
+)  # fmt: skip
+def test_a_small_gap_reads_as_solved_and_is_rounded_up(gap, said):
+    heading, meaning = in_words(gap, Guarantee.GLOBAL)
+    assert heading == f"Solved to within {said}"
+    assert float(said.split()[0]) >= 100 * gap
+    assert meaning == f"no picture fits this model better. {CAVEAT}"
+
+
+def test_plain_words_keep_premise_and_scope():
+    _, meaning = in_words(1e-3, Guarantee.WITHIN_RADIUS, "given the weather, ")
+    assert meaning.startswith("given the weather, no picture close to this one fits")
+    assert CAVEAT in meaning
+
+
+@pytest.mark.parametrize("gap", [FAR + 1e-6, 0.5, 0.999])
+def test_a_large_gap_does_not_read_as_solved(gap):
+    heading, meaning = in_words(gap, Guarantee.GLOBAL)
+    assert heading == "Not solved yet"
+    percent = float(meaning.split(" %")[0].split()[-1])
+    assert 100 * gap <= percent <= 100
+    assert "may fit this model up to" in meaning
+
+
+@pytest.mark.parametrize(
+    ("gap", "guarantee"),
+    [(1.0, Guarantee.GLOBAL), (7.0, Guarantee.GLOBAL), (math.inf, Guarantee.GLOBAL),
+     (math.nan, Guarantee.GLOBAL), (1e-3, Guarantee.NONE)],
+)  # fmt: skip
+def test_without_a_useful_bound_nothing_reads_as_proved(gap, guarantee):
+    heading, meaning = in_words(gap, guarantee)
+    assert heading in ("Not solved yet", "Nothing is proved yet")
+    assert "%" not in meaning
+
+
+def test_a_solution_says_it_for_each_image():
+    problem = denoising(torch.rand(2, 1, 8, 8), 0.1, box=(0, 1))
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-2))
+    assert len(solution.in_words) == 2
+    for words in solution.in_words:
+        assert words.startswith("Solved to within ")
+        assert words.endswith(f": no picture fits this model better. {CAVEAT}")

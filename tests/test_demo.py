@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from convexlift.cli import demo as cli_demo
 from convexlift.cli.app import app, load
 from convexlift.images import load_image
 from convexlift.networks.adaptive import PREMISE
+from convexlift.problems.claims import CAVEAT
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +120,15 @@ def test_the_page_is_self_contained_and_honest(finished):
     folder, _ = finished
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3 * (3 + 1 + 1)  # pictures, plots and weights
-    assert " ".join(page.split()).count(f"{PREMISE}no image has an objective more than") == 3
+    text = " ".join(page.split())
+    said = re.findall(r"<b>Solved to within ([\d.]+) %: (.*?)</b>", text)
+    assert [words for _, words in said] == [
+        f"{PREMISE}no picture fits this model better. {CAVEAT}"
+    ] * 3
+    tasks = json.loads((folder / "results.json").read_text())["tasks"]
+    for (percent, _), task in zip(said, tasks, strict=True):
+        assert 100 * task["gap"] <= float(percent) <= 111 * task["gap"] + 1e-3
+    assert text.count(f"{PREMISE}no image in the box has an objective below the lower bound") == 3
     assert page.count("<img") == page.count(" alt=")
     assert "<code>convexlift models photo-open</code>" in page
     assert "no conditions" in page

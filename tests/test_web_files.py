@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -143,10 +144,47 @@ def test_an_upload_is_read_only_once(visitor):
 def finished_run(visitor):
     """The messages of a run on an upload."""
     assert visitor.upload("denoise-file", "mine.png", png(32))[0]
-    values = {"denoise-choice": "your upload"}
-    success, text = visitor.ask("denoise-start", "click", values)
+    success, text = visitor.ask("denoise-start", "click", {"denoise-mode": "own"})
     assert success
     return text
+
+
+def test_an_upload_is_restored_as_it_is_unless_its_owner_says_that_it_is_clean(visitor):
+    noisy = np.clip(np.random.default_rng(0).normal(128, 25, (32, 32)), 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noisy).save(file, "PNG")
+    success, text = visitor.upload("denoise-file", "mine.png", file.getvalue())
+    assert success
+    assert '"own"' in text  # the page switches to restoring it
+
+    def asked(**values):
+        values = {f"denoise-{name}": value for name, value in values.items()}
+        success, text = visitor.ask("denoise-start", "click", values)
+        assert success
+        record = visitor.file(result_path(text, "json")).json()
+        archive = zipfile.ZipFile(io.BytesIO(visitor.file(result_path(text, "zip")).content))
+        given = np.load(io.BytesIO(archive.read("input.npy")))
+        assert np.allclose(given[0, 0], noisy / 255, atol=1e-6)
+        return record, text
+
+    record, text = asked(mode="own", choice="camera")  # the example is not meant
+    assert "simulate" not in record["settings"]
+    assert "psnr" not in record
+    assert "PSNR" not in text
+    assert " dB" not in text
+    record, text = asked(mode="try", choice="your upload")
+    assert record["settings"]["simulate"] is True
+    assert record["psnr_before"] == pytest.approx(20, abs=0.5)
+    assert "Compared with the clean picture" in text
+
+
+def test_nothing_is_restored_before_an_upload(visitor):
+    for name in ("denoise", "inpaint", "ct"):
+        values = {f"{name}-mode": "own"}
+        assert "There is no picture of yours" in visitor.ask(f"{name}-start", "click", values)[1]
+        success, text = visitor.ask(f"{name}-mode", "input", values)
+        assert success
+        assert "Drop your picture into the box" in text
 
 
 def test_results_are_for_their_visitor_only(visitor, other, server):
@@ -168,9 +206,9 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
         assert other.file(detour.replace("/..", "/%2e%2e")).status_code in (403, 404)
     # Knowing the name of a session gives no access to it.
     other.session = visitor.session
-    values = {"denoise-choice": "your upload"}
-    success, text_of_other = other.ask("denoise-start", "click", values)
-    assert not success
+    values = {"denoise-mode": "own"}
+    _, text_of_other = other.ask("denoise-start", "click", values)
+    assert "There is no picture of yours" in text_of_other
     assert "mine.png" not in text_of_other
     assert visitor.file(result_path(text, "zip")).status_code == 200
 

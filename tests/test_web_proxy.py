@@ -81,7 +81,7 @@ def test_a_visit_through_a_proxy(tmp_path):
         visitor = Visitor(driver, f"http://{NAME}:{port}{PATH}/")
         visitor.click("#denoise-start")
         visitor.wait(lambda: "iteration" in visitor.text("#denoise-status"), "progress")
-        visitor.wait(lambda: "Certified gap" in visitor.text("#denoise-status"), "the end")
+        visitor.wait(lambda: "Solved to within" in visitor.text("#denoise-status"), "the end")
         image = visitor.wait(lambda: visitor.find("#denoise-slider img"), "the slider")
         visitor.wait(lambda: image.get_attribute("naturalWidth") == "256", "its picture")
         numbers = visitor.download("#denoise-json", downloads / "convexlift-denoise.json")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
-from convexlift.web.html import details, live_picture, race_plot, standings, verdict
+from convexlift.web.html import details, facts, live_picture, race_plot, standings, verdict
 from convexlift.web.result import record, script, write_files
 from convexlift.web.uploads import read_upload
 from soak.page_visitor import wait_until
@@ -122,10 +124,10 @@ def jobs():
     mask = torch.ones(48, 48)
     mask[10:20, 15:30] = 0
     camera = load_example("camera")
-    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True)
+    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True, clean=True)
     scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
     return {
-        "gaussian": denoising(InputPicture(camera, "camera", example=True)),
+        "gaussian": denoising(InputPicture(camera, "camera", example=True, clean=True)),
         "impulses": denoising(
             crop(), noise="salt-and-pepper", sigma=0.2, regularizer="photo-any-size"
         ),
@@ -151,8 +153,8 @@ def test_more_scripts_repeat_the_run(name, tmp_path):
 def repeat(job, folder):
     result = finished(job)
     assert result.status is Status.CONVERGED
-    facts = record(result)
-    files = write_files(result, facts, folder)
+    numbers = record(result)
+    files = write_files(result, numbers, folder)
     elsewhere = folder / "elsewhere"
     with zipfile.ZipFile(files["zip"]) as archive:
         archive.extractall(elsewhere)
@@ -168,26 +170,79 @@ def repeat(job, folder):
     assert f"converged after {int(solution.iterations[0])} iterations" in done.stdout
     assert f"objective {float(solution.objective[0]):.5g}"[:-1] in done.stdout
     if job.simulated:
-        assert f"PSNR {facts['psnr']:.2f} dB" in done.stdout
-        assert facts["psnr"] > facts["psnr_before"] or job.task == "ct"
+        assert f"PSNR {numbers['psnr']:.2f} dB" in done.stdout
+        assert numbers["psnr"] > numbers["psnr_before"] or job.task == "ct"
     written = json.loads(files["json"].read_text())
     assert written["input"] == job.picture.name
     assert written["gap"] <= job.options["tolerance"]
-    assert written["history"][-1]["iteration"] == facts["iterations"]
+    assert written["history"][-1]["iteration"] == numbers["iterations"]
     assert float(solution.gap.max()) <= job.options["tolerance"]
 
 
 def test_a_result_is_shown_with_the_maps_that_are_known():
     result = finished(jobs()["impulses"])
-    assert "Certified gap" in verdict(result)
-    shown = details("denoise", result, record(result))
-    assert shown.count("<img") == 2
-    assert "PSNR" in shown
-    assert "Note" not in shown
+    assert "Solved to within" in verdict(result)
+    maps, said = details("denoise", result), facts("denoise", result, record(result))
+    assert maps.count("<img") == 2
+    assert "Black: not at all." in maps
+    assert "of white." in maps
+    assert "times the average." in maps
+    assert "PSNR" in said
+    assert "Note" not in said
     unknown = finished(jobs()["noisy"])
-    shown = details("denoise", unknown, record(unknown))
-    assert shown.count("<img") == 1
-    assert "PSNR" not in shown
+    assert details("denoise", unknown).count("<img") == 1
+    assert "PSNR" not in facts("denoise", unknown, record(unknown))
+
+
+def test_a_picture_that_may_be_damaged_is_not_damaged_again():
+    upload = replace(crop(), clean=False)
+    for job in (denoising, inpainting):
+        with pytest.raises(PageError, match="may be damaged already"):
+            job(upload)
+        with pytest.raises(PageError, match="may be damaged already"):
+            job(upload, noise="salt-and-pepper", sigma=0.2)
+    assert not denoising(upload, simulate=False).compared
+
+
+def test_nothing_is_compared_with_a_slice_that_is_not_known_to_be_clean(executor, tmp_path):
+    job = jobs()["slice"]
+    assert job.compared
+    job = replace(job, picture=replace(job.picture, clean=False))
+    run = Run(job, 60.0, executor).start()
+    result = run.result()
+    assert all(point.psnr is None for point in result.points)
+    assert "dB" not in live_picture(run.state, job)
+    numbers = record(result)
+    assert not {"psnr", "ssim", "psnr_before", "ssim_before"} & set(numbers)
+    assert "PSNR" not in facts("ct", result, numbers)
+    assert "Error" not in details("ct", result)
+    files = write_files(result, numbers, tmp_path)
+    for kind in ("json", "script"):
+        assert "psnr" not in files[kind].read_text().lower()
+
+
+@pytest.mark.parametrize(
+    ("status", "gap", "guarantee", "kind", "said"),
+    [
+        (Status.CONVERGED, 6e-4, "GLOBAL", "good", "Solved to within 0.06 %:"),
+        (Status.STOPPED, 0.03, "GLOBAL", "partial", "Stopped by you. Solved to within 3 %: no"),
+        (Status.TIME_LIMIT, 0.4, "GLOBAL", "partial", "Not solved yet: another picture may fit"),
+        (Status.PRECISION_LIMIT, 2e-3, "GLOBAL", "partial", "single precision. Solved to within"),
+        (Status.STOPPED, None, "NONE", "bad", "Stopped by you. Nothing is proved yet"),
+        (Status.NOT_FINITE, 0.5, "GLOBAL", "bad", "not finite. Not solved yet"),
+        (Status.CONVERGED, 6e-4, "WITHIN_RADIUS", "good", "no picture close to this one fits"),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_no_more_than_is_proved(status, gap, guarantee, kind, said):
+    found = SimpleNamespace(
+        record={"gap": gap, "guarantee": guarantee},
+        problem=SimpleNamespace(regularizer=SimpleNamespace(premise="")),
+    )
+    shown = verdict(SimpleNamespace(reconstruction=found, status=status))
+    assert f'class="banner {kind}"' in shown
+    text = " ".join(re.sub("<[^>]*>", " ", shown).split())
+    assert said in text
+    assert ("Solved" in text) == text.endswith("better. It does not say that the picture is true.")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -196,25 +251,25 @@ def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
     levels = (255 * torch.stack([grey, grey**2, 1 - grey], -1)[..., :channels]).byte()
     Image.fromarray(levels.squeeze(-1).numpy()).save(tmp_path / "mine.png")
     truth = levels.permute(2, 0, 1)[None] / 255
-    picture = read_upload(tmp_path / "mine.png", LIMITS)
+    picture = replace(read_upload(tmp_path / "mine.png", LIMITS), clean=True)
     torch.testing.assert_close(picture.values, truth)
     result = finished(denoising(picture, **{**FIRST_RUN, "tolerance": 1e-3}))
-    solution, facts = result.reconstruction.solution, record(result)
+    solution, numbers = result.reconstruction.solution, record(result)
     assert solution.x.shape == (1, channels, 40, 48)
     (proved,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
-    assert proved.gap == pytest.approx(facts["gap"], rel=1e-3)
+    assert proved.gap == pytest.approx(numbers["gap"], rel=1e-3)
     quality = float(psnr(solution.x, truth))
-    assert quality > facts["psnr_before"] + 3
-    assert facts["psnr"] == pytest.approx(quality)
+    assert quality > numbers["psnr_before"] + 3
+    assert numbers["psnr"] == pytest.approx(quality)
     assert result.points[-1].psnr == pytest.approx(quality, abs=0.1)
-    files = write_files(result, facts, tmp_path)
+    files = write_files(result, numbers, tmp_path)
     after = read_upload(files["image"], LIMITS).values
     torch.testing.assert_close(after, solution.x, rtol=0, atol=1e-4)
     before = read_upload(files["before"], LIMITS).values
-    assert float(psnr(before, truth)) == pytest.approx(facts["psnr_before"], abs=0.2)
+    assert float(psnr(before, truth)) == pytest.approx(numbers["psnr_before"], abs=0.2)
     error = (solution.x - truth).abs().mean((0, 1))
     highest = float(error.flatten().kthvalue(int(0.995 * error.numel())).values)
-    shown = details("denoise", result, facts)
+    shown = details("denoise", result)
     assert data_url(false_colours(error, highest)) in shown
     assert shown.count("<img") == 3  # and the maps of gap and weights
 

@@ -308,3 +308,23 @@ def test_without_gradio_it_says_what_to_install(monkeypatch):
     assert result.exit_code == 2
     assert NEEDED in result.output
     assert "Traceback" not in result.output
+
+
+def test_who_may_use_a_regularizer_is_said_where_it_is_chosen():
+    pytest.importorskip("gradio")
+    from convexlift.web.run import shipped
+    from convexlift.web.tabs import permission, regularizer_choices
+
+    choices = {
+        value: label
+        for task in ("gaussian-denoising", "inpainting", "salt-and-pepper", "ct")
+        for label, value in regularizer_choices(task, (256, 256))
+    }
+    for name, label in choices.items():
+        card = None if name == "tv" else shipped()[name].card
+        restricted = card is not None and "research" in card.license
+        assert ("research only" in label) == restricted, label
+        assert ("any use" in label) == (not restricted), label
+    assert choices["photo-open"] == "photo-open (any use)"
+    assert choices["ct"] == "ct (any use, cite)"  # CC BY
+    assert permission("all rights reserved") == "see its card"

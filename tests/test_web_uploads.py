@@ -74,6 +74,47 @@ def test_pictures_of_all_formats(tmp_path):
     assert read_upload(same, LIMITS).values.shape == (1, 1, 20, 30)  # grey, stored as RGB
 
 
+def test_a_picture_that_is_too_large_is_scaled_down_and_comes_with_its_middle(tmp_path):
+    generator = np.random.default_rng(0)
+    noise = 255 * generator.integers(0, 2, (180, 260, 3), dtype=np.uint8)
+    picture = read_upload(saved(tmp_path / "large.png", noise), LIMITS)  # at most 100 x 100
+    assert picture.scaled_from == (180, 260)
+    assert picture.size == (60, 86)
+    block = noise[3:6, 6:9].mean((0, 1)) / 255
+    assert torch.allclose(picture.values[0, :, 1, 2], torch.from_numpy(block).float(), atol=1e-5)
+    middle = picture.middle
+    assert middle.scaled_from is None
+    assert 9_500 < math.prod(middle.size) <= LIMITS.pixels
+    top, left = ((180 - middle.size[0]) // 2, (260 - middle.size[1]) // 2)
+    part = noise[top : top + middle.size[0], left : left + middle.size[1]].transpose(2, 0, 1)
+    assert torch.allclose(middle.values[0], torch.from_numpy(part / 255).float())
+
+
+def test_a_block_of_a_mask_is_known_where_all_of_its_pixels_are(tmp_path):
+    white = np.full((200, 200), 255, np.uint8)
+    white[51, 77] = 0  # one pixel of a block of four
+    mask = read_upload(saved(tmp_path / "mask.png", white), LIMITS, mask=True)
+    assert mask.size == (100, 100)
+    assert (mask.values < 0.5).nonzero().tolist() == [[0, 0, 25, 38]]
+    import tifffile
+
+    black = tmp_path / "mask.tif"  # 0 is white
+    tifffile.imwrite(black, 255 - white, photometric="miniswhite")
+    assert (read_upload(black, LIMITS, mask=True).values < 0.5).nonzero().tolist() == [
+        [0, 0, 25, 38]
+    ]
+
+
+def test_photographs_are_upright(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6  # the camera was turned by a quarter
+    Image.fromarray(grey()).save(tmp_path / "turned.png", exif=exif)
+    picture = read_upload(tmp_path / "turned.png", LIMITS)
+    assert picture.size == (30, 20)
+    upright = torch.from_numpy(np.rot90(grey(), -1) / 255).float()
+    assert torch.allclose(picture.values[0, 0], upright)
+
+
 def bomb(path, width=60_000, height=60_000):
     """A PNG file of a few bytes that declares billions of pixels."""
 
@@ -127,7 +168,11 @@ BAD = {
         "TIFF file with another ending",
     ),
     "too many bytes": (lambda p: written(p / "x.png", bytes(60_000)), "0.1 MB"),
-    "too many pixels": (lambda p: saved(p / "x.png", grey(200, 200)), "200 x 200"),
+    "too many pixels": (lambda p: saved(p / "x.png", np.zeros((500, 500), np.uint8)), "500 x 500"),
+    "too thin to be scaled": (
+        lambda p: saved(p / "x.png", grey(40, 3000)),
+        "scaled down, has 750 x 10",
+    ),
     "too few pixels": (lambda p: saved(p / "x.png", grey(8, 40)), "40 x 8"),
     "two pages": (
         lambda p: saved(

@@ -19,7 +19,7 @@ LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
 
 def crop(size=48, planes=1):
     values = load_example("camera")[..., 60 : 60 + size, 90 : 90 + size]
-    return InputPicture(values.repeat(1, planes, 1, 1).contiguous(), "crop.png")
+    return InputPicture(values.repeat(1, planes, 1, 1).contiguous(), "crop.png", clean=True)
 
 
 def letters(size=64):
@@ -54,5 +54,5 @@ def denoising(picture, **options):
 
 
 def long_job(**options):
-    picture = InputPicture(load_example("camera"), "camera", example=True)
+    picture = InputPicture(load_example("camera"), "camera", example=True, clean=True)
     return denoising(picture, **{"regularizer": "photo-open", "tolerance": 1e-6, **options})

@@ -58,6 +58,37 @@ class Guarantee(Enum):
     NONE = "no lower bound: the objective is not finite"
 
 
+CAVEAT = "It does not say that the picture is true."
+"""No certificate speaks of the truth: only of the data, the model of the damage and R."""
+
+FAR = 0.1
+"""Above this gap, plain words speak of pictures that could be better, not of a solved problem."""
+
+
+def in_words(gap: float, guarantee: Guarantee, premise: str = "") -> tuple[str, str]:
+    """A certified gap for people who do not read objectives: a heading, and its meaning.
+
+    Percentages are rounded up, so that the words remain true.
+    """
+    near = " close to this one" if guarantee is Guarantee.WITHIN_RADIUS else ""
+    if guarantee is Guarantee.NONE or not math.isfinite(gap):
+        return "Nothing is proved yet", "there is no lower bound."
+    if gap >= 1:
+        return "Not solved yet", f"how much better a picture{near} could fit is not known."
+    if gap > FAR:
+        better = f"another picture{near} may fit this model up to {percent(gap)} better."
+        return "Not solved yet", f"{premise}{better}"
+    claim = f"{premise}no picture{near} fits this model better."
+    return f"Solved to within {percent(gap)}", f"{claim} {CAVEAT}"
+
+
+def percent(gap: float) -> str:
+    """A gap with two digits, rounded up; at least 0.001 %."""
+    value = max(100 * gap, 1e-3)
+    scale = 10.0 ** (1 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale - 1e-9) / scale:g} %"
+
+
 @dataclass(frozen=True, eq=False)
 class Claim(TensorRecord):
     """An objective and a lower bound for each image of a batch, true in spite of rounding.

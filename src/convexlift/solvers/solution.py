@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.problems.claims import Guarantee
+from convexlift.problems.claims import Guarantee, in_words
 from convexlift.proofs import Proof
 from convexlift.tensors import Blocks
 
@@ -170,6 +170,13 @@ class Solution:
         """What is certified about each image, in words."""
         premise = self.proof.problem.regularizer.premise
         return tuple(premise + guarantee.value for guarantee in self.guarantee)
+
+    @property
+    def in_words(self) -> tuple[str, ...]:
+        """The gap of each image in plain words: what it says, and what not."""
+        premise = self.proof.problem.regularizer.premise
+        found = zip(self.gap.tolist(), self.guarantee, strict=True)
+        return tuple(": ".join(in_words(gap, scope, premise)) for gap, scope in found)
 
     def __str__(self) -> str:
         lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]

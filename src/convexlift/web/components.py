@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from abc import ABCMeta
@@ -165,12 +166,19 @@ class Controls:
         def end(request: gr.Request) -> None:
             self.site.session(request).stop()
 
+        # The browser answers by itself: the server may be busy, and the solver ends at its next
+        # check.
+        stopping = json.dumps([html.stopping(), {"interactive": False, "__type__": "update"}])
+
         self.start.click(
             begin, inputs, [*outputs, self.start, self.stop], concurrency_id=RUNS,
             concurrency_limit=self.site.limits.runs, show_progress="minimal",
             show_progress_on=status, api_visibility="private", js=_SCROLL_ON_PHONES % self.name,
         )  # fmt: skip
         self.stop.click(end, None, None, queue=False, api_visibility="private")
+        self.stop.click(
+            None, None, [status, self.stop], js=f"() => {stopping}", api_visibility="private"
+        )
 
     def running(self, is_running: bool) -> Updates:
         """Updates of the buttons."""
@@ -203,7 +211,7 @@ class RunDisplay:
                 self.plot = gr.HTML(
                     html.convergence_plot(()), padding=False, elem_id=f"{name}-plot"
                 )
-        self.details = gr.HTML(padding=False, elem_id=f"{name}-details")
+                self.facts = gr.HTML(padding=False, elem_id=f"{name}-facts")
         labels = {
             "image": "Image (PNG)", "json": "Numbers (JSON)", "script": "Script (Python)",
             "zip": "Everything (ZIP)",
@@ -213,8 +221,10 @@ class RunDisplay:
                 kind: gr.DownloadButton(label, size="sm", min_width=120, elem_id=f"{name}-{kind}")
                 for kind, label in labels.items()
             }
+        self.details = gr.HTML(padding=False, elem_id=f"{name}-details")
         self.shown = [
-            self.status, self.picture, self.slider, self.plot, self.details, self.downloads
+            self.status, self.picture, self.slider, self.plot, self.facts, self.downloads,
+            self.details,
         ]  # fmt: skip
         """Components that change when another picture is chosen."""
 
@@ -225,14 +235,17 @@ class RunDisplay:
             self.picture: gr.update(visible=True),
             self.slider: gr.update(visible=False, value=None),
             self.plot: html.convergence_plot(()),
+            self.facts: "",
             self.details: "",
             self.downloads: gr.update(visible=False),
         }
 
-    def chosen(self, picture: InputPicture) -> Updates:
-        """Updates that show another picture, before its run."""
-        shown = gr.update(value=html.chosen_picture(picture), visible=True)
-        return {**self.cleared(html.banner(html.READY)), self.picture: shown}
+    def chosen(self, picture: InputPicture | None) -> Updates:
+        """Updates that show another picture, before its run; None if it is still to come."""
+        ready = html.READY if picture is not None else html.AWAITED
+        shown = "" if picture is None else html.chosen_picture(picture)
+        update = gr.update(value=shown, visible=True)
+        return {**self.cleared(html.banner(ready)), self.picture: update}
 
     def stream(
         self, session: Session, job: PageJob, controls: Controls, request: gr.Request
@@ -244,7 +257,8 @@ class RunDisplay:
         yield {**self.cleared(html.progress((), tolerance)), **controls.running(True)}
         drawn = 0.0
         for snapshot in controls.watch(run, request):
-            updates: Updates = {self.status: html.progress(snapshot.points, tolerance)}
+            status = html.stopping() if run.stopping else html.progress(snapshot.points, tolerance)
+            updates: Updates = {self.status: status}
             picture = html.live_picture(snapshot, job)
             if picture is not None:
                 updates[self.picture] = picture
@@ -267,7 +281,8 @@ class RunDisplay:
             self.picture: gr.update(visible=False),
             self.slider: gr.update(value=(str(files["before"]), str(files["after"])), visible=True),
             self.plot: html.convergence_plot(result.points),
-            self.details: html.details(self.name, result, numbers),
+            self.facts: html.facts(self.name, result, numbers),
+            self.details: html.details(self.name, result),
             self.downloads: gr.update(visible=True),
             **{b: gr.update(value=str(files[kind])) for kind, b in self.files.items()},
         }

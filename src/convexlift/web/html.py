@@ -14,7 +14,8 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from torch import Tensor
 
-from convexlift.images import WEIGHT_CAPTION, weight_picture
+from convexlift.images import weight_picture
+from convexlift.problems.claims import Guarantee, in_words, percent
 from convexlift.reconstruction import PreparedImage
 from convexlift.solvers.solution import Status
 from convexlift.web.pictures import (
@@ -43,7 +44,7 @@ ENDINGS = {
     Status.PRECISION_LIMIT: "Stopped at the limit of single precision",
     Status.NOT_FINITE: "Stopped: the iterates were not finite",
 }
-READY = "Choose a picture and press Start."
+READY, AWAITED = "Press Start.", "Drop your picture into the box, or click it."
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height of plots, in units of about a pixel."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 50  # margins of plots
@@ -52,6 +53,8 @@ _FRAGMENTS = TEMPLATES.get_template("fragments.html").module
 Points = Sequence[tuple[float, float]]
 Figure = tuple[str, str, tuple[int, int]]
 """URL, caption and size of a picture."""
+Map = tuple[str, str, str, str, str, tuple[int, int]]
+"""URL, title, explanation, the meaning of black and of bright, and size of a map."""
 
 
 def fragment(name: str, *values: Any, **more: Any) -> str:
@@ -67,8 +70,12 @@ def banner(text: str, kind: str = "plain", detail: str = "") -> str:
 def chosen_picture(picture: InputPicture) -> str:
     """The picture before a run."""
     height, width = picture.size
-    colours = ", in colour" if picture.values.shape[1] == 3 else ""
-    caption = f"{picture.name}, {width} x {height}{colours}"
+    caption = f"{picture.name}, {width} x {height}"
+    if picture.values.shape[1] == 3:
+        caption += ", in colour"
+    if picture.scaled_from is not None:
+        rows, columns = picture.scaled_from
+        caption += f", scaled down from {columns} x {rows}"
     return fragment("figure", *_picture(picture.values, caption, picture))
 
 
@@ -89,41 +96,48 @@ def live_picture(snapshot: Snapshot, job: PageJob) -> str | None:
         return None
 
 
+def stopping() -> str:
+    """The status line between the press of Stop and the end."""
+    return banner("Stopping...", "busy", "The best picture so far is kept, with its proof.")
+
+
 def progress(points: Sequence[Point], tolerance: float) -> str:
     """The status line during a run."""
     if not points:
         return banner("Running", "busy", "preparing the problem")
     last = points[-1]
-    gap = f"{last.gap:.1e}" if math.isfinite(last.gap) else "not bounded yet"
-    detail = f"iteration {last.iteration}, {last.seconds:.1f} s, gap {gap}, target {tolerance:g}"
-    return banner("Running", "busy", detail)
+    solved = f"solved to within {percent(last.gap)}" if last.gap < 1 else "nothing proved"
+    target = f"{solved} so far, target {percent(tolerance)}"
+    return banner("Running", "busy", f"{target}; iteration {last.iteration}, {last.seconds:.1f} s")
 
 
 def verdict(result: RunResult) -> str:
-    """The status line at the end of a run: what is proved."""
-    gap, ending = result.reconstruction.record["gap"], f"{ENDINGS[result.status]}."
-    if gap is None:
-        return banner(ending, "bad", "There is no lower bound yet: run it longer.")
-    proved = f"Certified gap {gap:.1e}"
-    premise = result.reconstruction.problem.regularizer.premise
-    meaning = f"{premise}no image has an objective more than {100 * gap:.2g} % below this one."
-    if gap >= 1:
-        meaning = "the lower bound says little yet; run it longer."
+    """The status line at the end of a run: what is proved, and what not."""
+    found = result.reconstruction
+    gap, scope = found.record["gap"], Guarantee[found.record["guarantee"]]
+    heading, meaning = in_words(
+        math.inf if gap is None else gap, scope, found.problem.regularizer.premise
+    )
     if result.status is Status.CONVERGED:
-        return banner(f"{proved}.", "good", meaning.capitalize())
-    kind = "bad" if result.status is Status.NOT_FINITE else "partial"
-    return banner(ending, kind, f"{proved}: {meaning}")
+        return banner(f"{heading}:", "good", meaning)
+    kind = "bad" if gap is None or result.status is Status.NOT_FINITE else "partial"
+    return banner(f"{ENDINGS[result.status]}.", kind, f"{heading}: {meaning}")
 
 
 def sinogram(name: str, prepared: PreparedImage) -> str:
     """The data of a scan, during the run; nothing for other tasks."""
-    return fragment("details", name, (), _sinogram(name, prepared), (), ())
+    return fragment("details", name, _sinogram(name, prepared), ())
 
 
-def details(name: str, result: RunResult, record: dict[str, Any]) -> str:
-    """Numbers, remarks, the sinogram, and maps; all numbers are in the JSON."""
-    figure = _sinogram(name, result.prepared)
-    return fragment("details", name, _numbers(record), figure, _maps(result), _remarks(result))
+def facts(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """Quality, remarks, and numbers, all of which are in the JSON."""
+    meaning = f"{record['meaning'][:1].upper()}{record['meaning'][1:]}."
+    return fragment("facts", name, _quality(record), _remarks(result), meaning, _numbers(record))
+
+
+def details(name: str, result: RunResult) -> str:
+    """The sinogram, and maps."""
+    return fragment("details", name, _sinogram(name, result.prepared), _maps(result))
 
 
 def standings(race: Race) -> str:
@@ -151,13 +165,13 @@ def description(job: PageJob) -> str:
 def convergence_plot(points: Sequence[Point]) -> str:
     """Objective and lower bound against iterations, with the gap between them shaded."""
     lines = {
-        "objective": _finite((p.iteration, p.objective) for p in points),
-        "lower bound": _finite((p.iteration, p.lower_bound) for p in points),
+        "objective of the picture": _finite((p.iteration, p.objective) for p in points),
+        "proven bound: no picture is below": _finite((p.iteration, p.lower_bound) for p in points),
     }
     # The first values would flatten all others; they leave the plot as more come.
     values = [y for line in lines.values() for _, y in line[len(line) // 3 :]]
     if not values:
-        return fragment("empty_plot", "objective and lower bound", SMALL)
+        return fragment("empty_plot", "the proof appears here", SMALL)
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
     low, high = low - margin, high + margin
@@ -230,20 +244,25 @@ def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
     return [(level, f"{level / unit:.{digits}f}{mark}" if level else "0") for level in levels]
 
 
-def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _quality(record: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Comparisons with the clean picture, where there is one."""
     cells = []
     if record.get("psnr") is not None:
         cells.append(("PSNR", f"{record['psnr']:.2f} dB", f"from {record['psnr_before']:.2f}"))
     if record.get("ssim") is not None:
         cells.append(("SSIM", f"{record['ssim']:.3f}", f"from {record['ssim_before']:.3f}"))
+    return cells
+
+
+def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
     data = f"{record['views']} views" if "views" in record else ""
     if (noise := record["noise"]) is not None:
         data = f"{'sigma' if noise['model'] == 'gaussian' else 'hit'} {noise['level']:.3g}"
     bound, gap = (math.inf if record[k] is None else record[k] for k in ("lower_bound", "gap"))
     return [
-        *cells,
-        ("Objective", f"{record['objective']:.6g}", f"bound {bound:.6g}"),
-        ("Gap", f"{gap:.1e}", f"target {record['settings']['tolerance']:g}"),
+        ("Objective", f"{record['objective']:.6g}", "of this picture"),
+        ("Lower bound", f"{bound:.6g}", "of all pictures"),
+        ("Relative gap", f"{gap:.1e}", f"target {record['settings']['tolerance']:g}"),
         ("Iterations", f"{record['iterations']}", f"{record['seconds']:.1f} s"),
         ("Weight", f"{record['weight']['value']:.4g}", data),
     ]
@@ -255,29 +274,40 @@ def _remarks(result: RunResult) -> list[str]:
     return [f"{said}. {HINTS[result.job.task] if option else ''}" for said, _, option in parts]
 
 
-def _maps(result: RunResult) -> list[Figure]:
+def _maps(result: RunResult) -> list[Map]:
     """Where the error is, if the truth is known, where the gap is, and weights, if they vary."""
-    maps, found = [], result.reconstruction
-    if found.truth is not None:
+    found, size = result.reconstruction, result.job.picture.size
+    maps: list[Map] = []
+    if result.job.compared and found.truth is not None:
         x = found.solution.x.cpu().reshape(found.truth.shape)  # colours as planes
         error = (x - found.truth).abs().mean((0, 1))
-        maps.append((error, "Error |x - truth|, bright is {:.2g}", 1e-6))
+        high = max(_nearly_largest(error), 1e-6)
+        bright = f"{100 * high:.2g} % of white"
+        about = "Where the result differs from the clean picture."
+        maps.append((_false_colour_url(error, high), "Error", about, "not at all", bright, size))
     assert found.gap_map is not None
     gap = found.gap_map.cpu().sum((0, 1)).clamp_min(0)
-    if bool(torch.isfinite(gap).all()):
-        maps.append((gap, "Certified gap by pixel, bright is {:.1e}", 1e-30))
-    figures = []
-    for values, caption, least in maps:
-        # Nearly the largest value: a single pixel should not darken all others.
-        flat = values.flatten()
-        high = max(float(flat.kthvalue(max(1, int(0.995 * len(flat)))).values), least)
-        pixels = false_colours(preview(values[None, None])[0, 0], high)
-        figures.append((data_url(pixels), caption.format(high), result.job.picture.size))
+    if bool(torch.isfinite(gap).all()) and found.record["gap"] is not None:
+        mean = max(float(gap.mean()), 1e-30)
+        high = max(_nearly_largest(gap), mean)
+        bright = f"{high / mean:.2g} times the average"
+        about = "Which pixels make up the gap that remains."
+        maps.append((_false_colour_url(gap, high), "Gap", about, "none of it", bright, size))
     if found.weight_map is not None:
-        pixels = false_colours(preview(weight_picture(found.weight_map))[0, 0], 1.0)
-        caption = f"Weights read off the data. {WEIGHT_CAPTION}"
-        figures.append((data_url(pixels), caption, result.job.picture.size))
-    return figures
+        url = _false_colour_url(weight_picture(found.weight_map)[0, 0], 1.0)
+        about = "How strongly the regularizer smooths, as its guide read it from these data."
+        maps.append((url, "Weights", about, "detail kept", "smoothed strongly", size))
+    return maps
+
+
+def _nearly_largest(values: Tensor) -> float:
+    """A single pixel should not darken all others."""
+    flat = values.flatten()
+    return float(flat.kthvalue(max(1, int(0.995 * len(flat)))).values)
+
+
+def _false_colour_url(values: Tensor, high: float) -> str:
+    return data_url(false_colours(preview(values[None, None])[0, 0], high))
 
 
 def _sinogram(name: str, prepared: PreparedImage) -> Figure | None:

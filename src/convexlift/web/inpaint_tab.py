@@ -17,8 +17,8 @@ from convexlift.web.html import fragment
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, grey_or_colour, png
 from convexlift.web.requests import is_own_file
-from convexlift.web.tabs import OF_WHITE, REAL, SIMULATE, Tab
-from convexlift.web.uploads import PICTURES, read_layer
+from convexlift.web.tabs import OF_WHITE, OWN, Tab
+from convexlift.web.uploads import PICTURES, read_layer, read_upload
 from convexlift.web.visitors import Session
 
 RANDOM, BRUSH, FILE = "random", "brush", "file"
@@ -30,16 +30,21 @@ class InpaintTab(Tab):
 
     name, task = "inpaint", Inpainting.name
 
+    drop = "Your damaged picture"
+    plans = (
+        "Mark the pixels to fill in; the others lose their noise. There is nothing to compare the "
+        "result with.",
+        "Pixels are removed and filled in again; the result is compared with the clean picture.",
+    )
+
     def _damage(self) -> set[Any]:
-        self.mode = gr.Radio(
-            [("Remove pixels", SIMULATE), ("Already damaged", REAL)],
-            value=SIMULATE, label="Damage", elem_id="inpaint-mode",
-        )  # fmt: skip
         self.mask = gr.Radio(
             [("Random", RANDOM), *MASKS], value=RANDOM, label="Missing pixels",
             elem_id="inpaint-mask",
         )  # fmt: skip
-        self.missing = gr.Slider(0.05, 0.95, value=0.3, step=0.05, label="Missing fraction")
+        self.missing = gr.Slider(
+            0.05, 0.95, value=0.3, step=0.05, label="Missing fraction", elem_id="inpaint-missing"
+        )
         self.editor = mask_editor(
             label="Paint the missing pixels", visible=False, elem_id="inpaint-editor", height=420
         )
@@ -52,35 +57,47 @@ class InpaintTab(Tab):
             0.0, 0.2, value=0.03, step=0.01, label="Noise on the known pixels", info=OF_WHITE,
             elem_id="inpaint-level",
         )  # fmt: skip
-        return {self.mode, self.mask, self.missing, self.editor, self.level}
+        return {self.mask, self.missing, self.editor, self.level}
 
-    def _connect(self) -> None:
-        super()._connect()
-        self._connect_choice({self.mask}, [self.regularizer, self.editor])
+    def _connect(self, *triggers: Any) -> None:
         masks = [self.missing, self.editor, self.mask_file, self.mask_note]
-        self.mask.change(self._mask, {self.mask, self.choice}, masks, **QUIET)
-        self.mode.change(self._mode, self.mode, [self.mask, self.level], queue=False, **QUIET)
+        self.changing = [self.mask, self.level, self.regularizer, *masks]
+        self.choices = self.inputs - {self.editor}  # the drawing is sent when a run starts
+        super()._connect(*triggers)
+        self.mask.input(self._mask, self.choices, masks, **QUIET)
         self.mask_file.upload(
             self._mask_uploaded, {self.mask_file}, [self.mask_note, self.mask_file], **QUIET
         )
 
-    def _mode(self, mode: str) -> Updates:
-        simulated = mode == SIMULATE
-        choices = [("Random", RANDOM), *MASKS] if simulated else MASKS
+    def _changes(self, session: Session, picture: InputPicture | None, values: Updates) -> Updates:
+        own, mask = values[self.mode] == OWN, values[self.mask]
+        mask = BRUSH if own and mask == RANDOM else mask
+        choices = MASKS if own else [("Random", RANDOM), *MASKS]
         return {
-            self.mask: gr.update(choices=choices, value=choices[0][1]),
-            self.level: gr.update(visible=simulated),
+            self.mask: gr.update(choices=choices, value=mask),
+            self.level: gr.update(visible=not own),
+            **self._regularizers(self.task, picture, values),
+            **self._masks(session, picture, mask),
         }
 
     @tells_errors
     def _mask(self, values: Updates, request: gr.Request) -> Updates:
-        session, mask = self.site.session(request), values[self.mask]
+        session = self.site.session(request)
+        picture = self._picture_if_any(session, values)
+        return self._masks(session, picture, values[self.mask])
+
+    def _masks(self, session: Session, picture: InputPicture | None, mask: str) -> Updates:
         return {
             self.missing: gr.update(visible=mask == RANDOM),
-            self.editor: self._canvas(session, self._picture(session, values), mask),
+            self.editor: self._canvas(session, picture, mask),
             self.mask_file: gr.update(visible=mask == FILE),
             self.mask_note: gr.update(visible=mask == FILE, value=_mask_note(session)),
         }
+
+    def _read(self, path: Path, values: Updates) -> InputPicture:
+        if self.mask_file in values:
+            return read_upload(path, self.site.limits, colours=False, mask=True)
+        return super()._read(path, values)
 
     def _mask_uploaded(self, values: Updates, request: gr.Request) -> Updates:
         if not self._received("mask", self.mask_file, values, request):
@@ -88,13 +105,9 @@ class InpaintTab(Tab):
         note = gr.update(value=_mask_note(self.site.session(request)), visible=True)
         return {self.mask_note: note, self.mask_file: None}
 
-    def _changes(self, session: Session, picture: InputPicture, values: Updates) -> Updates:
-        canvas = self._canvas(session, picture, values[self.mask])
-        return {**self._regularizers(self.task, picture), self.editor: canvas}
-
-    def _canvas(self, session: Session, picture: InputPicture, mask: str) -> Any:
+    def _canvas(self, session: Session, picture: InputPicture | None, mask: str) -> Any:
         """The update of the brush: the picture to paint over."""
-        if mask != BRUSH:
+        if mask != BRUSH or picture is None:
             return gr.update(visible=False, value=None)
         path = session.new_canvas()
         path.write_bytes(png(grey_or_colour(picture.values)))
@@ -102,13 +115,14 @@ class InpaintTab(Tab):
         return gr.update(visible=True, value=value)
 
     def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
-        simulate, mask, seen = values[self.mode] == SIMULATE, values[self.mask], None
+        simulate, mask, seen = values[self.mode] != OWN, values[self.mask], None
         if mask == BRUSH:
             seen = self._painted(values[self.editor], session, picture.size)
         elif mask == FILE:
             if "mask" not in session.pictures:
                 raise PageError("There is no mask.", "Upload one: white known, black missing.")
-            seen = (session.pictures["mask"].values[0, 0] >= 0.5).float()
+            known = self._wanted_part(session.pictures["mask"], values)
+            seen = (known.values[0, 0] >= 0.5).float()
         sigma = values[self.level] if simulate else None
         missing = {"missing": values[self.missing]} if seen is None else {"mask": seen}
         return {"simulate": simulate, "sigma": sigma, **missing}

@@ -6,6 +6,10 @@ import math
 from dataclasses import dataclass
 
 MEGABYTE = 1 << 20
+SCALABLE = 24
+"""Pictures with up to this many times the pixels of the limit are scaled down."""
+PREVIEW_PIXELS = 512 * 512
+"""Most pixels of a picture that was scaled down, or cut: its run takes a minute, not an hour."""
 LEAST_SIDE = 16
 """The least number of pixels of a side: filters are 7 x 7."""
 
@@ -24,7 +28,8 @@ class Limits:
 
     Args:
         upload_bytes: size of the largest file.
-        pixels: height times width of the largest picture, checked before a file is decoded.
+        pixels: height times width of the largest picture; larger uploads are scaled down, up to
+            ``SCALABLE`` times as many, which is checked before a file is decoded.
         seconds: of the longest run; it ends with its latest image, and the proof for that image.
         runs: number of simultaneous runs.
         waiting: number of runs that may wait for their turn.
@@ -65,6 +70,10 @@ class Limits:
                 f"{name} has {width} x {height} pixels.",
                 f"The limit is {self.pixels:,} pixels: scale it down, or crop it.",
             )
+        self.check_least(height, width, name)
+
+    def check_least(self, height: int, width: int, name: str) -> None:
+        """PageError for a picture with too few pixels."""
         if min(height, width) < LEAST_SIDE:
             raise PageError(
                 f"{name} has {width} x {height} pixels.",

@@ -11,20 +11,20 @@ import gradio as gr
 import torch
 
 import convexlift
-from convexlift.networks.adaptive import PREMISE
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
+from convexlift.web.ct_tab import CTTab
 from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
 from convexlift.web.race import NAMES, Race
 from convexlift.web.requests import Queue
 from convexlift.web.run import FIRST_RUN, PageJob
-from convexlift.web.tabs import FIRST_EXAMPLE, CTTab, DenoiseTab, example_picture
+from convexlift.web.tabs import FIRST_EXAMPLE, DenoiseTab, example_picture
 from convexlift.web.visitors import Session, Sessions
 
 HEADLINE = """<div class="headline"><h1>convexlift</h1>
-<p>Reconstruct an image with a learned convex regularizer, and see a proof of how close it is to the
-best one.</p></div>"""
+<p>Restore a noisy or damaged picture with a learned convex model, and see a proof of how well that
+model is solved.</p></div>"""
 
 
 class RaceTab:
@@ -116,7 +116,7 @@ def build(
                 RaceTab(site, tab)
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
-                facts = {"limits": limits, "premise": PREMISE, "version": convexlift.__version__}
+                facts = {"limits": limits, "version": convexlift.__version__}
                 gr.Markdown(about.render(facts))
     # Gradio's own bound counts all events together, so that waiting runs would block uploads. The
     # request filter bounds each group of events instead (Queue.require_place).
@@ -141,8 +141,11 @@ def appearance() -> dict[str, Any]:
         spacing_size="sm",
         font=[themes.Font(name) for name in ("system-ui", "sans-serif")],
         font_mono=[themes.Font(name) for name in ("ui-monospace", "monospace")],
-    ).set(  # small grey letters, dark enough to be read
-        body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
+    ).set(  # small grey letters, and white ones on buttons, with enough contrast to be read
+        body_text_color_subdued="*neutral_500",
+        body_text_color_subdued_dark="*neutral_400",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
     )
     icon = base64.b64encode(TEMPLATES.get_template("icon.svg").render().encode()).decode()
     return {

@@ -31,13 +31,20 @@ class InputPicture:
         values: (1, C, H, W) in float32: one channel, or red, green and blue.
         name: shown on the page.
         example: whether it comes with the package, under that name.
+        clean: whether it is known to be clean: an example, or the visitor says so. Results are
+            compared with no other picture.
         window: the values that are shown as black and white.
+        scaled_from: height and width of a picture that was too large, before it was scaled down.
+        middle: its middle, not scaled.
     """
 
     values: Tensor
     name: str
     example: bool = False
+    clean: bool = False
     window: tuple[float, float] = (0.0, 1.0)
+    scaled_from: tuple[int, int] | None = None
+    middle: InputPicture | None = None
 
     @property
     def size(self) -> tuple[int, int]:

@@ -24,10 +24,14 @@ INPUT, MASK = "input.npy", "seen.npy"
 
 
 def record(result: RunResult) -> dict[str, Any]:
-    """The record of the reconstruction, with the name of the picture and the history."""
+    """The record of the reconstruction, with the name of the picture and the history.
+
+    Without PSNR and SSIM, if the picture is not known to be clean.
+    """
     numbers = ("objective", "lower_bound", "gap")
+    facts, quality = result.reconstruction.record, ("psnr", "ssim", "psnr_before", "ssim_before")
     return {
-        **result.reconstruction.record,
+        **{k: v for k, v in facts.items() if result.job.compared or k not in quality},
         "input": result.job.picture.name,
         "torch": torch.__version__,
         "history": [

@@ -94,15 +94,23 @@ class PageJob:
         regularizer = self.options["regularizer"]
         if regularizer not in fitting(self._card_task(), self.picture.size):
             raise PageError(f"{regularizer} does not fit this picture and task.", "Choose another.")
-        if self.simulated and self.task != "ct" and self.options.get("sigma") is None:
-            raise PageError("There is no noise to simulate.", "Choose its kind and its level.")
+        if self.simulated and self.task != "ct":
+            if self.options.get("sigma") is None:
+                raise PageError("There is no noise to simulate.", "Choose its kind and its level.")
+            if not self.picture.clean:
+                raise PageError("The picture may be damaged already.", "Restore it as it is.")
         if self.task == "inpaint":
             _check_mask(self.options.get("mask"), self.picture, self.simulated)
 
     @property
     def simulated(self) -> bool:
-        """Whether the picture is damaged first; then the truth is known."""
+        """Whether the picture is damaged, or scanned, first."""
         return bool(self.options.get("simulate"))
+
+    @property
+    def compared(self) -> bool:
+        """Whether results are compared with the picture, which is known to be clean then."""
+        return self.simulated and self.picture.clean
 
     def call(self) -> dict[str, Any]:
         """All options of the call, except the device and the time limit."""
@@ -228,6 +236,11 @@ class Computation(ABC, Generic[State, Result]):
         if self._future is not None:
             self._future.cancel()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stopped.is_set()
+
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the result.
 
@@ -346,7 +359,7 @@ class Run(Computation[Snapshot, RunResult]):
         last, x = self.state, progress.x
         assert last.prepared is not None
         finite, truth = bool(torch.isfinite(x).all()), last.prepared.truth
-        known = finite and truth is not None and truth.numel() == x.numel()
+        known = finite and self.job.compared and truth is not None and truth.numel() == x.numel()
         point = Point(
             progress.iteration,
             progress.seconds,

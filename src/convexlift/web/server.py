@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from convexlift.files.formats import pillow
-from convexlift.web.limits import Limits
+from convexlift.web.limits import SCALABLE, Limits
 
 try:
     import fcntl
@@ -125,6 +125,8 @@ def application(options: ServerOptions) -> Iterator[Any]:
         import fastapi
         import gradio
 
+        from convexlift.web.first_view import FirstView
+        from convexlift.web.html import TEMPLATES
         from convexlift.web.page import appearance, build
         from convexlift.web.requests import RequestFilter
         from convexlift.web.uploads import upload_routes
@@ -157,7 +159,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
             # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
             yield RequestFilter(
-                app,
+                FirstView(app, TEMPLATES.get_template("first_view.html").render()),
                 sessions,
                 queue,
                 body_bytes=limits.upload_bytes,
@@ -274,7 +276,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     # the end of each, which no call returns to the system: hundreds of megabytes after a few runs.
     _call_libc("mallopt", _ARENA_MAX, 1)
     # A second limit, behind the checks of uploads: Pillow refuses twice this.
-    pillow().MAX_IMAGE_PIXELS = 4 * options.limits.pixels
+    pillow().MAX_IMAGE_PIXELS = 4 * SCALABLE * options.limits.pixels
     # Runs side by side would otherwise compete for all cores, and take longer.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -315,16 +317,17 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 def _warm_up(device: torch.device) -> None:
     """A tiny run, which imports modules that would cost the first visitor seconds."""
-    from convexlift.web.html import details
+    from convexlift.web.html import details, facts
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
     from convexlift.web.run import FIRST_RUN, PageJob, Run
 
-    blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank")
+    blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank", clean=True)
     job = PageJob("denoise", blank, FIRST_RUN)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # logged by the run
         result = Run(job, 1.0, executor, device).start().result()
-        details(job.task, result, record(result))
+        facts(job.task, result, record(result))
+        details(job.task, result)
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:

@@ -1,4 +1,9 @@
-"""The tabs with one run: a common part, denoising, and CT."""
+"""The tabs with one run: a common part, and denoising.
+
+A visitor either restores a picture of their own, which is taken for damaged, or tries the method
+on a picture that is known to be clean: an example, or an upload that the visitor says is clean.
+Only then is damage simulated, and only then are results compared with the picture.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from torch.nn.functional import adaptive_avg_pool2d
 
 from convexlift.images import example_names, load_example
-from convexlift.phantoms import shepp_logan
-from convexlift.tasks import GaussianDenoising, SaltAndPepper, SparseViewCT
+from convexlift.tasks import GaussianDenoising, SaltAndPepper
 from convexlift.web.components import (
     QUIET,
     Controls,
@@ -24,23 +27,17 @@ from convexlift.web.components import (
     tell,
     tells_errors,
 )
+from convexlift.web.html import fragment
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.pictures import InputPicture
-from convexlift.web.run import (
-    CT_SIZES,
-    CT_VIEWS,
-    STRENGTHS,
-    TOLERANCES,
-    TV,
-    PageJob,
-    fitting,
-    shipped,
-)
-from convexlift.web.uploads import PICTURES, SCANS, read_slice, read_upload
+from convexlift.web.run import STRENGTHS, TOLERANCES, TV, PageJob, fitting, shipped
+from convexlift.web.uploads import PICTURES, read_upload
 from convexlift.web.visitors import Session
 
-UPLOAD, FIRST_EXAMPLE, PHANTOM = "your upload", "camera", "phantom"
-SIMULATE, REAL = "simulate", "real"
+OWN, TRY = "own", "try"
+"""Restore one's own picture as it is, or try it on a clean one."""
+UPLOAD, FIRST_EXAMPLE = "your upload", "camera"
+WHOLE, MIDDLE = "whole", "middle"
 GAUSSIAN, IMPULSES, DETECT = "gaussian", "salt-and-pepper", "detect"
 KINDS = [("Gaussian", GAUSSIAN), ("Salt & pepper", IMPULSES)]
 LEVELS = {GAUSSIAN: (0.01, 0.5, 0.1), IMPULSES: (0.01, 0.8, 0.25)}
@@ -53,8 +50,13 @@ class Tab(ABC):
 
     name: str
     task: str
-    labels = ("Picture", "or your own", "Your upload")
     endings: tuple[str, ...] = PICTURES
+    drop = "Your picture"
+    modes = ("Restore my picture", "Try it on a clean picture")
+    plans: tuple[str, str]
+    """What happens to the visitor's picture, and to a clean one."""
+    changing: list[Any]
+    """Inputs that depend on the picture and the mode."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -72,6 +74,10 @@ class Tab(ABC):
         """Create the inputs that describe the damage."""
 
     @abstractmethod
+    def _changes(self, session: Session, picture: InputPicture | None, values: Updates) -> Updates:
+        """Updates of the inputs in ``self.changing`` for another picture or mode."""
+
+    @abstractmethod
     def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
         """Options of ``cl.reconstruct`` that only this task has."""
 
@@ -80,7 +86,7 @@ class Tab(ABC):
         return example_picture(FIRST_EXAMPLE)
 
     def _examples(self) -> list[tuple[str, str]]:
-        """Labels and values of the choices besides the upload."""
+        """Labels and values of the clean pictures of the package."""
         names = sorted(example_names(), key=lambda name: name != FIRST_EXAMPLE)
         return [(name.capitalize(), name) for name in names]
 
@@ -100,24 +106,34 @@ class Tab(ABC):
 
     def _inputs(self, first: InputPicture) -> None:
         megabytes = f"{self.site.limits.upload_bytes / MEGABYTE:g} MB"
+        self.file = file_input(
+            label=f"{self.drop}, up to {megabytes}", file_types=list(self.endings),
+            elem_id=f"{self.name}-file",
+        )  # fmt: skip
+        self.mode = gr.Radio(
+            list(zip(self.modes, (OWN, TRY), strict=True)), value=TRY, show_label=False,
+            label="What to do", elem_id=f"{self.name}-mode",
+        )  # fmt: skip
+        self.plan = gr.HTML(self._plan(TRY), padding=False, elem_id=f"{self.name}-plan")
+        self.part = gr.Radio(
+            [("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE)], value=WHOLE,
+            label="It is too large for this page", visible=False, elem_id=f"{self.name}-part",
+            info="Scaling averages noise away; the middle keeps it.",
+        )  # fmt: skip
         examples = self._examples()
         self.choice = gr.Dropdown(
-            examples, value=examples[0][1], label=self.labels[0], filterable=False,
+            examples, value=examples[0][1], label="Clean picture", filterable=False,
             elem_id=f"{self.name}-choice",
-        )  # fmt: skip
-        self.file = file_input(
-            label=f"{self.labels[1]}, up to {megabytes}", file_types=list(self.endings),
-            elem_id=f"{self.name}-file",
         )  # fmt: skip
         damage = self._damage()
         choices = regularizer_choices(self.task, first.size)
         self.regularizer = gr.Dropdown(
             choices, value=choices[0][1], label="Regularizer", filterable=False,
-            elem_id=f"{self.name}-regularizer",
+            info="Companies may take those for any use.", elem_id=f"{self.name}-regularizer",
         )  # fmt: skip
         self.tolerance = gr.Radio(
             [(f"{100 * value:g} %", value) for value in TOLERANCES],
-            value=1e-3, label="Stop at a certified gap of",
+            value=1e-3, label="Stop when solved to within",
         )  # fmt: skip
         with gr.Accordion("More", open=False):
             self.strength = gr.Slider(
@@ -128,29 +144,41 @@ class Tab(ABC):
                 value=0, precision=0, minimum=0, label="Seed of the simulated damage"
             )
             self.reading = self._more()
-        self.inputs = damage | {
-            self.choice, self.regularizer, self.tolerance, self.strength, self.seed
+        self.inputs = self.choices = damage | {
+            self.mode, self.part, self.choice, self.regularizer, self.tolerance, self.strength,
+            self.seed,
         }  # fmt: skip
 
-    def _connect(self) -> None:
-        self.uploaded = self.file.upload(
-            self._uploaded, {self.file, *self.reading}, [self.choice, self.file], **QUIET
-        )
+    def _plan(self, mode: str) -> str:
+        return fragment("hint", self.plans[mode == TRY])
+
+    def _connect(self, *triggers: Any) -> None:
         display = self.display
+        uploaded = self.file.upload(
+            self._uploaded, {self.file, *self.reading},
+            [self.mode, self.part, self.choice, self.file], **QUIET,
+        )  # fmt: skip
+        shown = [*display.shown, self.plan, self.part, self.choice, *self.changing]
+        for event in (
+            self.mode.input, self.part.input, self.choice.input, uploaded.then, *triggers
+        ):  # fmt: skip
+            event(self._chosen, self.choices, shown, **QUIET)
         self.controls.connect(
             self.inputs, [*display.shown, *display.files.values()], display.status, self._stream
         )
 
-    def _connect_choice(self, inputs: set[Any], outputs: list[Any], *triggers: Any) -> None:
-        # A second upload does not change the choice, and yet it is another picture.
-        for event in (self.choice.change, self.uploaded.then, *triggers):
-            event(self._chosen, {self.choice, *inputs}, [*self.display.shown, *outputs], **QUIET)
-
     def _uploaded(self, values: Updates, request: gr.Request) -> Updates:
         if not self._received(self.name, self.file, values, request):
             return {self.file: None}
-        choices = [(self.labels[2], UPLOAD), *self._examples()]
-        return {self.choice: gr.update(choices=choices, value=UPLOAD), self.file: None}
+        # Nobody has said yet that this picture is clean, whatever was said of the one before.
+        examples = self._examples()
+        choices = [*examples, ("My upload, which is clean", UPLOAD)]
+        return {
+            self.mode: OWN,
+            self.part: WHOLE,
+            self.choice: gr.update(choices=choices, value=examples[0][1]),
+            self.file: None,
+        }
 
     def _received(self, name: str, file: Any, values: Updates, request: gr.Request) -> bool:
         """Decode an upload, keep the picture under a name, and delete the file; errors are told."""
@@ -170,20 +198,34 @@ class Tab(ABC):
 
     @tells_errors
     def _chosen(self, values: Updates, request: gr.Request) -> Updates:
-        session = self.site.session(request)
-        picture = self._picture(session, values)
-        return {**self.display.chosen(picture), **self._changes(session, picture, values)}
-
-    def _changes(self, session: Session, picture: InputPicture, values: Updates) -> Updates:
-        """Updates of other inputs when another picture is chosen."""
-        return {}
+        session, mode = self.site.session(request), values[self.mode]
+        picture = self._picture_if_any(session, values)
+        upload = None if picture is None or picture.example else session.pictures[self.name]
+        return {
+            **self.display.chosen(picture),
+            self.plan: self._plan(mode),
+            self.part: gr.update(visible=upload is not None and upload.middle is not None),
+            self.choice: gr.update(visible=mode == TRY),
+            **self._changes(session, picture, values),
+        }
 
     def _picture(self, session: Session, values: Updates) -> InputPicture:
-        if values[self.choice] != UPLOAD:
+        """The picture to be restored, or the clean one to be damaged."""
+        if values[self.mode] != OWN and values[self.choice] != UPLOAD:
             return self._example(values)
         if self.name not in session.pictures:
-            raise PageError("Your upload has been deleted.", "Send the file again.")
-        return session.pictures[self.name]
+            raise PageError("There is no picture of yours here.", "Drop the file into the box.")
+        picture = self._wanted_part(session.pictures[self.name], values)
+        return replace(picture, clean=values[self.mode] != OWN)
+
+    def _picture_if_any(self, session: Session, values: Updates) -> InputPicture | None:
+        """The picture; None while a visitor who wants to restore their own has sent none."""
+        awaited = values[self.mode] == OWN and self.name not in session.pictures
+        return None if awaited else self._picture(session, values)
+
+    def _wanted_part(self, picture: InputPicture, values: Updates) -> InputPicture:
+        middle = picture.middle if values[self.part] == MIDDLE else None
+        return picture if middle is None else middle
 
     def _stream(self, session: Session, values: Updates, request: gr.Request) -> Iterator[Updates]:
         picture = self._picture(session, values)
@@ -197,147 +239,96 @@ class Tab(ABC):
         job = PageJob(self.name, picture, options)
         return self.display.stream(session, job, self.controls, request)
 
-    def _regularizers(self, task: str, picture: InputPicture) -> Updates:
-        choices = regularizer_choices(task, picture.size)
-        return {self.regularizer: gr.update(choices=choices, value=choices[0][1])}
+    def _regularizers(self, task: str, picture: InputPicture | None, values: Updates) -> Updates:
+        """The regularizers that fit; the one that was chosen remains, if it is among them."""
+        choices = regularizer_choices(task, (0, 0) if picture is None else picture.size)
+        names, chosen = [name for _, name in choices], values[self.regularizer]
+        value = chosen if chosen in names else names[0]
+        return {self.regularizer: gr.update(choices=choices, value=value)}
 
 
 class DenoiseTab(Tab):
     """Noise on every pixel."""
 
     name, task = "denoise", GaussianDenoising.name
+    drop = "Your noisy picture"
+    plans = (
+        "Your picture is restored as it is. There is nothing to compare it with.",
+        "Noise is added and removed again; the result is compared with the clean picture.",
+    )
 
     def _damage(self) -> set[Any]:
-        self.mode = gr.Radio(
-            [("Add noise", SIMULATE), ("Already noisy", REAL)],
-            value=SIMULATE, label="Damage", elem_id="denoise-mode",
-        )  # fmt: skip
         self.kind = gr.Radio(KINDS, value=GAUSSIAN, label="Noise", elem_id="denoise-kind")
         low, high, value = LEVELS[GAUSSIAN]
         self.level = gr.Slider(
             low, high, value=value, step=0.01, label="Level", info=OF_WHITE,
             elem_id="denoise-level",
         )  # fmt: skip
-        return {self.mode, self.kind, self.level}
+        return {self.kind, self.level}
 
-    def _connect(self) -> None:
-        super()._connect()
-        self._connect_choice({self.kind}, [self.regularizer])
-        self.mode.change(self._mode, self.mode, [self.kind, self.level], queue=False, **QUIET)
-        self.kind.change(
-            self._kind, {self.kind, self.choice}, [self.level, self.regularizer], **QUIET
-        )
+    def _connect(self, *triggers: Any) -> None:
+        self.changing = [self.kind, self.level, self.regularizer]
+        super()._connect(*triggers)
+        self.kind.input(self._kind, self.inputs, [self.level, self.regularizer], **QUIET)
 
-    def _mode(self, mode: str) -> Updates:
-        simulated = mode == SIMULATE
-        choices = KINDS if simulated else [("Detect", DETECT), *KINDS]
-        return {
-            self.kind: gr.update(choices=choices, value=choices[0][1]),
-            self.level: gr.update(visible=simulated),
-        }
+    def _changes(self, session: Session, picture: InputPicture | None, values: Updates) -> Updates:
+        # The noise of a visitor's picture is unknown until they say otherwise.
+        own, kind = values[self.mode] == OWN, values[self.kind]
+        kinds = [("Detect", DETECT), *KINDS] if own else KINDS
+        changed = kind == DETECT or own
+        kind = kinds[0][1] if changed else kind
+        level = self._level(kind) if changed else {}
+        noise = {self.kind: gr.update(choices=kinds, value=kind)}
+        return {**noise, **level, **self._regularizers(_task_of(kind), picture, values)}
 
     @tells_errors
     def _kind(self, values: Updates, request: gr.Request) -> Updates:
         session, kind = self.site.session(request), values[self.kind]
-        changes = self._changes(session, self._picture(session, values), values)
+        picture = self._picture_if_any(session, values)
+        return {**self._level(kind), **self._regularizers(_task_of(kind), picture, values)}
+
+    def _level(self, kind: str) -> Updates:
         if kind == DETECT:
-            return {self.level: gr.update(visible=False), **changes}
+            return {self.level: gr.update(visible=False)}
         low, high, value = LEVELS[kind]
         info = OF_WHITE if kind == GAUSSIAN else "fraction of the pixels"
         level = gr.update(minimum=low, maximum=high, value=value, info=info, visible=True)
-        return {self.level: level, **changes}
-
-    def _changes(self, session: Session, picture: InputPicture, values: Updates) -> Updates:
-        impulses = values[self.kind] == IMPULSES
-        return self._regularizers(SaltAndPepper.name if impulses else self.task, picture)
+        return {self.level: level}
 
     def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
         known = values[self.kind] != DETECT
         return {
-            "simulate": values[self.mode] == SIMULATE,
+            "simulate": values[self.mode] != OWN,
             "noise": values[self.kind] if known else None,
             "sigma": values[self.level] if known else None,
         }
 
 
-class CTTab(Tab):
-    """A simulated scan of a phantom or a slice."""
-
-    name, task, endings = "ct", SparseViewCT.name, SCANS
-    labels = ("Object", "or a DICOM slice", "Your slice")
-
-    def _first_picture(self) -> InputPicture:
-        return phantom(self._sizes()[:2][-1])
-
-    def _sizes(self) -> list[int]:
-        sizes = [size for size in CT_SIZES if size**2 <= self.site.limits.pixels]
-        return sizes or [CT_SIZES[0]]
-
-    def _examples(self) -> list[tuple[str, str]]:
-        return [("Shepp-Logan phantom", PHANTOM)]
-
-    def _example(self, values: Updates) -> InputPicture:
-        return phantom(self._checked_size(values))
-
-    def _read(self, path: Path, values: Updates) -> InputPicture:
-        return read_slice(path, self.site.limits)
-
-    def _more(self) -> set[Any]:
-        return set()
-
-    def _damage(self) -> set[Any]:
-        sizes = self._sizes()
-        self.size = gr.Radio(
-            [(f"{size} x {size}", size) for size in sizes], value=sizes[:2][-1],
-            label="Pixels", elem_id="ct-size",
-        )  # fmt: skip
-        self.views = gr.Slider(
-            *CT_VIEWS, value=120, step=10, label="Views", info="over 180 degrees, 400 rays each"
-        )
-        return {self.size, self.views}
-
-    def _connect(self) -> None:
-        super()._connect()
-        self._connect_choice({self.size}, [], self.size.change)
-
-    def _picture(self, session: Session, values: Updates) -> InputPicture:
-        picture = super()._picture(session, values)
-        side = min(self._checked_size(values), picture.size[0])
-        return replace(picture, values=adaptive_avg_pool2d(picture.values, side))
-
-    def _checked_size(self, values: Updates) -> int:
-        size = values[self.size]
-        if size not in self._sizes():
-            raise PageError(f"The size is {size}.", "Choose one from the list.")
-        return int(size)
-
-    def _options(self, values: Updates, session: Session, picture: InputPicture) -> dict[str, Any]:
-        return {"simulate": True, "views": values[self.views]}
+def _task_of(kind: str) -> str:
+    return SaltAndPepper.name if kind == IMPULSES else GaussianDenoising.name
 
 
 def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str]]:
-    """Labels, with restrictions of their use, and names of the regularizers that fit."""
+    """Labels, with who may use them, and names of the regularizers that fit."""
     choices = []
     for name in fitting(task, size):
-        facts = ["classical, not learned"]
-        if name != TV:
-            sheet = shipped()[name]
-            only = sheet.architecture.get("image_size")
-            facts = [f"faces, {only[0]} x {only[1]}"] if only else []
-            if sheet.card is not None and "non-commercial" in sheet.card.license:
-                facts.append("non-commercial")
-        label = "total variation" if name == TV else name
-        choices.append((f"{label} ({', '.join(facts)})" if facts else label, name))
+        card = None if name == TV else shipped()[name].card
+        label = f"{name} ({permission(card.license)})" if card is not None else name
+        choices.append(("total variation (any use)" if name == TV else label, name))
     return choices
+
+
+def permission(license: str) -> str:
+    """Who may use a regularizer, from the licence on its card."""
+    if "non-commercial" in license or "research only" in license:
+        return "research only"
+    if "no conditions" in license:
+        return "any use"
+    return "any use, cite" if license.startswith("CC BY ") else "see its card"
 
 
 def example_picture(name: str) -> InputPicture:
     """An example of the package."""
     if name not in example_names():
         raise PageError(f"There is no example {name}.", "Choose one from the list.")
-    return InputPicture(load_example(name), name, example=True)
-
-
-def phantom(size: int) -> InputPicture:
-    """The phantom of Shepp and Logan."""
-    return InputPicture(shepp_logan(size), "Shepp-Logan phantom", example=True)
+    return InputPicture(load_example(name), name, example=True, clean=True)

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import io
 import logging
+import math
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +27,10 @@ from starlette.routing import Route
 from torch import Tensor
 
 from convexlift.files.formats import pillow
-from convexlift.files.pictures import read_picture
+from convexlift.files.pictures import read_picture, regrid
 from convexlift.scans.files import read_volume
 from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
-from convexlift.web.limits import MEGABYTE, Limits, PageError
+from convexlift.web.limits import MEGABYTE, PREVIEW_PIXELS, SCALABLE, Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import VISITOR
 from convexlift.web.run import BOX
@@ -45,6 +49,7 @@ _MAGIC = {
 }
 _ENDINGS = {"TIFF": (".tif", ".tiff"), "NPY": (".npy",)}
 _LONGEST_NAME = 40
+_DECODING = Lock()  # one file at a time: a large picture takes hundreds of megabytes
 log = logging.getLogger(__name__)
 
 
@@ -100,29 +105,69 @@ def upload_routes(sessions: Sessions) -> list[Route]:
     ]
 
 
-def read_upload(path: Path, limits: Limits, *, colours: bool = True) -> InputPicture:
-    """A picture file as values between 0 and 1; three channels for colours, unless unwanted."""
+def read_upload(
+    path: Path, limits: Limits, *, colours: bool = True, mask: bool = False
+) -> InputPicture:
+    """A picture file as values between 0 and 1, upright.
+
+    A picture with too many pixels is replaced by means over blocks, which keep independent noise
+    independent, and comes with its middle in full size. A block of a mask is known where all of
+    its pixels are.
+
+    Args:
+        path: the file.
+        limits: of the server.
+        colours: whether to keep red, green and blue.
+        mask: whether it is a mask.
+    """
     name = shown_name(path)
     _check_kind(path, name, limits)
+    with _DECODING:
+        return _decoded(path, name, limits, colours, mask)
+
+
+def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -> InputPicture:
     try:
-        contents = read_picture(path, max_megapixels=_most_megapixels(limits))
+        contents = read_picture(path, max_megapixels=SCALABLE * _most_megapixels(limits))
     except Exception as error:  # decoders of damaged files raise nearly everything
         hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
         raise _unreadable(error, path, name, hint) from None
     height, width = contents.stored.shape[-2:]
-    limits.check_size(height, width, name)
+    limits.check_least(height, width, name)
+    if height * width > SCALABLE * limits.pixels:
+        limits.check_size(height, width, name)
     if len(contents.stored) not in (1, 3) or len(contents.stored) != contents.channels:
         raise PageError(
             f"{name} holds {len(contents.stored)} planes.",
             "Upload one picture, grey or in colour: one page, without further channels.",
         )
-    values = torch.from_numpy(contents.values(contents.full_range))[None].contiguous()
-    _check_values(values, name)
-    grey = bool((values == values[:, :1]).all())  # in all channels
-    if values.shape[1] == 3 and (not colours or grey):
-        luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1)
-        values = (luma * values).sum(1, keepdim=True)
-    return InputPicture(values, name)
+    stored = regrid(contents.stored, contents.orientation, 1)
+    height, width = stored.shape[-2:]
+
+    def picture(stored: NDArray[Any], **more: Any) -> InputPicture:
+        numbers = replace(contents, stored=stored).values(contents.full_range)
+        values = torch.from_numpy(numbers)[None].contiguous()
+        _check_values(values, name)
+        grey = bool((values == values[:, :1]).all())  # in all channels
+        if values.shape[1] == 3 and (not colours or grey):
+            luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+            values = (luma * values).sum(1, keepdim=True)
+        return InputPicture(values, name, **more)
+
+    if height * width <= limits.pixels:
+        return picture(stored)
+    excess = height * width / min(limits.pixels, PREVIEW_PIXELS)
+    block = math.ceil(math.sqrt(excess))
+    rows, columns = (max(side // block, 1) for side in (height, width))
+    limits.check_least(rows, columns, f"{name}, scaled down,")
+    blocks = stored[:, : rows * block, : columns * block]
+    blocks = blocks.reshape(-1, rows, block, columns, block)
+    darkest = blocks.max if contents.inverted else blocks.min
+    scaled = darkest((2, 4)) if mask else blocks.mean((2, 4), dtype=np.float32)
+    down, across = (int(side / math.sqrt(excess)) for side in (height, width))
+    top, left = (height - down) // 2, (width - across) // 2
+    middle = picture(stored[:, top : top + down, left : left + across])
+    return picture(scaled, scaled_from=(height, width), middle=middle)
 
 
 def read_slice(path: Path, limits: Limits) -> InputPicture:
