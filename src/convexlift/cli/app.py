@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 import convexlift
 from convexlift import startup
+from convexlift.cli.help_text import Command, Group, epilog
 
 if TYPE_CHECKING:
     import torch
@@ -38,11 +39,11 @@ MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
 """Modules whose name differs from the command's."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands: outlines for the help text; the invoked one is imported."""
 
     def __init__(self, *, commands: Any = None, **more: Any) -> None:
-        outlines = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
+        outlines = {name: Command(name, help=text) for name, text in COMMANDS.items()}
         super().__init__(commands=outlines | (commands or {}), **more)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -59,13 +60,33 @@ def load(name: str) -> Any:
     return group.commands[name]
 
 
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=Commands,
     help="Image reconstruction with learned convex regularizers, and a proof with every image.",
+    epilog=epilog(
+        "convexlift doctor\nconvexlift reconstruct denoise noisy.png -o clean.png\n"
+        "convexlift models photo-open\nconvexlift --install-completion"
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
+
+
+def register(examples: str, name: str | None = None, **more: Any) -> Any:
+    """Decorates a function that becomes a command, with examples for its help text."""
+    return app.command(name, cls=Command, epilog=epilog(examples), **more)
+
+
+def group_of_commands(name: str, text: str, examples: str) -> typer.Typer:
+    """A group of commands inside of ``app``."""
+    group = typer.Typer(
+        cls=Group, help=text, epilog=epilog(examples), no_args_is_help=True, context_settings=HELP
+    )
+    app.add_typer(group, name=name)
+    return group
+
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, startup.INTERRUPTED
 
