@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "benchmark": "Compare methods: iterations and seconds to each accuracy.",
     "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
+    "doctor": "Examine the installation, and test it by a small problem with a verified proof.",
     "models": "List the shipped regularizers, or show the card of one.",
     "reconstruct": "Reconstruct your own files, with a proof beside each result.",
     "reproduce": "Repeat experiments of the paper, its numbers beside ours.",

@@ -10,11 +10,11 @@ import convexlift
 from convexlift.cli.app import (
     Debug,
     JsonFile,
-    app,
     check_json_file,
     console,
     explained,
     one_sentence_errors,
+    register,
     write_json,
 )
 from convexlift.models.files import ModelCard, Sheet, sheet, shipped_sheets
@@ -24,7 +24,7 @@ TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
 
 
-@app.command()
+@register("convexlift models\nconvexlift models photo-open\nconvexlift models runs/photos/model")
 def models(
     name: Annotated[
         str | None,
@@ -35,7 +35,7 @@ def models(
 ) -> None:
     """List the shipped regularizers, or show the card of one.
 
-    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    The table ends with those that companies may use; a card begins with its licence.
     """
     from convexlift.cli.terminal import table
 
@@ -52,6 +52,14 @@ def models(
             screen.print(details(sheets[name]), markup=False, soft_wrap=True)
         elif sheets:
             screen.print(table(COLUMNS, rows(sheets), left=TEXTS, wrapped=["Licence"], tight=True))
+            if free := [
+                name for name, each in sheets.items() if each.card and each.card.commercial
+            ]:
+                screen.print(
+                    f"Companies may use {', '.join(free)} (CC BY: if they name the source); the "
+                    "others are for non-commercial research.",
+                    markup=False,
+                )
             screen.print("Show the card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
             screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")
