@@ -47,7 +47,9 @@ def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Pictu
             f"{path} stores colours as numbers of a palette ({kind}); write it again as RGB"
         )
     if samples not in (1, 3) or (samples == 3 and not kind.startswith(("RGB", "YBR"))):
-        raise ScanFileError(f"{path} has {samples} samples for each pixel ({kind}); it needs 1 or 3")
+        raise ScanFileError(
+            f"{path} has {samples} samples for each pixel ({kind}); it needs 1 or 3"
+        )
     metadata = {DATASET: dataset}
     if samples == 1:
         stored = pixels.reshape(-1, *pixels.shape[-2:])
