@@ -53,7 +53,9 @@ def commands():
         command = load(name)
         inner = getattr(command, "commands", {})
         yield name, command
-        yield from ((f"{name} {each}", below) for each, below in inner.items())
+        for each, below in inner.items():
+            if not below.hidden:
+                yield f"{name} {each}", below
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -79,7 +79,7 @@ def as_html(described: Description) -> str:
     return f"<div>{title}{figures}<table>{rows}</table></div>"
 
 
-def picture(image: Tensor, caption: str = "") -> str:
+def picture(image: Tensor, caption: str = "", side: int = SIDE) -> str:
     """A grey or colour image (C, H, W): 0 to 1 as black to white, or its smallest to largest.
 
     Images of more than a million pixels are shown by every second, third, ... pixel.
@@ -96,7 +96,7 @@ def picture(image: Tensor, caption: str = "") -> str:
     samples = np.round(255 * values.clip(0, 1)).astype(np.uint8)
     channels, height, width = samples.shape
     note = f"{caption}; black {low:.3g}, white {high:.3g}" if scaled else caption
-    zoom = SIDE / max(height, width)
+    zoom = side / max(height, width)
     size = f'width="{round(width * zoom)}" height="{round(height * zoom)}"'
     sharp = "image-rendering:pixelated" if zoom > 1 else ""
     source = base64.b64encode(png(samples if channels == 3 else samples[:1])).decode()

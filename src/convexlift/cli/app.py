@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -61,6 +61,7 @@ def load(name: str) -> Any:
     return group.commands[name]
 
 
+F = TypeVar("F", bound=Callable[..., None])
 HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=Commands,
@@ -75,15 +76,15 @@ app = typer.Typer(
 )
 
 
-def register(examples: str, name: str | None = None, **more: Any) -> Any:
+def register(examples: str, name: str | None = None, **more: Any) -> Callable[[F], F]:
     """Decorates a function that becomes a command, with examples for its help text."""
     return app.command(name, cls=Command, epilog=epilog(examples), **more)
 
 
-def group_of_commands(name: str, text: str, examples: str) -> typer.Typer:
+def group_of_commands(name: str, text: str, examples: str, cls: type[Group] = Group) -> typer.Typer:
     """A group of commands inside of ``app``."""
     group = typer.Typer(
-        cls=Group, help=text, epilog=epilog(examples), no_args_is_help=True, context_settings=HELP
+        cls=cls, help=text, epilog=epilog(examples), no_args_is_help=True, context_settings=HELP
     )
     app.add_typer(group, name=name)
     return group
