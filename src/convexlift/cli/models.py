@@ -17,7 +17,7 @@ from convexlift.cli.app import (
     register,
     write_json,
 )
-from convexlift.models.files import ModelCard, Sheet, sheet, shipped_sheets
+from convexlift.models.files import ModelCard, Sheet, names, sheet, shipped_sheets
 
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
@@ -28,7 +28,10 @@ UNKNOWN = "-"
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="The name of one, or the path of a saved one; all by default."),
+        typer.Argument(
+            help="The name of one, or the path of a saved one; all by default.",
+            autocompletion=lambda: list(names()),
+        ),
     ] = None,
     json_file: JsonFile = None,
     debug: Debug = False,

@@ -133,7 +133,10 @@ class AdversarialOptions(TrainOptions):
         "kernel": 7, "held_out": 16, "validate_every": 300, "seed": 0, "penalty": 5.0,
     }  # fmt: skip
 
-    preset: Annotated[str, Option(help="The recipe; all are listed above.")] = "photo-adversarial"
+    preset: Annotated[
+        str,
+        Option(help="The recipe; all are listed above.", autocompletion=lambda: list(ADVERSARIAL)),
+    ] = "photo-adversarial"
     penalty: Annotated[float | None, Option(help="Penalty on slopes of R above 1.")] = None
     damaged: Annotated[
         Path | None,
@@ -158,6 +161,7 @@ class BilevelOptions(TrainOptions):
         Option(
             help="The recipe; all are listed above. By default photo-any-size-first; photo with "
             "--adaptive.",
+            autocompletion=lambda: list(BILEVEL),
         ),
     ] = None
     adaptive: Annotated[
