@@ -91,7 +91,6 @@ def reproduce_command(
         Writes report.html, with every figure as PNG and SVG and every table as CSV and Markdown.
         Finished parts are kept in the folder, so that an interrupted run resumes from them; those
         of a run with other options are not replaced without --force.
-        Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         """
         from experiments.authors import find_authors
         from experiments.images import find_data

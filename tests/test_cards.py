@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import convexlift as cl
+from convexlift.models.recipe_words import recipe_words
+from convexlift.training import PRESETS, plain_settings
 
 FULL = cl.ModelCard(
     name="toy",
@@ -51,7 +54,7 @@ def test_the_text_says_everything_in_lines_that_fit():
     words = " ".join(text.split())
     for part in (
         *("toy: A toy for tests.", "Weight 7", "inpainting 0.2", "best PSNR on one picture"),
-        *("four pictures", "CC0-1.0; the pictures", "steps 90", "make toy", "abc123", "Seed 0"),
+        *("four pictures", "CC0-1.0; the pictures", "Steps 90", "make toy", "abc123", "Seed 0"),
         *("3 h 2 min", "two cores", "Results test: psnr 28.5, ssim 0.8125", "diagnosis", "nobody"),
     ):
         assert part in words
@@ -100,3 +103,48 @@ def test_unknown_and_missing_fields_are_named():
         cl.ModelCard.from_json(content)
     with pytest.raises(ValueError, match=r"card must be an object with name, .*, got \[\]"):
         cl.ModelCard.from_json([])
+
+
+@pytest.mark.parametrize(
+    ("terms", "commercial"),
+    [
+        ("CC0 1.0; no conditions of use", True),
+        ("CC BY 3.0 and 4.0 (TCIA); cite the collections", True),
+        ("MIT", True),
+        ("CC BY-NC-SA 4.0 (FFHQ); non-commercial research only", False),
+        ("CC-BY-NC 4.0", False),
+        ("research only; BSDS500: non-commercial research and education", False),
+        ("unknown; yours to decide, as far as the training images allow", False),
+        ("", False),
+    ],
+)
+def test_licences_say_whether_companies_may_use_a_model(terms, commercial):
+    assert replace(FULL, license=terms).commercial is commercial
+
+
+def test_a_card_begins_with_its_licence_and_tells_the_recipe_in_words():
+    for name in cl.models.names():
+        lines = str(cl.models.card(name)).splitlines()
+        first = next(line for line in lines if line.startswith("Licence"))
+        assert lines.index(first) <= 2  # after the summary, which may need two lines
+        assert "Recipe(" not in str(cl.models.card(name))
+    text = " ".join(str(cl.models.card("ct-abdomen-chest-deep")).split())
+    assert "ridge: 48 filters of 7 x 7, 3 layers, for images of any size" in text
+    assert "150 steps of 4 whole images" in text
+
+
+def test_settings_of_a_recipe_and_their_repr_have_the_same_words():
+    """Cards of earlier versions hold the ``repr``."""
+    for name, recipe in PRESETS.items():
+        if "ct" in name.split("-"):  # its scanner has another repr
+            continue
+        words = recipe_words(plain_settings(recipe))
+        assert recipe_words({"settings": repr(recipe)}) == words, name
+        assert f"{recipe.options.steps} steps of {recipe.batch_size}" in dict(words)["Training"]
+
+
+def test_notes_on_a_training_are_kept_as_they_are():
+    assert recipe_words({"lower level": "60 steps", "settings": "not(python"}) == [
+        ("Lower level", "60 steps"),
+        ("Settings", "not(python"),
+    ]

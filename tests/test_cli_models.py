@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from zoo import network
 import convexlift as cl
 from convexlift.cli import app, models
 from convexlift.models import files
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments):
@@ -175,3 +180,20 @@ def test_a_wrong_import_is_refused_in_a_sentence(tmp_path, monkeypatch, argument
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
     assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_the_package_states_the_licence_of_every_regularizer():
+    """In the README beside the weights, which the wheel has among its licence files."""
+    text = (files.SHIPPED / "README.md").read_text("utf-8")
+    stated = dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", text, re.MULTILINE))
+    assert stated == {name: cl.models.card(name).license for name in cl.models.names()}
+
+
+def test_the_metadata_name_the_licences_of_the_weights():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert "src/convexlift/models/weights/README.md" in project["license-files"]
+    parts = set(project["license"].split(" AND "))
+    words = {"CC0 1.0": "CC0-1.0", "CC BY-NC-SA 4.0": "CC-BY-NC-SA-4.0", "CC BY 3.0": "CC-BY-3.0",
+             "BSDS500": "LicenseRef-BSDS500"}  # fmt: skip
+    terms = " ".join(cl.models.card(name).license for name in cl.models.names())
+    assert {each for word, each in words.items() if word in terms} | {"MIT", "CC-BY-4.0"} == parts

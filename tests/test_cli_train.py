@@ -18,10 +18,14 @@ from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift.cli.app import app, load
+from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainingTask
+from convexlift.cli.training_recipe import changed_recipe
 from convexlift.images import save_image
+from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
+from convexlift.training import ImageSet, Validation, plain_settings
 from convexlift.training.initialization import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
-from convexlift.training.recipes import AdversarialRecipe
+from convexlift.training.recipes import AdversarialRecipe, validated_task
 
 FAST = ("--batch-size", "2", "--held-out", "2", "--device", "cpu")
 """With ``--start``, a tiny network, and a preset that searches no weights."""
@@ -88,7 +92,7 @@ def test_a_run_from_beginning_to_end(here, finished):
     folder, result = finished
     assert result.exit_code == 0, result.output
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
-    assert names == {"model.safetensors", "model.json", "log.csv", "checkpoint.pt"}
+    assert names == {"model.safetensors", "model.json", "log.csv", "options.json", "checkpoint.pt"}
     network = cl.load(folder / "model")
     card = network.card
     assert card.name == "out"
@@ -114,8 +118,11 @@ def test_what_it_prints(finished):
     assert [line.split(":")[0] for line in steps] == [f"step {k} of 4" for k in (0, 2, 4)]
     assert all(word in steps[1] for word in ("loss", "PSNR", "SSIM", "weight"))
     assert "━" not in result.output  # no progress bar in a pipe
-    assert "at the start" in result.output
-    assert "best (step" in result.output
+    for row in ("at the start", "best (step", "total variation, its best weight"):
+        assert row in result.output
+    assert lines[0].startswith("Method        adversarial")
+    assert "salt and pepper on 25 % of the pixels" in lines[1]
+    assert "4 to train on, 2 held out for validation every 2 steps" in result.output
     assert f"cl.load('{folder / 'model'}')" in result.output
 
 
@@ -138,15 +145,37 @@ def test_a_used_folder_is_refused(here, finished):
     result = adversarial(here, folder)
     assert result.exit_code == 2
     assert result.output == (
-        f"convexlift: {folder} holds the checkpoint of an earlier training. "
-        "Continue it with --resume, or name another folder with --output.\n"
+        f"convexlift: {folder} holds the checkpoint of an earlier training. Continue with "
+        f"convexlift train adversarial --resume {folder}, or name another folder with --output.\n"
     )
-    result = adversarial(here, folder, "--resume")
-    assert result.exit_code == 2
-    assert "was written with options.validate_every = 2, but this run has 100" in result.output
     assert (folder / "model.safetensors").read_bytes() == before
-    assert adversarial(here, folder, "--resume", "--validate-every", 2).exit_code == 0
+
+
+def test_resume_needs_no_other_option(here, finished, tmp_path, monkeypatch):
+    folder, _ = finished
+    before = (folder / "model.safetensors").read_bytes()
+    monkeypatch.chdir(tmp_path)  # paths in the file are absolute
+    result = run("adversarial", "--resume", folder)
+    assert result.exit_code == 0, result.output
     assert (folder / "model.safetensors").read_bytes() == before
+    saved = json.loads((folder / "options.json").read_text())
+    assert saved["train"] == "adversarial"
+    assert saved["options"]["steps"] == 4
+
+
+def test_what_cannot_be_resumed_is_refused_by_name(here, finished, tmp_path):
+    folder, _ = finished
+    for arguments, message in (
+        (["adversarial", "--resume", folder, "--steps", 9], "Leave out --steps."),
+        (["bilevel", "--resume", folder], "Write convexlift train adversarial --resume"),
+        (["bilevel", "--resume", tmp_path], "holds no training"),
+        (["bilevel"], "Name a folder with clean pictures, or a training to --resume."),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in flat(result)
+    (tmp_path / "options.json").write_text('{"train": "bilevel", "options": {"steps": [1]}}')
+    assert "does not hold the options" in flat(run("bilevel", "--resume", tmp_path))
 
 
 def test_bilevel(here, tmp_path):
@@ -217,7 +246,8 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["adversarial", "broken"], "bad.png cannot be read as a picture"),
         (["adversarial", "mask.png"], "mask.png is not a folder"),
         (["adversarial", "few"], "a split needs at least two images"),
-        (["adversarial", "mixed", "--held-out", "1"], "not 16 x 16; use images of one size"),
+        (["adversarial", "mixed", "--preset", "faces-denoising", "--held-out", "1"],
+         "not 16 x 16; use images of one size"),
         (["adversarial", "pictures", "pictures"], "is given twice"),
         (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
         (["adversarial", "pictures", "--damaged", "nowhere"], "nowhere does not exist"),
@@ -229,7 +259,8 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),
         (["adversarial", "pictures", "--preset", "paper-ct"], "got (1, 16, 16)"),
         (["adversarial", "pictures", "--damaged", "few"], "6 clean and 1 damaged images"),
-        (["adversarial", "pictures", "--crop", "12"], "must be a multiple of the pooling size"),
+        (["adversarial", "pictures", "--preset", "faces-denoising", "--crop", "12"],
+         "must be a multiple of the pooling size"),
         (["adversarial", "pictures", *SP, "--mask", "mask.png"], "--mask is for inpainting"),
         (["bilevel", "pictures", "--preset", "paper-bilevel", "--images", "3", "--mask",
           "small-mask.png"], "the mask is 8 x 8, but the images are 16 x 16"),
@@ -242,7 +273,12 @@ SP = ("--preset", "paper-salt-and-pepper")
         (["bilevel", "pictures", "--start", "nothing"], "there is no model 'nothing'"),
         (["bilevel", "pictures", "--json", "few"], "is a folder. Name a file in it"),
         (["bilevel", "pictures", "--output", "mask.png"], "cannot be used as a folder"),
-        (["adversarial", "pictures", "--penalty", "-1"], "needs penalty >= 0"),
+        (["adversarial", "pictures", "--crop", "12", "--penalty", "-1"], "needs penalty >= 0"),
+        (["bilevel", "pictures", "--sigma", "0.1"], "Add --task denoise, for example."),
+        (["bilevel", "pictures", "--task", "denoise", "--sigma", "-1"], "needs sigma >= 0"),
+        (["bilevel", "pictures", "--preset", "paper-bilevel", "--task", "denoise"],
+         "paper-bilevel is the paper's recipe. Leave out --task"),
+        (["adversarial", "pictures", "--damaged", "noisy", "--sigma", "0.1"], "Leave out --sigma"),
     ],
     ids=lambda value: "-".join(value[1:]) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -253,8 +289,8 @@ def test_mistakes_are_one_sentence(arguments, message, here, tmp_path, monkeypat
     result = run(*arguments, *more, *held_out)
     assert result.exit_code == 2, result.output
     assert message in flat(result)
-    assert result.output.startswith("convexlift: ")
-    assert result.output.count("\n") == 1
+    assert result.stderr.startswith("convexlift: ")
+    assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
     assert not (tmp_path / "out" / "checkpoint.pt").exists()
 
@@ -301,7 +337,98 @@ def test_help():
             assert option in result.output
         for name, recipe in PRESETS.items():
             fits = isinstance(recipe, AdversarialRecipe) == (command == "adversarial")
-            assert (name in flat(result)) == fits
+            assert (f"\n  {name}  " in result.output) == fits
+
+
+@pytest.mark.parametrize("kind", [AdversarialOptions, BilevelOptions])
+def test_the_help_repeats_the_recipes_and_their_numbers(kind):
+    """They are written down twice, since importing the recipes takes seconds."""
+    recipes = {
+        name
+        for name, recipe in PRESETS.items()
+        if isinstance(recipe, AdversarialRecipe) == (kind is AdversarialOptions)
+    }
+    assert set(kind.presets) == recipes
+    recipe = PRESETS[next(iter(kind.presets))]
+    for name, number in kind.defaults.items():
+        places = (recipe, recipe.options, recipe.network)
+        assert number in [getattr(place, name) for place in places if hasattr(place, name)], name
+    assert changed_recipe(kind(folders=[])) == recipe
+
+
+@pytest.mark.parametrize(
+    ("task", "sigma", "expected"),
+    [
+        ("denoise", None, GaussianDenoising(0.1)),
+        ("denoise", 0.05, GaussianDenoising(0.05)),
+        ("inpaint", 0.06, Inpainting(0.3, 0.06)),
+        ("salt-and-pepper", 0.4, SaltAndPepper(0.4)),
+    ],
+)
+def test_task_and_noise_level_of_the_options(task, sigma, expected):
+    options = {"folders": [], "task": TrainingTask(task), "sigma": sigma}
+    critic = changed_recipe(AdversarialOptions(**options))
+    learned = changed_recipe(BilevelOptions(**options))
+    ((found, weight),) = learned.tasks
+    assert plain_settings(critic.task) == plain_settings(found) == plain_settings(expected)
+    assert weight > 0
+    assert validated_task(learned) is found
+
+
+def test_larger_noise_starts_with_a_larger_weight():
+    def weight(sigma):
+        options = BilevelOptions(folders=[], task=TrainingTask.denoise, sigma=sigma)
+        return changed_recipe(options).tasks[0][1]
+
+    assert weight(0.05) < weight(0.1) == 1.0 < weight(0.2)
+
+
+def test_a_training_for_the_task_of_the_options(here, tmp_path):
+    result = bilevel(here, tmp_path / "out", "--task", "salt-and-pepper", "--sigma", 0.2)
+    assert result.exit_code == 0, result.output
+    assert "Trained for   salt and pepper on 20 % of the pixels" in result.output
+    assert set(cl.models.card(tmp_path / "out" / "model").weights) == {"salt-and-pepper"}
+
+
+def test_total_variation_is_compared_with_its_best_weight(here, finished):
+    """No other weight of the grid around it is better on the held-out images."""
+    found = json.loads((here / "out.json").read_text())["total_variation"]
+    images = ImageSet.from_folder(here / "pictures")
+    recipe = PRESETS["paper-salt-and-pepper"]
+    _, held_out = images.split(2, recipe.seed)
+    tv = cl.TotalVariation()
+    for factor in (1 / 1.3, 1.0, 1.3):
+        weight = factor * found["weight"]
+        check = Validation(recipe.task, held_out, weight, seed=recipe.seed)
+        psnr = float(check(tv).psnr.mean())
+        assert psnr == pytest.approx(found["psnr"], rel=1e-6) if factor == 1 else True
+        assert psnr <= found["psnr"] + 1e-6
+
+
+def test_training_needs_none_of_the_other_extras(here, tmp_path):
+    """With the extra cli alone: TensorBoard and torchmetrics are not there."""
+    for name in ("tensorboard", "torchmetrics", "pydicom", "h5py", "gradio"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "convexlift", "train", "bilevel", str(here / "pictures"), *FAST,
+         "--start", str(here / "tiny"), "--steps", "1", "--crop", "12",
+         "--output", str(tmp_path / "out")],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "SSIM" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_nothing_is_called_the_start_that_was_not_measured(here, tmp_path):
+    result = run(
+        *("adversarial", here / "pictures", "--start", here / "tiny", "--output", tmp_path),
+        *("--steps", 2, "--crop", 12, *FAST),
+    )
+    assert result.exit_code == 0, result.output
+    assert "at the start" not in result.output
+    assert "best (step 2)" in result.output
 
 
 @pytest.mark.parametrize("command", ["adversarial", "bilevel"])
@@ -333,17 +460,23 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert errors.startswith("convexlift: Interrupted after step ")
-    assert errors.endswith("Continue with the same command and --resume.\n")
+    continued = f"Continue with convexlift train adversarial --resume {tmp_path / 'out'}.\n"
+    assert errors.endswith(continued)
     assert errors.count("\n") == 1
-    assert printed.startswith("step 0 of 100000: start, PSNR")
+    assert "\nstep 0 of 100000: start, PSNR" in printed
     names = {path.name for path in (tmp_path / "out").iterdir() if "tfevents" not in path.name}
-    assert names == {"log.csv", "checkpoint.pt"}
-    result = adversarial(here, tmp_path / "out", "--resume")
+    assert names == {"log.csv", "options.json", "checkpoint.pt"}
+    (tmp_path / "out" / "options.json").write_text(
+        (tmp_path / "out" / "options.json").read_text().replace('"steps": 100000', '"steps": 4')
+    )
+    result = run("adversarial", "--resume", tmp_path / "out")
     assert result.exit_code == 2
     assert "options.steps = 100000, but this run has 4" in result.output
 
 
-def test_resume_without_a_checkpoint_begins(here, tmp_path):
-    result = adversarial(here, tmp_path / "out", "--resume")
+def test_resume_without_a_checkpoint_begins(here, finished, tmp_path):
+    folder, _ = finished
+    (tmp_path / "options.json").write_bytes((folder / "options.json").read_bytes())
+    result = run("adversarial", "--resume", tmp_path)
     assert result.exit_code == 0, result.output
     assert "There is no checkpoint in" in result.output

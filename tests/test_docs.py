@@ -30,6 +30,8 @@ def tool(name: str) -> ModuleType:
 def commands(group=None, path: str = "convexlift"):
     inside = {name: load(name) for name in COMMANDS} if group is None else group.commands
     for name, command in inside.items():
+        if command.hidden:
+            continue
         inner = getattr(command, "commands", None)
         yield from commands(command, f"{path} {name}") if inner else [(f"{path} {name}", command)]
 

@@ -35,7 +35,7 @@ def state(**changes):
             TypeError,
             r"fidelity=cl.SquaredL2\(y\) .* got the data",
         ),
-        (lambda: state(operator=lambda x: x), TypeError, "wrap a function and its adjoint"),
+        (lambda: state(operator=lambda x: x), TypeError, "make one of a function and its adjoint"),
         (lambda: state(regularizer=torch.nn.ReLU()), TypeError, "must be an InputConvexNetwork"),
         (lambda: state(box=(1, 0)), ValueError, "lower < upper"),
         (lambda: state(box=3), ValueError, r"box must be None or \(lower, upper\)"),

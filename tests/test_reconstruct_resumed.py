@@ -38,7 +38,8 @@ def denoise(folder, *options, inputs=None):
 
 
 def times(folder):
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
+    results = [path for path in (folder / "out").iterdir() if path.suffix != ".html"]
+    return {path.name: path.stat().st_mtime_ns for path in results}
 
 
 def changed(before, after):

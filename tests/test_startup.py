@@ -137,6 +137,34 @@ def test_shells_complete_the_program_by_its_name(shell, registered, monkeypatch,
     assert "python" not in printed
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", {"reconstruct", "train", "doctor"}),
+        ("train ", {"adversarial", "bilevel"}),
+        ("reconstruct denoise --reg", {"--regularizer"}),
+        ("reconstruct denoise x --regularizer photo-o", {"photo-open", "photo-open-colour"}),
+        ("models photo-o", {"photo-open", "photo-open-colour"}),
+        ("train bilevel x --preset paper", {"paper-bilevel", "paper-bilevel-nmapg"}),
+    ],
+)
+def test_shells_complete_commands_options_and_names(typed, offered):
+    """What the script in a shell asks for, and nothing heavy is imported for it."""
+    words = f"convexlift {typed}"
+    environment = {
+        "_CONVEXLIFT_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(f"{words}.".split()) - 1),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "convexlift"], capture_output=True, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    found = set(done.stdout.split())
+    assert offered == found if typed else offered <= found
+    imports = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not HEAVY & imports
+
+
 def test_the_module_goes_by_the_name_of_the_script():
     printed = subprocess.run(
         [sys.executable, "-m", "convexlift", "models", "--help"],

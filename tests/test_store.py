@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,37 @@ def test_a_save_cut_between_the_two_files_is_noticed(saved, monkeypatch):
         cl.load(path)
     cl.save(network("plain", cl.ReLU()), path)
     cl.load(path)
+
+
+OWN = """
+from dataclasses import dataclass
+import convexlift as cl
+
+@dataclass(frozen=True)
+class Wide(cl.Huber, name="Wide"):
+    pass
+"""
+
+
+def test_an_activation_of_ones_own_is_saved_and_loaded_where_it_is_registered(tmp_path):
+    """In another process: first without the module that defines it, then with it."""
+    (tmp_path / "own.py").write_text(OWN)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    def run(code):
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    made = run(
+        "import convexlift as cl, own; layer = cl.ConvexLayer(own.Wide(0.5), channels=2, "
+        "bias=False, skip=cl.networks.ForwardDifferences()); "
+        "cl.save(cl.InputConvexNetwork([layer]), 'wide')"
+    )
+    assert made.returncode == 0, made.stderr
+    read = "cl.load('wide').layers[0].activation)"
+    assert run(f"import convexlift as cl, own; print({read}").stdout == "Wide(delta=0.5)\n"
+    unknown = run(f"import convexlift as cl; print({read}").stderr
+    assert "'Wide' is unknown" in unknown
+    assert "If it is a class of your own, import its module first" in unknown

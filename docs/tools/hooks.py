@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from convexlift.cli.app import app, load
+from convexlift.cli.help_text import entry
 
 log = logging.getLogger("mkdocs.hooks")  # a warning of it ends a strict build
 
@@ -85,12 +87,14 @@ def describe(command: Any, name: str, parent: Any, level: int = 2) -> Iterator[s
         return
     context = command.context_class(command, info_name=name, parent=parent)
     yield f"{'#' * level} {context.command_path}\n"
-    yield f"{markdown(command.help or '')}\n"
+    yield f"{blocks(command.help or '')}\n"
     inner = getattr(command, "commands", {})
     if not inner:
         usage = command.get_usage(context).removeprefix("Usage: ").strip()
         yield f"```sh\n{' '.join(usage.split())}\n```\n"
         yield "\n".join(options(command, context)) + "\n"
+        examples = (command.epilog or "").partition("\n\nExit status")[0]
+        yield f"{blocks(examples)}\n"
     for each, below in sorted(inner.items()):
         yield from describe(below, each, context, level + 1)
 
@@ -100,23 +104,24 @@ def options(command: Any, context: Any) -> Iterator[str]:
     yield "| argument or option | meaning |"
     yield "|---|---|"
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None and not getattr(parameter, "hidden", False):
-            names, _, kind = record[0].strip().partition(" <")
-            cell = " ".join(markdown(record[1]).split()).replace("|", "\\|")
-            if "|" in kind:
-                cell = f"{', '.join(code(each) for each in kind.rstrip('>').split('|'))}: {cell}"
-            elif kind.startswith("list["):
-                names = f"{names.removesuffix('...')}..."  # arguments have the dots already
-            elif kind:
-                names = f"{names} <{kind}"
-            yield f"| {code(names)} | {cell} |"
+        if (found := entry(parameter, context)) is not None:
+            cell = markdown(found.text).replace("|", "\\|")
+            yield f"| {code(found.names)} | {cell} |"
 
 
 def code(text: str) -> str:
     """Code in a cell of a table; a bar would end the cell."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
     return f"<code>{escaped}</code>"
+
+
+def blocks(text: str) -> str:
+    """A help text as Markdown: paragraphs, and indented lines as they are."""
+    parts = text.strip("\n").split("\n\n")
+    return "\n\n".join(
+        f"```text\n{textwrap.dedent(part)}\n```" if part.startswith(" ") else markdown(part)
+        for part in parts
+    )
 
 
 def markdown(text: str) -> str:

@@ -112,7 +112,6 @@ def benchmark_command(
 
         Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
         done, and a plot for each task at the end.
-        Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         """
         import torch
 

@@ -1,8 +1,12 @@
 """The public names; ``lazy_names`` reads them from here too."""
 
+from convexlift import images as images
 from convexlift import models as models
 from convexlift import networks as networks
+from convexlift import phantoms as phantoms
 from convexlift import scans as scans
+from convexlift import tasks as tasks
+from convexlift import training as training
 from convexlift.checks import CheckFailed as CheckFailed
 from convexlift.checks import check_activation as check_activation
 from convexlift.checks import check_functional as check_functional
@@ -14,6 +18,8 @@ from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.terms import Box as Box
 from convexlift.models import interop as interop
+from convexlift.images import psnr as psnr
+from convexlift.images import ssim as ssim
 from convexlift.models.files import ModelCard as ModelCard
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
@@ -44,6 +50,7 @@ from convexlift.operators.linear import LinearOperator as LinearOperator
 from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
 from convexlift.operators.mri import MRI as MRI
+from convexlift.operators.operator import Operator as Operator
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
 from convexlift.operators.tomography.beams import paper_scanner as paper_scanner

@@ -50,7 +50,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(module), *origins})
+        # Not the modules that happened to be imported: they are no public names.
+        special = {name for name in vars(module) if name.startswith("__")}
+        return sorted({*origins, *special})
 
     return get, names, sorted(origins)
 

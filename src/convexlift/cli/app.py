@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 import convexlift
 from convexlift import startup
+from convexlift.cli.help_text import Command, Group, epilog
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "benchmark": "Compare methods: iterations and seconds to each accuracy.",
     "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
+    "doctor": "Examine the installation, and test it by a small problem with a verified proof.",
     "models": "List the shipped regularizers, or show the card of one; import published ones.",
     "reconstruct": "Reconstruct your own files, with a proof beside each result.",
     "reproduce": "Repeat experiments of the paper, its numbers beside ours.",
@@ -38,11 +40,11 @@ MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
 """Modules whose name differs from the command's."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands: outlines for the help text; the invoked one is imported."""
 
     def __init__(self, *, commands: Any = None, **more: Any) -> None:
-        outlines = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
+        outlines = {name: Command(name, help=text) for name, text in COMMANDS.items()}
         super().__init__(commands=outlines | (commands or {}), **more)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -59,13 +61,34 @@ def load(name: str) -> Any:
     return group.commands[name]
 
 
+F = TypeVar("F", bound=Callable[..., None])
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=Commands,
     help="Image reconstruction with learned convex regularizers, and a proof with every image.",
+    epilog=epilog(
+        "convexlift doctor\nconvexlift reconstruct denoise noisy.png -o clean.png\n"
+        "convexlift models photo-open\nconvexlift --install-completion"
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
+
+
+def register(examples: str, name: str | None = None, **more: Any) -> Callable[[F], F]:
+    """Decorates a function that becomes a command, with examples for its help text."""
+    return app.command(name, cls=Command, epilog=epilog(examples), **more)
+
+
+def group_of_commands(name: str, text: str, examples: str, cls: type[Group] = Group) -> typer.Typer:
+    """A group of commands inside of ``app``."""
+    group = typer.Typer(
+        cls=cls, help=text, epilog=epilog(examples), no_args_is_help=True, context_settings=HELP
+    )
+    app.add_typer(group, name=name)
+    return group
+
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, startup.INTERRUPTED
 

@@ -14,17 +14,17 @@ from convexlift.cli.app import (
     Debug,
     Device,
     JsonFile,
-    app,
     check_folder,
     check_json_file,
     choose_device,
     console,
     one_sentence_errors,
+    register,
     write_json,
 )
 
 
-@app.command()
+@register("convexlift demo\nconvexlift demo --quick --output demo-quick")
 def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for pictures and report.")
@@ -40,7 +40,6 @@ def demo(
 
     Writes clean, degraded and reconstructed pictures, proofs, convergence plots, a table and
     report.html.
-    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
     from rich.progress import TimeElapsedColumn
 

@@ -20,8 +20,13 @@ import typer
 
 import convexlift
 from convexlift.cli.app import COMMANDS, Interrupted, UserError, app, one_sentence_errors
+from convexlift.cli.app import register as command_with_examples
 
 PACKAGES = Path(convexlift.__file__).parents[1]
+EXAMPLES = {
+    "reproduce": "convexlift reproduce denoising --quick\nconvexlift reproduce all --data DIR",
+    "benchmark": "convexlift benchmark --quick\nconvexlift benchmark --help",
+}
 CHECKOUT = PACKAGES.parent if PACKAGES.name == "src" else None
 """The root of the repository, if the package is used from a checkout."""
 
@@ -64,7 +69,7 @@ def register(name: str) -> None:
     """Add a command to the application: the real one in a checkout, elsewhere a launcher."""
     if CHECKOUT is not None and (CHECKOUT / "experiments" / "commands.py").is_file():
         commands = load_commands(CHECKOUT)
-        app.command(name)(guarded(commands, getattr(commands, name)))
+        command_with_examples(EXAMPLES[name], name)(guarded(commands, getattr(commands, name)))
         return
 
     def launch(context: typer.Context) -> None:

@@ -12,14 +12,14 @@ from convexlift.cli.app import (
     Debug,
     JsonFile,
     UserError,
-    app,
     check_json_file,
     console,
     explained,
     one_sentence_errors,
+    register,
     write_json,
 )
-from convexlift.models.files import ModelCard, Sheet, sheet, shipped_sheets
+from convexlift.models.files import ModelCard, Sheet, names, sheet, shipped_sheets
 
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
@@ -28,13 +28,14 @@ IMPORT = "import"
 """In place of a name: convert files of other authors."""
 
 
-@app.command()
+@register("convexlift models\nconvexlift models photo-open\nconvexlift models runs/photos/model\nconvexlift models import FILE -o OUT")
 def models(
     name: Annotated[
         str | None,
         typer.Argument(
             help="The name of one, or the path of a saved one; all by default. Or the word import, "
-            "to convert published regularizers."
+            "to convert published regularizers.",
+            autocompletion=lambda: list(names()),
         ),
     ] = None,
     files: Annotated[
@@ -60,7 +61,7 @@ def models(
     convexlift models import FILE -o OUT converts a file of its authors, and writes OUT.safetensors
     and OUT.json.
 
-    Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    The table ends with those that companies may use; a card begins with its licence.
     """
     from convexlift.cli.terminal import table
 
@@ -84,6 +85,14 @@ def models(
             screen.print(details(sheets[name]), markup=False, soft_wrap=True)
         elif sheets:
             screen.print(table(COLUMNS, rows(sheets), left=TEXTS, wrapped=["Licence"], tight=True))
+            if free := [
+                name for name, each in sheets.items() if each.card and each.card.commercial
+            ]:
+                screen.print(
+                    f"Companies may use {', '.join(free)} (CC BY: if they name the source); the "
+                    "others are for non-commercial research.",
+                    markup=False,
+                )
             screen.print("Show the card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
             screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")

@@ -5,6 +5,7 @@ Nothing here imports torch, so that help texts appear at once.
 
 from __future__ import annotations
 
+import glob
 import inspect
 import re
 from collections.abc import Callable
@@ -15,15 +16,34 @@ from typing import Annotated, Any
 
 import typer
 
-from convexlift.cli.app import Debug, Device, app, with_options
+from convexlift.cli.app import (
+    Debug,
+    Device,
+    group_of_commands,
+    one_sentence_errors,
+    with_options,
+)
+from convexlift.cli.help_text import Command, Group, epilog
 from convexlift.models.files import names
 from convexlift.reconstruction.options import OPTIONS, Options
 
-STATUSES = (
-    "Exit status: 0 all files done, 1 some files failed (they are listed, the others are done), "
-    "2 bad usage (nothing was done), 130 interrupted (finished files, and the best image of the "
-    "current one, are kept)."
-)
+EXAMPLES = {
+    "denoise": """\
+convexlift reconstruct denoise noisy.jpg -o clean.jpg
+convexlift reconstruct denoise photos -o denoised --sigma 0.1 --json all.json
+convexlift reconstruct denoise scan.dcm -o clean.dcm --dry-run""",
+    "inpaint": """\
+convexlift reconstruct inpaint scratched.png -o whole.png --mask-colour '#ff00ff'
+convexlift reconstruct inpaint photo.png -o whole.png --mask mask.png --invert-mask
+convexlift reconstruct inpaint cells.tif -o filled.tif --weight auto""",
+    "ct": """\
+convexlift reconstruct ct scan.h5 -o slice.dcm
+convexlift reconstruct ct slice.dcm -o again.tif --simulate""",
+}
+ABOUT = """\
+Reconstruct your own files, with a proof beside each result.
+
+Without a task, the files are looked at, and the command for them is printed; nothing is written."""
 
 FILES: dict[str, tuple[Any, Any]] = {
     "inputs": (Parameter.empty, Annotated[list[str], typer.Argument(
@@ -34,6 +54,11 @@ FILES: dict[str, tuple[Any, Any]] = {
 RUN: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(
         "--proof", help="Also write NAME.proof, for convexlift verify.")]),
+    "sheet": (True, Annotated[bool, typer.Option(
+        "--sheet/--no-sheet",
+        help="Of several files, also write contact-sheet.html: before, after and numbers.")]),
+    "dry_run": (False, Annotated[bool, typer.Option(
+        "--dry-run", help="Say what would be done, and write nothing.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
@@ -102,11 +127,41 @@ def _command(task: str) -> Callable[..., None]:
     return with_options(command, FILES | task_options(OPTIONS[task]) | RUN)
 
 
-group = typer.Typer(
-    help=f"Reconstruct your own files, with a proof beside each result.\n\n{STATUSES}",
-    no_args_is_help=True,
+class Tasks(Group):
+    """The tasks; files in place of a task are looked at."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of the task, or the hidden one that looks at files."""
+        first = args[0] if args else ""
+        if first not in self.commands and (Path(first).exists() or glob.glob(first)):
+            return LOOK, self.commands[LOOK], args
+        return super().resolve_command(ctx, args)
+
+
+LOOK = "look"
+group = group_of_commands(
+    "reconstruct",
+    ABOUT,
+    "convexlift reconstruct noisy.jpg\n"
+    + "\n".join(text.splitlines()[0] for text in EXAMPLES.values()),
+    Tasks,
 )
-app.add_typer(group, name="reconstruct")
+
+
+@group.command(LOOK, hidden=True, cls=Command)
+def look_at(
+    inputs: list[str],
+    output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look at files, and print the command for them."""
+    from convexlift.cli.look import look
+
+    with one_sentence_errors(debug):
+        look(inputs, None if dry_run else output)
+
+
 for _task, _kind in OPTIONS.items():
     _about = inspect.cleandoc(_kind.__doc__ or "").partition("\n\nArgs:")[0]
-    group.command(_task, help=_about, epilog=STATUSES)(_command(_task))
+    group.command(_task, cls=Command, help=_about, epilog=epilog(EXAMPLES[_task]))(_command(_task))

@@ -9,15 +9,17 @@ import math
 import os
 import shlex
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import IO, Any
 
 import typer
 from rich.console import Console
-from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn
 
 from convexlift.cli.app import (
     FAILURE,
@@ -30,8 +32,10 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.cli.terminal import progress
-from convexlift.models.files import pair
+from convexlift.cli.contact_sheet import ContactSheet, duration, value_of
+from convexlift.cli.look import describe_run
+from convexlift.cli.terminal import progress, table
+from convexlift.models.files import ModelCard, pair
 from convexlift.reconstruction.batch import (
     RECONSTRUCTORS,
     BatchListener,
@@ -84,7 +88,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 def run_job(
     task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
-    force: bool, resume: bool, json_file: str | None, debug: bool,
+    sheet: bool, dry_run: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
     with one_sentence_errors(debug):
@@ -104,6 +108,10 @@ def run_job(
             ending = ".tif" if suffixes in (SINOGRAMS, K_SPACES) else None
             sources = find_sources(inputs, output, suffixes, ending)
             reconstructor.check(sources)
+            if dry_run:
+                for text in describe_run(sources, reconstructor.settings()):
+                    typer.echo(text)
+                return
             saved = [file for file in pair(options["regularizer"]) if file.is_file()]
             check_targets(
                 sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
@@ -117,13 +125,16 @@ def run_job(
         screen = _Screen(stderr=True) if json_file == "-" else _Screen(width=console().width)
         with (
             progress(
-                screen, TimeElapsedColumn(), TimeRemainingColumn(), total=len(sources), width=24,
-                transient=True,
+                screen, TimeElapsedColumn(), total=len(sources), width=24, transient=True
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
             premise = reconstructor.network.premise
-            narrator = Narrator(screen, update, debug, len(sources), options["tolerance"], premise)
+            page = ContactSheet(output) if sheet and len(sources) > 1 else None
+            narrator = Narrator(
+                screen, update, debug, len(sources), options["tolerance"], premise, page
+            )
+            narrator.announce(reconstructor.network.card)
             warnings.showwarning = narrator.warn
             try:
                 result = reconstruct_files(
@@ -132,6 +143,8 @@ def run_job(
             except KeyboardInterrupt:
                 raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(result)
+            if page is not None:
+                narrator.add(page.write(result, command))
         unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
         _finish(result, len(sources), unwritten or narrator.unsaid)
 
@@ -176,16 +189,31 @@ class Narrator(BatchListener):
         total: number of files.
         tolerance: the gap at which solves stop.
         premise: of certificates, if they have one; see ``InputConvexNetwork``.
+        page: the contact sheet, if there is to be one.
     """
 
     def __init__(
         self, screen: Console, update: Callable[..., None], debug: bool, total: int,
-        tolerance: float, premise: str = "",
+        tolerance: float, premise: str = "", page: ContactSheet | None = None,
     ) -> None:  # fmt: skip
         self.screen, self.update = screen, update
         self.unsaid = ""  # which stream could not be written, and why
         self.debug, self.total, self.tolerance, self.premise = debug, total, tolerance, premise
-        self.done = 0
+        self.page, self.said, self.started = page, set[str](), time.monotonic()
+        self.done = self.solved = self.kept_files = 0
+
+    def announce(self, card: ModelCard | None) -> None:
+        """Print the licence of a regularizer that not everybody may use; once for all files."""
+        if card is not None and card.license and not card.commercial:
+            self._print(f"{card.name}: {card.license}. See convexlift models {card.name}.")
+
+    def add(self, text: str) -> None:
+        """Print a line at the end."""
+        self._print(text)
+
+    def kept(self, source: Source) -> None:
+        """Count it."""
+        self.kept_files += 1
 
     def reading(self, source: Source) -> None:
         """Show the name of the file."""
@@ -207,10 +235,13 @@ class Narrator(BatchListener):
     def finished(self, source: Source, result: Reconstruction) -> None:
         """Print one line about the file."""
         self.done += 1
+        self.solved += 1
         self._show(source.path.name, 0.0)
         self._print(line(result))
         for note in result.record.get("notes", ()):
-            self._print(f"  note: {note}")
+            self._note(note)
+        if self.page is not None:
+            self.page.add(source, result)
 
     def failed(self, source: Source, error: Exception) -> None:
         """Print one sentence, or the traceback."""
@@ -222,7 +253,13 @@ class Narrator(BatchListener):
 
     def warn(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """Print a warning of the library, without its place in the code."""
-        self._print(f"  note: {message}")
+        self._note(str(message))
+
+    def _note(self, text: str) -> None:
+        """Print a note, unless it was printed for another file."""
+        if text not in self.said:
+            self.said.add(text)
+            self._print(f"  note: {text}")
 
     def summarise(self, result: BatchResult) -> None:
         """Print the premise, how many files are done, and which ones failed."""
@@ -235,6 +272,8 @@ class Narrator(BatchListener):
         worst = f", largest gap {max(gaps):.1e}" if gaps else ""
         before = f" ({len(result.earlier)} by an earlier run)" if result.earlier else ""
         self._print(f"{len(done)} of {self.total} files done{before}{worst}.")
+        if len(done) > 1:
+            self._print(table(STATISTICS, summary_rows(done), left=STATISTICS[:1]))
         if result.failures and self.total > 1:
             self._print(f"{len(result.failures)} failed:")
             for source, _ in result.failures[:LISTED]:
@@ -243,10 +282,19 @@ class Narrator(BatchListener):
                 self._print(f"  and {more} more; --json FILE lists all")
 
     def _show(self, text: str, part: float) -> None:
-        where = f"[{self.done + 1}/{self.total}] " if self.total > 1 else ""
-        self.update(description=where + text, completed=self.done + part)
+        finished = self.done + self.kept_files
+        where = f"[{min(finished + 1, self.total)}/{self.total}{self._left(part)}] "
+        where = where if self.total > 1 else ""
+        self.update(description=where + text, completed=finished + part)
 
-    def _print(self, text: str) -> None:
+    def _left(self, part: float) -> str:
+        """The time left, from the second file on: as long for each as for those solved before."""
+        if not self.solved:
+            return ""
+        each = (time.monotonic() - self.started) / (self.solved + part)
+        return f", {duration(each * (self.total - self.kept_files - self.done - part))} left"
+
+    def _print(self, text: Any) -> None:
         if self.unsaid:
             return
         try:
@@ -255,6 +303,24 @@ class Narrator(BatchListener):
             stream = "Standard error" if self.screen.stderr else "Standard output"
             self.unsaid = f"{stream} cannot be written ({error.strerror or error})"
             discard(self.screen.file)
+
+
+STATISTICS = ("", "smallest", "median", "largest")
+
+
+def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of the table at the end of many files."""
+    rows = []
+    for label, key, form in (
+        ("noise level", "noise", ".3g"), ("weight", "weight", ".3g"), ("gap", "gap", ".1e"),
+        ("seconds", "seconds", ".1f"), ("PSNR, dB", "psnr", ".2f"), ("SSIM", "ssim", ".3f"),
+    ):  # fmt: skip
+        found = [value_of(record, key) for record in records]
+        numbers = sorted(value for value in found if value is not None and math.isfinite(value))
+        if numbers:
+            three = (numbers[0], median(numbers), numbers[-1])
+            rows.append((label, *(format(value, form) for value in three)))
+    return rows
 
 
 class _Screen(Console):

@@ -10,18 +10,21 @@ import typer
 from convexlift.cli.app import (
     Debug,
     Device,
-    app,
     choose_device,
     console,
     explained,
     one_sentence_errors,
+    register,
 )
 from convexlift.web.limits import MEGABYTE, Limits
 
 _DEFAULT = Limits()
 
 
-@app.command()
+@register(
+    "convexlift serve\nconvexlift serve --port 8080 --no-open\n"
+    "convexlift serve --host 0.0.0.0 --name images.example.org"
+)
 def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen at; the default is this machine only.")
@@ -52,7 +55,6 @@ def serve(
     """Serve the web page: reconstruct pictures in a browser.
 
     It is reachable from this machine only, unless --host says otherwise. Ctrl-C stops it.
-    Exit status: 0 done, 1 failed, 2 bad input.
     """
     from convexlift.web.server import ServerOptions, listen, require_gradio
     from convexlift.web.server import serve as run_server

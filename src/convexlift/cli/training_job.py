@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,128 +30,38 @@ from convexlift.cli.app import (
     write_json,
 )
 from convexlift.cli.terminal import progress, table
-from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
+from convexlift.cli.training_options import Differentiation, TrainingTask, TrainOptions
+from convexlift.cli.training_recipe import changed_recipe, damaged_folder, is_adaptive
 from convexlift.files.formats import require_limit
-from convexlift.images import load_image
 from convexlift.models.files import ModelCard
+from convexlift.models.recipe_words import recipe_words
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.tasks import Inpainting, Task
 from convexlift.training import (
-    PRESETS,
-    AdversarialRecipe,
     AnyRecipe,
     BilevelRecipe,
-    Hypergradient,
     ImageSet,
-    Implicit,
-    JacobianFree,
-    NetworkSettings,
     RecipeResult,
-    Unrolled,
-    ValueFunction,
     absorb_weight_,
     follow,
+    plain_settings,
 )
 from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport, step_taken
 from convexlift.training.processes import process_group
 from convexlift.training.recipes import training_card, validated_task
 from convexlift.training.run_files import FULL, WriteError
+from convexlift.training.validation import Score
 
-CONTINUE = "Continue with the same command and --resume"
-HYPERGRADIENTS: dict[str, Hypergradient] = {
-    "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
-    "value-function": ValueFunction(),
-    "jacobian-free": JacobianFree(),
-    "unrolled": Unrolled(steps=20),
-}
-
-
-def changed_recipe(job: TrainOptions) -> AnyRecipe:
-    """The recipe of the preset, changed by the options."""
-    recipe = _preset(job)
-    recipe = replace(recipe, network=_network(job, recipe.network))
-    options = replace(recipe.options, **_given(job, "steps", "learning_rate", "validate_every"))
-    changes = _given(job, "batch_size", "crop", "images", "held_out", "seed", "penalty")
-    if isinstance(job, BilevelOptions) and job.hypergradient is not None:
-        changes["hypergradient"] = HYPERGRADIENTS[job.hypergradient]
-    if _damaged(job) is not None:
-        changes.update(task=None, flips=False)
-    if job.mask is not None:
-        recipe = _with_mask(recipe, job.mask)
-    return replace(recipe, options=options, **changes)
-
-
-def _preset(job: TrainOptions) -> AnyRecipe:
-    kind, other = "adversarial", "bilevel"
-    if isinstance(job, BilevelOptions):
-        kind, other = other, kind
-    name = job.preset or ("photo" if _adaptive(job) else "photo-any-size-first")
-    if name in job.presets:
-        return PRESETS[name]
-    if name in PRESETS:
-        raise UserError(f"{name} is a preset of `convexlift train {other}`. Use that command.")
-    known = ", ".join(job.presets)
-    raise UserError(f"There is no {kind} preset {name!r}. Choose one of {known}.")
-
-
-def _adaptive(job: TrainOptions) -> bool:
-    return isinstance(job, BilevelOptions) and job.adaptive
-
-
-def _network(job: TrainOptions, settings: NetworkSettings) -> NetworkSettings:
-    """The network of the recipe, changed by the options."""
-    changes = _given(job, "channels", "kernel", "widths")
-    adaptive = settings.architecture == "adaptive"
-    if _adaptive(job) and not adaptive:
-        raise UserError(
-            f"--adaptive needs a recipe for networks that read the data, and {job.preset} is for "
-            "others. Leave out one of the two."
-        )
-    if changes and job.start is not None:
-        raise UserError(
-            f"--{next(iter(changes))} is for a new network, and --start names a trained one. "
-            "Leave out one of the two."
-        )
-    if "widths" in changes:
-        if not adaptive:
-            raise UserError("--widths is for networks that read the data. Add --adaptive.")
-        try:
-            changes["widths"] = tuple(int(width) for width in changes["widths"].split(","))
-        except ValueError:
-            raise UserError(
-                f"--widths is whole numbers and commas, such as 48,64,80, got {changes['widths']!r}"
-            ) from None
-    return replace(settings, **changes)
-
-
-def _given(job: TrainOptions, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(job, name, None)) is not None}
-
-
-def _damaged(job: TrainOptions) -> Path | None:
-    return job.damaged if isinstance(job, AdversarialOptions) else None
-
-
-def _with_mask(recipe: AnyRecipe, path: Path) -> AnyRecipe:
-    """The recipe with one mask for all images in place of random ones."""
-    mask = (load_image(path)[0, 0] >= 0.5).float()
-
-    def fixed(task: Task | None) -> Task | None:
-        return replace(task, mask=mask) if isinstance(task, Inpainting) else task
-
-    tasks = [recipe.task] if isinstance(recipe, AdversarialRecipe) else [t for t, _ in recipe.tasks]
-    if not any(isinstance(task, Inpainting) for task in tasks):
-        raise UserError("--mask is for inpainting, which this preset does not do. Leave it out.")
-    if isinstance(recipe, AdversarialRecipe):
-        return replace(recipe, task=fixed(recipe.task))
-    return replace(recipe, tasks=tuple((fixed(task) or task, w) for task, w in recipe.tasks))
+OPTIONS = "options.json"
+"""The options of a training, in its folder: ``--resume DIR`` takes them from there."""
+FREE = ("folders", "resume", "device", "json_file", "debug", "max_megapixels")
+"""Options that may be given with ``--resume``."""
 
 
 @contextlib.contextmanager
-def _errors(debug: bool) -> Iterator[None]:
+def _errors(job: TrainOptions) -> Iterator[None]:
     """Errors of the library as advice to the user, printed by one process only."""
-    quiet = os.environ.get("RANK", "0") != "0"
+    debug, quiet = job.debug, os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
             with explained():
@@ -158,23 +69,91 @@ def _errors(debug: bool) -> Iterator[None]:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            raise Failed(_full_disk(error)) from error
+            raise Failed(_full_disk(error, job)) from error
 
 
-def _full_disk(error: OSError) -> str:
+def _full_disk(error: OSError, job: TrainOptions) -> str:
     if isinstance(error, WriteError):
-        return f"{error}. {CONTINUE} from the last checkpoint, if there is one."
+        return f"{error}. {_continue(job)} from the last checkpoint, if there is one."
     place = error.filename or "A result"
-    return f"{place} cannot be written ({error.strerror}); make room there. {CONTINUE}."
+    return f"{place} cannot be written ({error.strerror}); make room there. {_continue(job)}."
+
+
+def _continue(job: TrainOptions) -> str:
+    folder = shlex.quote(str(job.resume or job.output))
+    return f"Continue with convexlift train {job.kind} --resume {folder}"
 
 
 def run_job(job: TrainOptions) -> None:
     """Train, write the model and show how good it is."""
-    with _errors(job.debug):
+    with _errors(job):
+        job = earlier_options(job) if job.resume else job
         _run(changed_recipe(job), job)
 
 
+def earlier_options(job: TrainOptions) -> TrainOptions:
+    """The options of the training in the folder of ``--resume``."""
+    assert job.resume is not None
+    file = job.resume / OPTIONS
+    defaults = {each.name: each.default for each in fields(job)}
+    given = [name for name in defaults if getattr(job, name) != defaults[name]]
+    for name in given:
+        if name not in FREE:
+            option = name.replace("_", "-")
+            raise UserError(f"--resume takes all options from {file}. Leave out --{option}.")
+    try:
+        content = json.loads(file.read_text("utf-8"))
+        kind = content["train"]
+        saved = {name: READ.get(name, _plain)(value) for name, value in content["options"].items()}
+    except FileNotFoundError:
+        raise UserError(
+            f"{job.resume} holds no training: {file} does not exist. Name the folder that was "
+            "--output."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} does not hold the options of a training ({error}).") from None
+    if kind != job.kind:
+        raise UserError(
+            f"{job.resume} holds a training of another kind. Write convexlift train {kind} "
+            f"--resume {shlex.quote(str(job.resume))}."
+        )
+    now = {name: getattr(job, name) for name in given}
+    return type(job)(**{**saved, "output": job.resume, **now})
+
+
+def save_options(job: TrainOptions) -> None:
+    """Write the options that differ from their defaults, with absolute paths."""
+    chosen = {
+        each.name: _written(getattr(job, each.name))
+        for each in fields(job)
+        if each.name not in ("output", "resume", "device", "json_file", "debug")
+        and getattr(job, each.name) != each.default
+    }
+    content = {"version": convexlift.__version__, "train": job.kind, "options": chosen}
+    write_json(job.output / OPTIONS, content)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    return str(value.resolve()) if isinstance(value, Path) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{value!r} is no value of an option")
+
+
+READ: dict[str, Callable[[Any], Any]] = {
+    "folders": lambda names: [Path(name) for name in names], "mask": Path, "damaged": Path,
+    "task": TrainingTask, "hypergradient": Differentiation,
+}  # fmt: skip
+
+
 def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
+    if not job.folders:
+        raise UserError("Name a folder with clean pictures, or a training to --resume.")
     require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
@@ -183,15 +162,18 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels, colour=colour)
     _check_held_out(recipe, len(images))
     damaged = None
-    if (folder := _damaged(job)) is not None:
+    if (folder := damaged_folder(job)) is not None:
         damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels, colour=colour)
     network = None if job.start is None else _load_start(job.start, recipe)
-    if network is not None and _adaptive(job) and not network.reads_data:
+    if network is not None and is_adaptive(job) and not network.reads_data:
         raise UserError(f"{job.start} does not read the data. Leave out --start or --adaptive.")
     with process_group(device) as process:
         screen = console() if process.first else Console(quiet=True)
         if process.first:
             check_folder(job.output)
+            save_options(job)
+        for line in plan(recipe, images, network):
+            screen.print(line, markup=False, soft_wrap=True)
         if job.resume and not (job.output / CHECKPOINT).exists():
             screen.print(
                 f"There is no checkpoint in {job.output} yet; starting from the beginning."
@@ -199,29 +181,60 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
         with _interruptions(job), _progress(recipe.options.steps, screen) as callback:
             result = follow(
                 recipe, images, network=network, damaged=damaged, device=device,
-                folder=job.output, resume=job.resume, callback=callback,
+                folder=job.output, resume=job.resume is not None, callback=callback,
             )  # fmt: skip
         if result.trained.interrupted:
             step = int(result.trained.rows[-1]["step"])
             raise Interrupted(
                 f"Interrupted after step {step} of {recipe.options.steps}; "
-                f"{job.output / CHECKPOINT} holds its state. {CONTINUE}."
+                f"{job.output / CHECKPOINT} holds its state. {_continue(job)}."
             )
         if not process.first:
             return
+    tv = _total_variation(result, screen)
     card = training_card(
         recipe,
         result,
         images,
         name=job.output.resolve().name,
-        source=[str(folder) for folder in (*job.folders, _damaged(job)) if folder is not None],
+        source=[
+            str(folder) for folder in (*job.folders, damaged_folder(job)) if folder is not None
+        ],
         command=_command(process.world),
         version=f"convexlift {convexlift.__version__}",
         processes=process.world,
     )
     model = save(result.trained.network, job.output / "model", card)
-    write_json(job.json_file, as_json(card, result, model))
-    _show(card, result, model, screen)
+    write_json(job.json_file, as_json(card, result, model, tv))
+    _show(card, result, model, tv, screen)
+
+
+def plan(recipe: AnyRecipe, images: ImageSet, network: InputConvexNetwork | None) -> Iterator[str]:
+    """What is trained for what, in a few lines."""
+    rows = dict(recipe_words(plain_settings(recipe)))
+    if network is not None:
+        weights = sum(parameter.numel() for parameter in network.parameters())
+        rows["Architecture"] = f"that of the network it starts from, with {weights:,} weights"
+    held_out = recipe.held_out if validated_task(recipe) is not None else 0
+    used = len(images) - held_out
+    used = min(used, used if recipe.images is None else recipe.images)
+    rows["Images"] = f"{used} to train on, {held_out or 'none'} held out for validation"
+    if held_out:
+        rows["Images"] += f" every {recipe.options.validate_every} steps"
+    for label, text in rows.items():
+        yield f"{label:<13} {text}"
+
+
+def _total_variation(result: RecipeResult, screen: Console) -> Score | None:
+    """Total variation with its best weight on the held-out images; None without any."""
+    if result.validation is None or result.trained.score is None:
+        return None
+    with progress(screen, transient=True) as update:
+        update(description="Total variation, for comparison", completed=0.0)
+        try:
+            return result.validation.total_variation(result.trained.network)
+        except KeyboardInterrupt:  # the training is done; its model is written all the same
+            return None
 
 
 @contextlib.contextmanager
@@ -231,7 +244,7 @@ def _interruptions(job: TrainOptions) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (job.output / CHECKPOINT).exists():
-            raise Interrupted(f"Interrupted. {CONTINUE} from the last checkpoint.") from None
+            raise Interrupted(f"Interrupted. {_continue(job)} from the last checkpoint.") from None
         raise Interrupted("Interrupted before the first checkpoint; start again.") from None
 
 
@@ -248,8 +261,8 @@ def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
 def _check_output(job: TrainOptions) -> None:
     if not job.resume and (job.output / CHECKPOINT).exists():
         raise UserError(
-            f"{job.output} holds the checkpoint of an earlier training. "
-            "Continue it with --resume, or name another folder with --output."
+            f"{job.output} holds the checkpoint of an earlier training. {_continue(job)}, or name "
+            "another folder with --output."
         )
 
 
@@ -287,7 +300,7 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
         yield show
 
 
-def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any]:
+def as_json(card: ModelCard, result: RecipeResult, model: Path, tv: Score | None) -> dict[str, Any]:
     """The result, for other programs."""
     trained = result.trained
     return {
@@ -301,6 +314,7 @@ def as_json(card: ModelCard, result: RecipeResult, model: Path) -> dict[str, Any
             {name: value if math.isfinite(value) else None for name, value in row.items()}
             for row in _validations(result)
         ],
+        "total_variation": None if tv is None else tv.summary(),
         "card": card.to_json(),
     }
 
@@ -309,16 +323,23 @@ def _validations(result: RecipeResult) -> list[dict[str, float]]:
     return [row for row in result.trained.rows if "psnr" in row]
 
 
-def _show(card: ModelCard, result: RecipeResult, model: Path, screen: Console) -> None:
+def _show(
+    card: ModelCard, result: RecipeResult, model: Path, tv: Score | None, screen: Console
+) -> None:
     rows, trained = _validations(result), result.trained
     if rows and trained.score is not None:
-        shown = {"at the start": rows[0], f"best (step {trained.step})": trained.score}
+        shown = {f"best (step {trained.step})": trained.score}
+        if rows[0]["step"] == 0:
+            shown = {"at the start": rows[0], **shown}
+        if tv is not None:
+            shown["total variation, its best weight"] = tv.summary()
         cells = [
             (label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
             for label, row in shown.items()
         ]
-        header = ("Validation", "PSNR", "SSIM", "Weight")
-        screen.print(table(header, cells, left=["Validation"]))
+        count = len(result.validation.images) if result.validation else 0
+        header = (f"Mean of {count} held-out images", "PSNR", "SSIM", "Weight")
+        screen.print(table(header, cells, left=[header[0]]))
     if trained.skipped:
         screen.print(
             f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "

@@ -11,16 +11,37 @@ from typer import Argument, Option
 
 from convexlift.cli.app import Debug, Device, JsonFile
 
-# The names in `training.presets`, repeated since importing it takes seconds.
-ADVERSARIAL = (
-    "paper-salt-and-pepper", "paper-inpainting", "paper-ct", "paper-ct-deep", "faces-denoising",
-    "faces-inpainting-adversarial",
-)  # fmt: skip
-BILEVEL = (
-    "paper-bilevel", "paper-bilevel-nmapg", "faces-inpainting-bilevel", "photo-any-size-first",
-    "photo-any-size-second", "photo-any-size", "photo", "photo-colour", "ct-abdomen-chest-first",
-    "ct-abdomen-chest", "ct-abdomen-chest-deep",
-)  # fmt: skip
+# Recipes of `training.presets` and their purpose, repeated since importing them takes seconds.
+ADVERSARIAL = {
+    "photo-adversarial": "photographs of any size, Gaussian noise of 0.1",
+    "faces-denoising": "images of one size, salt and pepper",
+    "faces-inpainting-adversarial": "images of one size, 30 % of the pixels missing",
+    "paper-salt-and-pepper": "the paper's section 5.1, images of one size",
+    "paper-inpainting": "the paper's section 5.3, images of one size",
+    "paper-ct": "the paper's section 5.2, slices of 512 x 512",
+    "paper-ct-deep": "the same with its deeper network",
+}
+BILEVEL = {
+    "photo-any-size-first": "photographs of any size, Gaussian noise of 0.1 and inpainting",
+    "photo-any-size-second": "continues the first, for both tasks alike",
+    "photo-any-size": "continues the second, on larger crops",
+    "photo": "reads the data: photographs, all noise levels, inpainting, salt and pepper",
+    "photo-colour": "the same in colour",
+    "faces-inpainting-bilevel": "images of one size, 30 % of the pixels missing",
+    "ct-abdomen-chest-first": "CT slices of any size, Gaussian noise of 0.05",
+    "ct-abdomen-chest": "continues it behind the paper's scanner, slices of 512 x 512",
+    "ct-abdomen-chest-deep": "the same with three layers",
+    "paper-bilevel": "the paper's section 5.3.1, images of one size",
+    "paper-bilevel-nmapg": "the same with NMAPG",
+}
+
+
+class TrainingTask(StrEnum):
+    """What the regularizer is trained for."""
+
+    denoise = "denoise"
+    inpaint = "inpaint"
+    salt_and_pepper = "salt-and-pepper"
 
 
 class Differentiation(StrEnum):
@@ -36,10 +57,27 @@ class Differentiation(StrEnum):
 class TrainOptions:
     """Options of both commands; None keeps the value of the preset's recipe."""
 
-    presets: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str]
+    presets: ClassVar[dict[str, str]]
+    defaults: ClassVar[dict[str, float]]
+    """Numbers in the recipe of the default preset, for help texts."""
     preset: str | None
 
-    folders: Annotated[list[Path], Argument(metavar="FOLDER", help="Folders with clean pictures.")]
+    folders: Annotated[
+        list[Path] | None,
+        Argument(metavar="FOLDER", help="Folders with clean pictures.", show_default=False),
+    ] = None
+    task: Annotated[
+        TrainingTask | None, Option(help="What to train for; by default the tasks of the preset.")
+    ] = None
+    sigma: Annotated[
+        float | None,
+        Option(
+            help="Noise level of the training data, where white is 1 (25/255 is 0.098); for "
+            "salt-and-pepper, the fraction of pixels. By default 0.1 for denoise, 0.03 for "
+            "inpaint, 0.25 for salt-and-pepper."
+        ),
+    ] = None
     output: Annotated[
         Path, Option("--output", "-o", help="Folder for model, log and checkpoint.")
     ] = Path("training-output")
@@ -66,8 +104,12 @@ class TrainOptions:
         Path | None, Option(help="A fixed mask for inpainting; white pixels are kept.")
     ] = None
     resume: Annotated[
-        bool, Option("--resume", help="Continue from the checkpoint in --output.")
-    ] = False
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Continue the training in this folder, with its options: give no others.",
+        ),
+    ] = None
     max_megapixels: Annotated[
         float | None,
         Option(
@@ -83,11 +125,18 @@ class TrainOptions:
 class AdversarialOptions(TrainOptions):
     """Train R to be small on clean images and large on damaged ones."""
 
+    kind = "adversarial"
     presets = ADVERSARIAL
 
-    preset: Annotated[str, Option(help=f"The recipe: {', '.join(ADVERSARIAL)}.")] = (
-        "faces-denoising"
-    )
+    defaults: ClassVar[dict[str, float]] = {
+        "steps": 600, "batch_size": 16, "learning_rate": 0.002, "crop": 64, "channels": 32,
+        "kernel": 7, "held_out": 16, "validate_every": 300, "seed": 0, "penalty": 5.0,
+    }  # fmt: skip
+
+    preset: Annotated[
+        str,
+        Option(help="The recipe; all are listed above.", autocompletion=lambda: list(ADVERSARIAL)),
+    ] = "photo-adversarial"
     penalty: Annotated[float | None, Option(help="Penalty on slopes of R above 1.")] = None
     damaged: Annotated[
         Path | None,
@@ -99,13 +148,20 @@ class AdversarialOptions(TrainOptions):
 class BilevelOptions(TrainOptions):
     """Train R so that reconstructions come close to the clean images."""
 
+    kind = "bilevel"
     presets = BILEVEL
+
+    defaults: ClassVar[dict[str, float]] = {
+        "steps": 1300, "batch_size": 8, "learning_rate": 0.03, "crop": 48, "channels": 48,
+        "kernel": 7, "held_out": 16, "validate_every": 325, "seed": 0,
+    }  # fmt: skip
 
     preset: Annotated[
         str | None,
         Option(
-            help=f"The recipe: {', '.join(BILEVEL)}. By default photo-any-size-first; photo with "
-            "--adaptive."
+            help="The recipe; all are listed above. By default photo-any-size-first; photo with "
+            "--adaptive.",
+            autocompletion=lambda: list(BILEVEL),
         ),
     ] = None
     adaptive: Annotated[

@@ -11,14 +11,15 @@ from convexlift.cli.app import (
     FAILURE,
     Debug,
     JsonFile,
-    app,
+    UserError,
     check_json_file,
     one_sentence_errors,
+    register,
     write_json,
 )
 
 
-@app.command()
+@register("convexlift verify clean.proof\nconvexlift verify results/*.proof --json verdicts.json")
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Proof files.", show_default=False)],
     json_file: JsonFile = None,
@@ -29,12 +30,14 @@ def verify(
     The checker shares no code with the solver: it recomputes objective and lower bound from the
     image, the data, the network and the dual variables in the file, and accounts for rounding. The
     printed numbers are proved: no image has an objective below the lower bound. For a regularizer
-    that reads the data, that is so given the weights that its guide read, which are in the file.
-
-    Exit status: 0 all files confirmed, 1 some rejected, 2 bad usage, 130 interrupted.
+    that reads the data, that is so given the weights that its guide read, which are in the file. A
+    file that is rejected makes the exit status 1.
     """
     with one_sentence_errors(debug):
         check_json_file(json_file)
+        for path in files:
+            if not path.is_file():
+                raise UserError(f"There is no file {path}. Check the name.")
         results = [_checked(path) for path in files]
         write_json(json_file, {"files": results})
         if any("error" in result for result in results):

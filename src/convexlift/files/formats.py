@@ -24,6 +24,24 @@ SMALL = 16.0
 EXPANSION = 1100.0
 """Largest expansion of a compressed byte; deflate reaches at most 1032."""
 
+RAW = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mrw"),
+    *(".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".sr2", ".srf", ".srw", ".x3f"),
+)
+"""Endings of cameras' raw files."""
+EXPORTS = {
+    **dict.fromkeys(
+        RAW,
+        "a camera's raw file, which has no colours yet; export it as 16-bit TIFF, for example with "
+        "the camera's program, darktable or RawTherapee, without noise reduction",
+    ),
+    **dict.fromkeys((".heic", ".heif", ".avif"), "a HEIF picture; export it as JPEG or PNG"),
+    **dict.fromkeys((".webp", ".gif", ".bmp"), "of a kind that is not read; save it as PNG"),
+    **dict.fromkeys((".psd", ".xcf", ".kra"), "a file of a drawing program; export it as PNG"),
+    **dict.fromkeys((".nii", ".mha", ".nrrd"), "a volume; save its slices as TIFF or NPY"),
+}
+"""What to do with files of other kinds, by their ending."""
+
 _WRITTEN_FOR_PEOPLE = (ValueError, OSError, EOFError, SyntaxError, ImportError, NotImplementedError)
 """Errors with readable messages; all others describe the decoder's code."""
 

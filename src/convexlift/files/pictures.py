@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import FileFormat, pillow, reason_of, require_plausible
+from convexlift.files.formats import EXPORTS, FileFormat, pillow, reason_of, require_plausible
 
 Plane = NDArray[Any]
 _Content = TypeVar("_Content")
@@ -304,6 +304,8 @@ def read_colours(path: Path, *, max_megapixels: float | None = None) -> Plane:
 
 
 def _format(path: Path) -> PictureFormat:
+    if (advice := EXPORTS.get(path.suffix.lower())) is not None:
+        raise ValueError(f"{path} is {advice}")
     # Pillow recognises its formats by content, so other endings are left to it.
     found = PictureFormat.of(path) or PictureFormat.of(Path("picture.png"))
     assert found is not None

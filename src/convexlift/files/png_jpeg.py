@@ -24,6 +24,8 @@ from convexlift.files.formats import BoundedReader, pillow, require_plausible
 from convexlift.files.pictures import ORIENTATION, Picture, PictureFormat, from_channels_last
 
 _JPEG_QUALITY = 95
+_JPEG = "JPEG"
+"""The key of quantization and subsampling of a JPEG file, with which results are written again."""
 _TEXT = "tEXt"
 _PILLOW_LIMIT = threading.Lock()  # for a global variable of Pillow, changed while opening a file
 
@@ -46,6 +48,8 @@ class _PillowFormat(PictureFormat):
             kept = {name: info[name] for name in ("exif", "icc_profile", "dpi") if info.get(name)}
             if text := dict(getattr(image, "text", {})):
                 kept[_TEXT] = text
+            if image.format == "JPEG":
+                kept[_JPEG] = _jpeg_quality(image)
             clear = info.get("transparency")  # a grey level, a colour, or indices of a palette
             if image.format == "PNG" and has_deep_colours(data := path.read_bytes()):
                 return _picture(read_deep_colours(data), clear, kept)
@@ -120,8 +124,12 @@ class Jpeg(_PillowFormat):
     marks = (b"\xff\xd8\xff",)
 
     def write(self, picture: Picture, path: Path) -> None:
-        """Write with little loss, EXIF, colour profile and resolution."""
-        self._save(picture, path, quality=_JPEG_QUALITY, subsampling=0)
+        """Write with EXIF, colour profile and resolution.
+
+        With the quality of the file it comes from, or with little loss if that was no JPEG file.
+        """
+        high = {"quality": _JPEG_QUALITY, "subsampling": 0}
+        self._save(picture, path, **picture.metadata.get(_JPEG, high))
 
     def unwritable(self, picture: Picture) -> str | None:
         """The reason if there are several pages, more than 8 bits, or an alpha channel."""
@@ -130,6 +138,15 @@ class Jpeg(_PillowFormat):
         if picture.alpha is not None:
             return "JPEG has no alpha channel"
         return super().unwritable(picture)
+
+
+def _jpeg_quality(image: Any) -> dict[str, Any]:
+    """Quantization tables and subsampling of a JPEG file, as arguments for Pillow."""
+    from PIL import JpegImagePlugin
+
+    sampling = JpegImagePlugin.get_sampling(image)  # -1 for grey and unusual ones
+    kept = {"qtables": {number: list(table) for number, table in image.quantization.items()}}
+    return kept | ({"subsampling": sampling} if sampling >= 0 else {})
 
 
 def _picture(pixels: NDArray[Any], clear: Any, metadata: dict[str, Any]) -> Picture:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -28,6 +29,7 @@ import typing
 from dataclasses import field
 
 from convexlift.json_values import read
+from convexlift.models.recipe_words import recipe_words
 
 WEIGHTS, SHEET = ".safetensors", ".json"
 FORMAT, VERSION = "convexlift model", 1
@@ -101,6 +103,14 @@ class ModelCard:
         if self.training_time is not None and self.training_time < 0:
             raise ValueError(f"card.training_time must not be negative, got {self.training_time:g}")
 
+    @property
+    def commercial(self) -> bool:
+        """Whether the licence allows commercial use: CC0, CC BY, MIT or the public domain."""
+        words = self.license.lower()
+        limited = re.search(r"\bnc\b|non-?commercial|research only|academic", words)
+        free = re.search(r"\bcc0|\bcc[ -]by|\bmit\b|\bbsd[ -]?[23]|public domain|apache", words)
+        return free is not None and limited is None
+
     def to_json(self) -> dict[str, Any]:
         """The card as JSON values."""
         return dataclasses.asdict(self)
@@ -130,7 +140,10 @@ class ModelCard:
 
     def _rows(self) -> list[tuple[str, str]]:
         others = {task: weight for task, weight in self.weights.items() if task != self.task}
+        use = "yes" if self.commercial else "no, or not stated"
         return [
+            ("Licence", self.license),
+            ("Commercial use", use if self.license else ""),
             ("Task", self.task),
             ("Weight", f"{self.weight:g}"),
             ("For other tasks", _numbers(others)),
@@ -141,8 +154,7 @@ class ModelCard:
                 for i, (name, values) in enumerate(self.results.items())
             ),
             ("Training data", self.data),
-            ("Licence", self.license),
-            ("Recipe", ", ".join(f"{key} {value}" for key, value in self.recipe.items())),
+            *recipe_words(self.recipe),
             ("Command", self.command),
             ("Commit", self.commit),
             ("Seed", "" if self.seed is None else str(self.seed)),

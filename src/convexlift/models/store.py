@@ -360,7 +360,10 @@ class _Builder:
             )
         ((name, content),) = value.items()
         if name not in known:
-            raise ValueError(f"{place}: {name!r} is unknown; known are {listed(known)}")
+            raise ValueError(
+                f"{place}: {name!r} is unknown; known are {listed(known)}. If it is a class of "
+                "your own, import its module first"
+            )
         part = known[name]
         fixed = {START: self.nonnegative} if START in parameters(part) else {}
         return construct(part, content, f"{place}.{name}", self, fixed=fixed)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
@@ -138,7 +139,7 @@ class ConvexLayer(nn.Module):
             shares.div_(shares.sum(1, keepdim=True))
 
 
-class InputConvexNetwork(nn.Module):
+class InputConvexNetwork(Described, nn.Module):
     """A convex function of an image: (B, C, H, W) -> (B,).
 
     Assumption 1 is checked when the network is built, when a state dict is loaded, and before
@@ -194,6 +195,35 @@ class InputConvexNetwork(nn.Module):
         bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
+
+    @property
+    def outline(self) -> str:
+        """One line: its name or class, layers, weights, and the images it takes."""
+        name = type(self).__name__ if self.card is None else self.card.name
+        count = len(self.layers)
+        layers = f"{count} layer{'s' * (count > 1)}"
+        weights = sum(each.numel() for each in self.parameters() if each.requires_grad)
+        trained = f"{weights:,} weights" if weights else "nothing to train"
+        kind = {1: "grey images", 3: "colour images"}.get(
+            self.in_channels, f"images of {self.in_channels} channels"
+        )
+        size = "any size" if self.image_size is None else "{} x {}".format(*self.image_size)
+        return f"{name}: {layers}, {trained}, {kind} of {size}"
+
+    def _description(self, *, figures: bool) -> Description:
+        facts = {}
+        for number, layer in self._numbered():
+            sources = (f"{_words(each)} of {_name(i)}" for i, each in layer.sources(number).items())
+            facts[f"layer {number}"] = (
+                f"{layer.activation} of {layer.channels} channels: {', '.join(sources)}"
+            )
+        shown = []
+        if (card := self.card) is not None:
+            facts |= {"for": f"{card.task}, weight {card.weight:g}", "licence": card.license}
+        kernels = getattr(self.layers[0].skip, "weight", None)
+        if figures and isinstance(kernels, Tensor) and kernels.ndim == 4 and kernels.shape[-1] > 1:
+            shown.append(filters(kernels, f"its {len(kernels)} filters on the image"))
+        return Description(self.outline, {k: v for k, v in facts.items() if v}, shown)
 
     @property
     def smooth(self) -> bool:
@@ -338,6 +368,16 @@ class InputConvexNetwork(nn.Module):
 def _check_after_loading(module: nn.Module, _: Any) -> None:
     assert isinstance(module, InputConvexNetwork)
     module.check_convexity()
+
+
+def _words(linear_map: nn.Module) -> str:
+    """The name of a map, with the size of its filters; a chain as its maps in turn."""
+    parts = getattr(linear_map, "maps", (linear_map,))
+    sizes = [tuple(getattr(part, "weight", torch.empty(0)).shape) for part in parts]
+    return ", then ".join(
+        f"{type(part).__name__} {shape[-2]} x {shape[-1]}" if len(shape) == 4 else
+        type(part).__name__ for part, shape in zip(parts, sizes, strict=True)
+    )  # fmt: skip
 
 
 def _name(source: int) -> str:

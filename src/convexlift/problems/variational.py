@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
+from convexlift.descriptions import SHOWN, Described, Description, is_picture, picture
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -26,7 +27,7 @@ from convexlift.tensors import (
     expand_per_image,
     first_non_finite,
     full_precision,
-)
+)  # fmt: skip
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
@@ -56,8 +57,8 @@ class Evaluation:
         return self.layers.a[-1] if self._last is None else self._last
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class VariationalProblem(TensorRecord):
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class VariationalProblem(Described, TensorRecord):
     """min_x  D(A x, y) + weight R(x)   subject to  lower <= x <= upper.
 
     A batch of B data sets states B independent problems that are solved together.
@@ -86,8 +87,8 @@ class VariationalProblem(TensorRecord):
     def __post_init__(self) -> None:
         if isinstance(self.fidelity, Tensor):
             raise TypeError(
-                "fidelity must say how the data are to be fitted, for example fidelity="
-                "cl.SquaredL2(y) for Gaussian noise; got the data themselves"
+                "fidelity must say how to fit the data, for example fidelity=cl.SquaredL2(y) for "
+                "Gaussian noise; got the data themselves"
             )
         if not isinstance(self.fidelity, Fidelity):
             raise TypeError(
@@ -98,7 +99,7 @@ class VariationalProblem(TensorRecord):
         if not isinstance(self.operator, LinearOperator):
             raise TypeError(
                 f"operator must be a LinearOperator, got {type(self.operator).__name__}; "
-                "wrap a function and its adjoint in a subclass, and run cl.check_operator on it"
+                "make one of a function and its adjoint, or of a matrix, by cl.Operator"
             )
         if not isinstance(self.regularizer, InputConvexNetwork):
             raise TypeError(
@@ -295,9 +296,8 @@ class VariationalProblem(TensorRecord):
         try:
             weights = self.regularizer.bind(shape).output
         except ValueError as error:
-            raise ValueError(
-                f"the regularizer does not fit images of shape {shape}: {error}"
-            ) from None
+            text = f"the regularizer does not fit images of shape {shape}: {error}"
+            raise ValueError(text) from None
         if len(weights) not in (1, self.batch_size):
             raise ValueError(
                 f"the regularizer has the weights of {len(weights)} images, and these are data of "
@@ -335,6 +335,15 @@ class VariationalProblem(TensorRecord):
             with torch.no_grad():
                 unseen &= self.operator(probe.to(self.fidelity.y)) == 0
         return unseen
+
+    def _description(self, *, figures: bool) -> Description:
+        y, box = self.fidelity.y, f"{self.bounds.lower:g} to {self.bounds.upper:g}"
+        data = f"{self.fidelity!r}, {str(y.dtype).removeprefix('torch.')} on {y.device}"
+        facts = {"data": data, "operator": repr(self.operator)}
+        facts |= {"regularizer": self.regularizer.outline, "box": box}
+        pictures = enumerate(y[: SHOWN * (figures and is_picture(y))])
+        title = f"min D(A x, y) + {self.weight:g} R(x) for x of {self.image_shape}"
+        return Description(title, facts, [picture(each, f"y[{i}]") for i, each in pictures])
 
     def _changed(self, **parts: Any) -> VariationalProblem:
         """A copy with other parts, which fit: nothing is checked again."""
@@ -374,8 +383,7 @@ def checked_image(problem: VariationalProblem, x: object, name: str) -> Tensor:
 
 
 def _check_shape(problem: VariationalProblem, x: Tensor, name: str) -> None:
-    shape = (problem.batch_size, *problem.image_shape)
-    if tuple(x.shape) != shape:
+    if tuple(x.shape) != (shape := (problem.batch_size, *problem.image_shape)):
         raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
 
 

@@ -39,6 +39,9 @@ Fingerprint = list[list[Any]]
 class BatchListener:
     """Progress listener of a batch; does nothing by default."""
 
+    def kept(self, source: Source) -> None:
+        """A result of an earlier run is kept."""
+
     def reading(self, source: Source) -> None:
         """A file is read, and its noise and weight are found."""
 
@@ -102,6 +105,7 @@ def reconstruct_files(
         run.inputs[source] = fingerprint([source.path, *beside])
         if resume and (record := run.earlier(source)) is not None:
             run.result.earlier.append(record)
+            run.listener.kept(source)
         elif (wrong := glance(source.path)) is None:
             good.append(source)
         else:

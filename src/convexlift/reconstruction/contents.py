@@ -27,6 +27,13 @@ from convexlift.files.pictures import (
     write_picture,
 )
 from convexlift.reconstruction.ranges import NumberRange, RangeChoice, number_range
+from convexlift.scans.dicom_pictures import (
+    DATASET,
+    display_range,
+    is_hounsfield,
+    read_dicom_picture,
+    write_dicom_picture,
+)
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES
 from convexlift.tasks import Bounds
 
@@ -53,11 +60,11 @@ class Contents:
 
     Attributes:
         name: of the file, or "the image".
-        picture: as it was stored; of a DICOM file, its slices in HU.
+        picture: as it was stored; of CT in DICOM, its slices in HU.
         images: (planes, 1, H, W) in [0, 1], or near; finite.
         missing: where the image itself is unknown (NaN), or None.
         scale: the numbers of the image that became 0 and 1.
-        volume: of a DICOM file.
+        volume: of CT in DICOM.
         like: the array, whose shape, type and device results have.
     """
 
@@ -77,6 +84,11 @@ class Contents:
         return 3 if self.picture.channels == 3 else 1
 
     @property
+    def is_dicom(self) -> bool:
+        """Whether the file is DICOM, of any modality."""
+        return self.volume is not None or DATASET in self.picture.metadata
+
+    @property
     def numbers(self) -> Range:
         """Black and white."""
         return self.scale.numbers
@@ -84,6 +96,9 @@ class Contents:
     @property
     def box(self) -> Bounds:
         """Bounds of the images."""
+        if DATASET in self.picture.metadata:  # pixels outside of the display window are kept
+            low, high = float(self.images.min()), float(self.images.max())
+            return (min(0.0, low), max(1.0, high))
         return (0.0, 1.0 if self.volume is None else 2.0)
 
     @property
@@ -112,7 +127,7 @@ class Contents:
     def require_target(self, target: Path) -> None:
         """Raise if a file of this name cannot hold results: floats in PNG, for example."""
         kind = target.suffix.lower()
-        if self.volume is not None:
+        if self.is_dicom:
             if kind not in DICOM:
                 raise InputError(f"{self.name} is DICOM; give the result the ending .dcm, too")
         elif (reason := writable(self.picture, kind)) is not None:
@@ -127,7 +142,10 @@ class Contents:
             scans.write_dicom(volume, target, description=description)
             return
         picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
-        write_picture(picture, target)
+        if DATASET in picture.metadata:
+            write_dicom_picture(picture, target, description)
+        else:
+            write_picture(picture, target)
 
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
         """Another image on the scale of this one, and laid on it as both are displayed."""
@@ -175,14 +193,20 @@ def open_contents(
     ``choice`` gives the numbers that become 0 and 1, or the rule that finds them; errors call an
     array ``what``.
     """
-    if is_path(image) and Path(image).suffix.lower() in DICOM:
-        volume = scans.read_dicom(Path(image), max_megapixels=max_megapixels)
+    is_dicom = is_path(image) and Path(image).suffix.lower() in DICOM
+    if is_dicom and is_hounsfield(Path(str(image)), max_megapixels):
+        volume = scans.read_dicom(Path(str(image)), max_megapixels=max_megapixels)
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
         return Contents(str(image), picture, images, None, hounsfield, volume=volume)
     picture, name = open_picture(image, what, max_megapixels, choice)
-    scale = number_range(picture, choice)
+    if is_dicom and choice == "auto":
+        low, high = display_range(picture)
+        note = f"its stored numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
+        scale = NumberRange((low, high), notes=(note,))
+    else:
+        scale = number_range(picture, choice)
     values = picture.values(scale.numbers)
     unknown = ~np.isfinite(values)
     if unknown.all():
@@ -200,6 +224,8 @@ def open_picture(
     image: ImageLike, what: str, max_megapixels: float | None, choice: RangeChoice = "auto"
 ) -> tuple[Picture, str]:
     """The picture of a file or an array, and its name in errors."""
+    if is_path(image) and Path(image).suffix.lower() in DICOM:
+        return read_dicom_picture(Path(image), max_megapixels), str(image)
     if is_path(image):
         return read_picture(Path(image), max_megapixels=max_megapixels), str(image)
     if not isinstance(image, Tensor | np.ndarray):

@@ -201,8 +201,8 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.sigma is not None:
             return Noise(self.noise or "gaussian", self.sigma, estimated=False)
-        # Impulses are rare beside missing pixels, and in CT, whose padding looks like pepper.
-        unlikely = self.task == "inpaint" or contents.volume is not None
+        # Impulses are rare beside missing pixels, and in DICOM, whose padding looks like pepper.
+        unlikely = self.task == "inpaint" or contents.is_dicom
         kind = "gaussian" if self.noise is None and unlikely else self.noise
         some = spread(contents.images)
         images = contents.images[some].to(device)
@@ -220,7 +220,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _truth(self, contents: Contents, image: ImageLike) -> Tensor | None:
         if self.truth is None:
             return None
-        suffixes = PictureFormat.known_suffixes() if contents.volume is None else PICTURES
+        suffixes = PICTURES if contents.is_dicom else PictureFormat.known_suffixes()
         truth = companion(self.truth, image, "truth", suffixes)
         images = contents.truth(truth, self.range, self.max_megapixels)
         if images.shape != contents.images.shape:

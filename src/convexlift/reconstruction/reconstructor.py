@@ -320,6 +320,9 @@ class Reconstruction(PreparedImage):
         """The problem that was solved."""
         return self.solution.proof.problem
 
+    def _repr_html_(self) -> str:
+        return self.solution._repr_html_()
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the image, atomically: a file like the input, in the format of the name's ending.
 

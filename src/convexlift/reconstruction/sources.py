@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convexlift.files.atomic import leftovers, remove_leftovers
+from convexlift.files.formats import EXPORTS
 from convexlift.files.pictures import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
@@ -82,6 +83,8 @@ def find_sources(
             raise InputError(f"there is no file or folder {each}; check the name")
         wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
         if place.is_dir() and not wanted:
+            if other := next((p for p in inside if p.suffix.lower() in EXPORTS), None):
+                raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
             raise InputError(f"the folder {place} has no file with one of the endings {endings}")
         found += wanted
     # Each file once; but a link with another name is another input, with its own result.
@@ -89,6 +92,8 @@ def find_sources(
     if not found:
         raise InputError(f"no input has one of the endings {endings}")
     for path in found:
+        if path.suffix.lower() not in suffixes and path.suffix.lower() in EXPORTS:
+            raise InputError(f"{path} is {EXPORTS[path.suffix.lower()]}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
     if len(found) == 1 and not several and output.suffix and not output.is_dir():

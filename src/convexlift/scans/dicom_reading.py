@@ -123,7 +123,7 @@ class _SliceHeader:
 
 def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
     """The header of one CT slice; other files are refused with a reason."""
-    dataset = _read_dataset(path, max_megapixels, stop_before_pixels=True)
+    dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
 
     def value(name: str) -> Any:
         if (found := dataset.get(name)) is None or found == "":
@@ -253,7 +253,7 @@ def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
 
 
 def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
-    stored = _stored_pixels(header.path, max_megapixels)
+    _, stored = stored_pixels(header.path, max_megapixels)
     # In double precision, so that slope * stored + intercept is correctly rounded to float32.
     values = header.slope * stored.astype(np.float64) + header.intercept
     if header.padding is not None:
@@ -265,16 +265,18 @@ def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
-    """The stored numbers of one slice, (H, W), before rescaling."""
-    dataset = _read_dataset(path, max_megapixels)
+def stored_pixels(path: Path, max_megapixels: float | None) -> tuple[Any, NDArray[Any]]:
+    """A file and its stored numbers, before rescaling: (H, W), frames first and colours last."""
+    dataset = read_dataset(path, max_megapixels)
     if "PixelData" not in dataset and "FloatPixelData" not in dataset:
         raise ScanFileError(f"{path} ends before its pixels, or never had any; copy it again")
     syntax = dataset.file_meta.TransferSyntaxUID
-    with reading(path, "a CT slice"):
-        expected = (int(dataset.Rows), int(dataset.Columns))
+    with reading(path, "a DICOM image"):
         bits = int(dataset.get("BitsAllocated") or 16)
-        declared = (*expected, int(dataset.get("SamplesPerPixel") or 1))
+        frames = int(dataset.get("NumberOfFrames") or 1)
+        samples = int(dataset.get("SamplesPerPixel") or 1)
+        declared = (frames, int(dataset.Rows), int(dataset.Columns), samples)
+        expected = (*declared[frames == 1 : 3], *((samples,) if samples > 1 else ()))
         expansion = EXPANSION if syntax.is_compressed else 1.0
         require_plausible(path, declared, max(bits, 1) / 8, max_megapixels, expansion)
     try:
@@ -283,7 +285,7 @@ def _stored_pixels(path: Path, max_megapixels: float | None) -> NDArray[Any]:
         raise ScanFileError(f"{path} {_advice(syntax)}: {reason_of(error)}") from error
     if pixels.shape != expected:
         raise ScanFileError(f"{path} holds pixels {pixels.shape}, but its header says {expected}")
-    return pixels
+    return dataset, pixels
 
 
 def _advice(syntax: Any) -> str:
@@ -303,7 +305,7 @@ def _advice(syntax: Any) -> str:
 # Datasets ----------------------------------------------------------------------------------------
 
 
-def _read_dataset(
+def read_dataset(
     path: Path, max_megapixels: float | None, *, stop_before_pixels: bool = False
 ) -> Any:
     """The elements of a file, if it declares its encoding and is not too large."""

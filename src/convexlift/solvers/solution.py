@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.descriptions import SHOWN, Described, Description, curve, is_picture, picture
 from convexlift.problems.claims import Guarantee, in_words
 from convexlift.proofs import Proof
 from convexlift.tensors import Blocks
@@ -129,8 +130,8 @@ class History(Sequence[Record]):
         return self.records[key]
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
+@dataclass(frozen=True, eq=False, repr=False)
+class Solution(Described):
     """Reconstructed images with a proof of how good they are.
 
     Attributes:
@@ -180,13 +181,39 @@ class Solution:
 
     def __str__(self) -> str:
         lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]
-        for i, status in enumerate(self.status):
-            lines.append(
-                f"  [{i}] {status.name.lower()} after {int(self.iterations[i])} iterations: "
-                f"objective {float(self.objective[i]):.6g}, "
-                f"lower bound {float(self.lower_bound[i]):.6g}, gap {float(self.gap[i]):.1e} "
-                f"({self.guarantee[i].name.lower().replace('_', ' ')})"
-            )
-        if self.proof.problem.regularizer.premise:
-            lines += [f"  {meaning}" for meaning in dict.fromkeys(self.meaning)]
-        return "\n".join(lines)
+        lines += [f"  [{i}] {self._line(i)}" for i in range(len(self.status))]
+        return "\n".join([*lines, *(f"  {text}" for text in self._premises())])
+
+    def _line(self, i: int) -> str:
+        return (
+            f"{self.status[i].name.lower()} after {int(self.iterations[i])} iterations: "
+            f"objective {float(self.objective[i]):.6g}, "
+            f"lower bound {float(self.lower_bound[i]):.6g}, gap {float(self.gap[i]):.1e} "
+            f"({self.guarantee[i].name.lower().replace('_', ' ')})"
+        )
+
+    def _premises(self) -> list[str]:
+        """The meaning of the bounds, where it has a condition."""
+        return list(dict.fromkeys(self.meaning)) if self.proof.problem.regularizer.premise else []
+
+    def _description(self, *, figures: bool) -> Description:
+        images = len(self.status)
+        size = " x ".join(map(str, self.x.shape[1:]))
+        several = f"{images} images" if images > 1 else "1 image"
+        facts = {f"[{i}]": self._line(i) for i in range(min(images, 8))}
+        if images > 8:
+            facts["..."] = f"{images - 8} more; largest gap {float(self.gap.max()):.1e}"
+        if premises := self._premises():
+            facts["given"] = "; ".join(premises)
+        shown = []
+        if figures:
+            shown = [
+                picture(self.x[i], f"x[{i}], gap {float(self.gap[i]):.1e}")
+                for i in range(min(images, SHOWN))
+                if is_picture(self.x)
+            ]
+            if len(self.history) > 1:
+                worst = self.history["gap"].amax(1).tolist()
+                steps = self.history["iteration"].tolist()
+                shown.append(curve(steps, worst, "certified gap over iterations"))
+        return Description(f"Solution: {several} of {size}, {self.seconds:.2f} s", facts, shown)

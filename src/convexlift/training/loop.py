@@ -288,10 +288,9 @@ class _TrainingRun:
         assert self.validation is not None
         score = self.validation(self.network, self.weight)
         self.weight = score.weight
-        decibel, similarity = float(score.psnr.mean()), float(score.ssim.mean())
-        row = {**row, "psnr": decibel, "ssim": similarity, "weight": score.weight}
+        row = {**row, **score.summary()}
         self.record(row, score)
-        if self.best is None or decibel > self.best["psnr"]:
+        if self.best is None or row["psnr"] > self.best["psnr"]:
             self.best = {
                 **{name: row[name] for name in VALIDATED},
                 "step": self.step,

@@ -128,6 +128,28 @@ FACES_INPAINTING_ADVERSARIAL = replace(
     options=replace(FACES_DENOISING.options, steps=1500),
 )
 
+# For photographs of any size: filters of mean zero on crops, and no dense layer, which would fit
+# one size.
+PHOTO_ADVERSARIAL = AdversarialRecipe(
+    network=NetworkSettings("ridge", channels=32, kernel=7, smoothing=0.01, padding="reflect"),
+    task=GaussianDenoising(sigma=0.1),
+    penalty=5.0,
+    batch_size=16,
+    crop=64,
+    weight=3.0,
+    validation_crop=128,
+    validation_stop=StopWhen(gap=1e-2, max_iterations=150),
+    options=TrainingOptions(
+        steps=600,
+        learning_rate=2e-3,
+        betas=(0.5, 0.99),
+        schedule="cosine",
+        zero_mean=True,
+        validate_every=300,
+        validate_start=False,
+    ),
+)
+
 FACES_INPAINTING_BILEVEL = BilevelRecipe(  # meant to start from faces-inpainting-adversarial
     network=NetworkSettings("baseline", smoothing=0.01, padding="reflect", filters=0.002),
     tasks=((Inpainting(missing=0.3, noise=0.03), 1.0),),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from convexlift.images import psnr, ssim
+from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.parts import require_positive
 from convexlift.solvers.method import Method
@@ -28,6 +29,11 @@ class Score:
     weight: float
     gap: Tensor
     iterations: Tensor
+
+    def summary(self) -> dict[str, float]:
+        """Mean PSNR and SSIM, and the weight."""
+        means = {"psnr": float(self.psnr.mean()), "ssim": float(self.ssim.mean())}
+        return {**means, "weight": self.weight}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +95,15 @@ class Validation:
 
         best = climb(score)
         return scores[best]
+
+    def total_variation(self, like: InputConvexNetwork) -> Score:
+        """Isotropic total variation in place of the network, with its best weight on the images.
+
+        Args:
+            like: a network with the channels, device and precision to use.
+        """
+        tv = TotalVariation(in_channels=like.in_channels).to(next(like.parameters()))
+        return replace(self, weight=0.1, search=True, method=None, from_picture=False)(tv)
 
     def _score(
         self, network: InputConvexNetwork, measurement: Measurement, clean: Tensor, weight: float

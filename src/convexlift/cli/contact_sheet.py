@@ -1,0 +1,127 @@
+"""The contact sheet of many files: a page with each image before and after, and its numbers."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from convexlift.descriptions import picture
+from convexlift.files.atomic import atomic_path
+from convexlift.reconstruction.batch import BatchResult
+from convexlift.reconstruction.reconstructor import Reconstruction
+from convexlift.reconstruction.sources import Source
+
+NAME = "contact-sheet.html"
+MARK = '<meta name="generator" content="convexlift contact sheet">'
+SIDE = 120
+"""Pixels of the longer side of a picture."""
+COLUMNS = {
+    "noise": ("noise", ".3g"),
+    "weight": ("weight", ".3g"),
+    "gap": ("gap", ".1e"),
+    "psnr": ("PSNR, dB", ".2f"),
+    "seconds": ("seconds", ".1f"),
+}
+STYLE = """\
+:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
+table { border-collapse: collapse; }
+td, th { padding: 0.3em 0.8em; text-align: right; border-bottom: 1px solid #8884; }
+td:first-child, th:first-child, td.text { text-align: left; overflow-wrap: anywhere; }
+small { display: none; }
+.wide { overflow-x: auto; }"""
+
+
+class ContactSheet:
+    """Collects small pictures as files are done, and writes the page at the end.
+
+    Args:
+        folder: for the page.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._pictures: dict[str, tuple[str, str]] = {}
+
+    def add(self, source: Source, result: Reconstruction) -> None:
+        """Keep small pictures of a file before and after."""
+        colours = 3 if result.about.get("channels") == 3 else 1
+        before = "" if result.given is None else _small(result.given, colours, "before")
+        self._pictures[str(source.target)] = before, _small(result.solution.x, colours, "after")
+
+    def write(self, result: BatchResult, command: str) -> str:
+        """Write the page, unless another file has its name; returns a line that says so."""
+        try:
+            if self.path.exists() and MARK not in self.path.read_text("utf-8", errors="replace"):
+                return f"No contact sheet: {self.path} exists, and is none."
+            with atomic_path(self.path) as part:
+                part.write_text("".join(self._page(result, command)), encoding="utf-8")
+        except OSError as error:  # the results are written, which is what counts
+            return f"No contact sheet: {self.path} cannot be written ({error.strerror or error})."
+        return f"Contact sheet: {self.path}"
+
+    def _page(self, result: BatchResult, command: str) -> Iterator[str]:
+        done = [*result.earlier, *result.records]
+        shown = [
+            key for key in COLUMNS if any(value_of(record, key) is not None for record in done)
+        ]
+        yield f'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n{MARK}\n'
+        yield '<meta name="viewport" content="width=device-width">\n'
+        yield f"<title>{len(done)} results of convexlift</title>\n<style>\n{STYLE}\n</style>\n"
+        yield f"<h1>{len(done)} results</h1>\n<p><code>{html.escape(command)}</code></p>\n"
+        heads = "".join(f"<th>{COLUMNS[key][0]}</th>" for key in shown)
+        yield '<div class="wide"><table>\n<tr><th>file</th><th>before</th><th>after</th>'
+        yield f"{heads}</tr>\n"
+        for record in done:
+            target = record["output"]
+            link = quote(os.path.relpath(target, self.path.parent))
+            name = html.escape(Path(record["input"]).name)
+            before, after = self._pictures.get(target, ("", ""))
+            cells = "".join(f"<td>{_cell(record, key)}</td>" for key in shown)
+            yield f'<tr><td><a href="{link}">{name}</a></td><td>{before}</td><td>{after}</td>'
+            yield f"{cells}</tr>\n"
+        yield "</table></div>\n"
+        if result.failures:
+            yield f"<h2>{len(result.failures)} failed</h2>\n<table>\n"
+            for source, reason in result.failures:
+                name, why = html.escape(str(source.path)), html.escape(reason)
+                yield f'<tr><td>{name}</td><td class="text">{why}</td></tr>\n'
+            yield "</table>\n"
+        yield "</html>\n"
+
+
+def value_of(record: dict[str, Any], key: str) -> float | None:
+    """A number of a record; noise and weight have more than one."""
+    value = record.get(key)
+    if isinstance(value, dict):
+        value = value.get("level" if key == "noise" else "value")
+    return None if value is None else float(value)
+
+
+def duration(seconds: float) -> str:
+    """A rough time: "12 s", "3 min", "1 h 20 min"."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _cell(record: dict[str, Any], key: str) -> str:
+    value = value_of(record, key)
+    return "" if value is None else format(value, COLUMNS[key][1])
+
+
+def _small(planes: Tensor, colours: int, caption: str) -> str:
+    """The first image of some planes."""
+    first = planes.detach().float().reshape(-1, 1, *planes.shape[-2:])[:colours].cpu()
+    factor = min(1.0, SIDE / max(first.shape[-2:]))
+    size = [max(1, round(factor * n)) for n in first.shape[-2:]]
+    if factor < 1:
+        first = F.interpolate(first, size, mode="area")
+    return picture(first[:, 0], caption, SIDE)
