@@ -56,6 +56,12 @@ from convexlift.reconstruction.batch import reconstruct as reconstruct
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.solvers.gradient_methods import LBFGS as LBFGS
 from convexlift.solvers.gradient_methods import Subgradient as Subgradient
+from convexlift.solvers.hypergradients import Hypergradient as Hypergradient
+from convexlift.solvers.hypergradients import Implicit as Implicit
+from convexlift.solvers.hypergradients import JacobianFree as JacobianFree
+from convexlift.solvers.hypergradients import Unrolled as Unrolled
+from convexlift.solvers.hypergradients import ValueFunction as ValueFunction
+from convexlift.solvers.loop import explain as explain
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS
 from convexlift.solvers.named_methods import NamedMethod as NamedMethod
@@ -68,7 +74,6 @@ from convexlift.solvers.solution import Progress as Progress
 from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solution import StopWhen as StopWhen
-from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
 from convexlift.transmission import Counts as Counts
 from convexlift.transmission import LineIntegrals as LineIntegrals

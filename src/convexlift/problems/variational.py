@@ -20,12 +20,15 @@ from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.guesses import images_from_data, picture_for_guide
+from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
+    Scalar,
     Shape,
     TensorRecord,
     expand_per_image,
     first_non_finite,
     full_precision,
+    require_eager,
 )
 
 ADJOINT_TOLERANCE = 1e-4
@@ -65,7 +68,7 @@ class VariationalProblem(TensorRecord):
     Args:
         fidelity: D with its data y, for example ``cl.SquaredL2(y)``.
         regularizer: R, an input-convex network.
-        weight: gamma > 0.
+        weight: gamma > 0, a number; or a tensor that requires gradients, to learn it.
         operator: A; the identity (denoising) unless given.
         box: (lower, upper), each a number or None; ``(0, None)`` is x >= 0; None for no bounds.
         noise: the standard deviation of the noise, for a regularizer that reads the data
@@ -77,7 +80,7 @@ class VariationalProblem(TensorRecord):
 
     fidelity: Fidelity
     regularizer: InputConvexNetwork
-    weight: float
+    weight: Scalar
     operator: LinearOperator = field(default_factory=Identity)
     box: Box | tuple[float | None, float | None] | None = None
     noise: float | Tensor | None = None
@@ -105,9 +108,10 @@ class VariationalProblem(TensorRecord):
                 "regularizer must be an InputConvexNetwork, for example cl.networks.baseline("
                 f"image_size=256), got {type(self.regularizer).__name__}"
             )
-        object.__setattr__(self, "weight", _checked_weight(self.weight))
+        object.__setattr__(self, "weight", checked_weight(self.weight))
         object.__setattr__(self, "box", Box.of(self.box))
         self.bounds.rounded_inward(self.fidelity.y.dtype)  # raises if the box is empty
+        require_eager(self.tensors())
         self._check_same_place()
         self._check_parts()
         self._check_shapes()
@@ -142,13 +146,30 @@ class VariationalProblem(TensorRecord):
     @cached_property
     def network(self) -> BoundNetwork:
         """The regularizer on images of this problem's shape, or its replacement."""
+        return self.trainable_network.detach()
+
+    @property
+    def trainable_network(self) -> BoundNetwork:
+        """The same with the autograd graph of the regularizer's parameters."""
         if self._replacement is not None:
             return self._replacement
-        return self.regularizer.bind(self.image_shape)
+        return self.regularizer.bind(self.image_shape, detach=False)
 
     def with_network(self, network: BoundNetwork) -> VariationalProblem:
         """The same problem with another R, which need not come from a ``regularizer``."""
         return self._changed(_replacement=network)
+
+    def with_data(self, fidelity: Fidelity, operator: LinearOperator) -> VariationalProblem:
+        """The same R with other data behind another operator; nothing is checked again."""
+        return self._changed(fidelity=fidelity, operator=operator)
+
+    def detach(self) -> VariationalProblem:
+        """Data, operator and weight without autograd graphs; itself if there are none."""
+        data, operator, weight = self.fidelity.detach(), self.operator.detach(), self.weight
+        if data is self.fidelity and operator is self.operator and not isinstance(weight, Tensor):
+            return self
+        number = weight.item() if isinstance(weight, Tensor) else weight
+        return self._changed(fidelity=data, operator=operator, weight=number)
 
     @cached_property
     def sensitivity(self) -> Tensor:
@@ -245,6 +266,8 @@ class VariationalProblem(TensorRecord):
                 "this regularizer reads the data, and its weights are in proportion to the noise: "
                 "give noise=..., the standard deviation of the data, such as noise=25/255"
             )
+        if isinstance(self.noise, Tensor) and self.noise.requires_grad:
+            raise ValueError("noise=... cannot receive gradients; write noise.detach()")
         with full_precision():
             picture, seen = picture_for_guide(self.fidelity, self.operator)
             noise = UNSTATED_NOISE if self.noise is None else self.noise
@@ -373,20 +396,3 @@ def _check_shape(problem: VariationalProblem, x: Tensor, name: str) -> None:
     shape = (problem.batch_size, *problem.image_shape)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-
-
-def _checked_weight(weight: object) -> float:
-    if isinstance(weight, Tensor) and weight.numel() != 1:
-        raise TypeError(
-            f"weight must be one number for the whole batch, got a tensor of shape "
-            f"{tuple(weight.shape)}; state one problem for each weight"
-        )
-    try:
-        number = float(weight)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"weight must be a number, got {weight!r}") from None
-    if isinstance(weight, str):
-        raise TypeError(f"weight must be a number, got the text {weight!r}")
-    if not 0 < number < math.inf:
-        raise ValueError(f"weight must be positive and finite, got weight={number}")
-    return number
