@@ -209,10 +209,9 @@ def _from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     numbers = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for name in tensors.keys() - numbers.keys():
         codes, scale = numbers.get(name.removesuffix(SCALE)), tensors[name]
-        fits = codes is not None and codes.dtype is torch.int8 and codes.ndim and scale.ndim == 1
-        if not fits or len(codes) not in (1, len(scale)):
+        stored = codes is not None and codes.dtype is torch.int8 and codes.ndim and scale.ndim == 1
+        if codes is None or not stored or len(codes) not in (1, len(scale)):
             raise ValueError(f"the tensor {name} does not fit any 8-bit tensor beside it")
-        assert codes is not None
         if (count := len(scale) * math.prod(codes.shape[1:])) > max(MOST, codes.numel()):
             raise ValueError(f"the tensor {name} makes {count} numbers of {codes.numel()}")
         if not bool((scale >= 0).all() & (scale < torch.inf).all()):
