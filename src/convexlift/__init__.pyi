@@ -14,6 +14,7 @@ from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.terms import Box as Box
 from convexlift.models.files import ModelCard as ModelCard
+from convexlift.models.hub import push_to_hub as push_to_hub
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
