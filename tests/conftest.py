@@ -12,6 +12,7 @@ import os
 import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything starts its threads
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded in tests
 
 import hypothesis
 import pytest

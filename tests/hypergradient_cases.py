@@ -16,8 +16,8 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.networks.architectures import baseline, ridge
+from convexlift.solvers.hypergradients import upper_loss
 from convexlift.training import Hypergradient, Implicit, ValueFunction
-from convexlift.training.hypergradients import upper_loss
 
 SIZE = 8
 DIRECTIONS = 5

@@ -9,7 +9,7 @@ from oracle import optimum
 
 import convexlift as cl
 from convexlift.phantoms import shepp_logan
-from convexlift.solvers.solve import suitable_method
+from convexlift.solvers.loop import suitable_method
 from convexlift.tasks import SparseViewCT
 
 SMOOTH = zoo.MONOTONE["smoothed"]

@@ -130,7 +130,7 @@ def test_a_learned_weight(strategy, names, tolerance):
     for name in names:
         at = case(name)
         weight = torch.tensor(at.problem.weight, requires_grad=True)
-        surrogate = strategy.surrogate(at.problem, at.solution, at.truth, weight)
+        surrogate = strategy.surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
         (ours,) = torch.autograd.grad(surrogate.sum(), weight)
         assert float(ours) == pytest.approx(at.by_weight, rel=tolerance), name
 
@@ -138,7 +138,7 @@ def test_a_learned_weight(strategy, names, tolerance):
 def test_a_learned_weight_without_jacobian_has_the_right_sign():
     at = case("baseline, L2")
     weight = torch.tensor(at.problem.weight, requires_grad=True)
-    surrogate = JacobianFree().surrogate(at.problem, at.solution, at.truth, weight)
+    surrogate = JacobianFree().surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
     (ours,) = torch.autograd.grad(surrogate.sum(), weight)
     assert float(ours) * at.by_weight > 0
 

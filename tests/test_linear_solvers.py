@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from convexlift.training.linear_solvers import conjugate_gradients, minimal_residuals
+from convexlift.solvers.linear_solvers import conjugate_gradients, minimal_residuals
 
 SHAPE = (2, 3, 4)
 SIZE = 24

@@ -11,7 +11,8 @@ import torch
 import convexlift as cl
 from convexlift.networks.architectures import baseline, ridge
 from convexlift.problems.claims import Guarantee
-from convexlift.solvers.solve import solve_roughly
+from convexlift.solvers.hypergradients import suitable_hypergradient
+from convexlift.solvers.loop import solve_roughly
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 from convexlift.training import (
     Adversarial,
@@ -23,7 +24,6 @@ from convexlift.training import (
     JacobianFree,
     ValueFunction,
 )
-from convexlift.training.hypergradients import suitable_hypergradient
 from convexlift.training.initialization import start_from_filters_
 
 SIZE = 8
@@ -190,9 +190,19 @@ def test_a_few_steps_lower_the_loss(hypergradient, smoothing):
     assert objective.weights == {"gaussian-denoising": pytest.approx(1.0)}
 
 
-def test_what_suits_a_network():
-    assert isinstance(suitable_hypergradient(learner(0.05)), Implicit)
-    assert isinstance(suitable_hypergradient(learner(0.0)), ValueFunction)
+def test_what_suits_a_problem():
+    y, blur = torch.rand(1, 1, SIZE, SIZE), cl.Blur(torch.ones(3, 3))
+
+    def kind(smoothing, data, operator):
+        problem = cl.VariationalProblem(
+            fidelity=data(y), operator=operator, regularizer=learner(smoothing), weight=1.0
+        )
+        return type(suitable_hypergradient(problem))
+
+    assert kind(0.05, cl.SquaredL2, blur) is Implicit
+    assert kind(0.05, cl.L1, cl.Identity()) is Implicit  # whose kinks hold single pixels
+    assert kind(0.05, cl.L1, blur) is ValueFunction
+    assert kind(0.0, cl.SquaredL2, cl.Identity()) is ValueFunction
 
 
 def test_the_value_function_refines_a_coarse_solution():

@@ -18,8 +18,8 @@ from torch import Tensor
 import convexlift as cl
 from convexlift.operators.imaging import Diagonal
 from convexlift.problems.data_bound import can_hold_everywhere
+from convexlift.solvers.derivatives import gradient, hessian
 from convexlift.tensors import Blocks
-from convexlift.training.hypergradients import gradient, hessian
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 OMEGA = torch.tensor([[0.0, 0.3], [5.0, 0.0]], dtype=torch.float64)

@@ -17,10 +17,11 @@ from convexlift.functionals.data_terms import SquaredL2 as SquaredL2
 from convexlift.functionals.data_terms import WeightedL2 as WeightedL2
 from convexlift.functionals.fidelity import Fidelity as Fidelity
 from convexlift.functionals.terms import Box as Box
-from convexlift.models import interop as interop
 from convexlift.images import psnr as psnr
 from convexlift.images import ssim as ssim
+from convexlift.models import interop as interop
 from convexlift.models.files import ModelCard as ModelCard
+from convexlift.models.hub import push_to_hub as push_to_hub
 from convexlift.models.store import load as load
 from convexlift.models.store import save as save
 from convexlift.networks.activations import Abs as Abs
@@ -61,8 +62,8 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
-from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.problems.weakly_convex import WeaklyConvexProblem as WeaklyConvexProblem
+from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
@@ -70,6 +71,12 @@ from convexlift.reconstruction.batch import reconstruct as reconstruct
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.solvers.gradient_methods import LBFGS as LBFGS
 from convexlift.solvers.gradient_methods import Subgradient as Subgradient
+from convexlift.solvers.hypergradients import Hypergradient as Hypergradient
+from convexlift.solvers.hypergradients import Implicit as Implicit
+from convexlift.solvers.hypergradients import JacobianFree as JacobianFree
+from convexlift.solvers.hypergradients import Unrolled as Unrolled
+from convexlift.solvers.hypergradients import ValueFunction as ValueFunction
+from convexlift.solvers.loop import explain as explain
 from convexlift.solvers.method import Method as Method
 from convexlift.solvers.named_methods import METHODS as METHODS
 from convexlift.solvers.named_methods import NamedMethod as NamedMethod
@@ -82,7 +89,6 @@ from convexlift.solvers.solution import Progress as Progress
 from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solution import StopWhen as StopWhen
-from convexlift.solvers.solve import explain as explain
 from convexlift.solvers.solve import solve as solve
 from convexlift.solvers.tiles import Tiles as Tiles
 from convexlift.solvers.tiles import solve_tiles as solve_tiles

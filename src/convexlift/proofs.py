@@ -94,7 +94,7 @@ class Proof:
             "made_by": _made_by(),
             "problem": {
                 "image_shape": list(problem.image_shape),
-                "weight": problem.weight,
+                "weight": float(problem.weight),
                 "box": [_finite(problem.bounds.lower), _finite(problem.bounds.upper)],
                 "fidelity": _fidelity(problem.fidelity, arrays),
                 "operator": _operator(problem.operator, arrays),

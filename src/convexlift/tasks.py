@@ -28,7 +28,7 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Shape, TensorRecord
+from convexlift.tensors import Scalar, Shape, TensorRecord
 
 Bounds = tuple[float | None, float | None]
 
@@ -52,7 +52,7 @@ class Measurement(TensorRecord):
     picture: Tensor
     noise: float | Tensor | None = None
 
-    def problem(self, regularizer: InputConvexNetwork, weight: float) -> VariationalProblem:
+    def problem(self, regularizer: InputConvexNetwork, weight: Scalar) -> VariationalProblem:
         """min_x D(A x, y) + weight R(x) over the box."""
         return VariationalProblem(
             fidelity=self.fidelity,

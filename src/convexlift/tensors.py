@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -20,6 +20,8 @@ CHUNK = 2**18
 Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
+Scalar = float | Tensor
+"""A number, or a tensor of one number that requires gradients."""
 
 
 def expand_per_image(values: Tensor, like: Tensor) -> Tensor:
@@ -69,6 +71,28 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     return tuple(int(i) for i in bad.nonzero()[0])
 
 
+def plain_number(value: Any, name: str) -> float:
+    """float(value); ValueError for a tensor that requires gradients, which it would not get."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(
+            f"{name} is a plain number, and cannot receive the gradients that it requires; write "
+            f"float({name}.detach())"
+        )
+    return float(value)
+
+
+def require_eager(tensors: Iterable[Tensor]) -> None:
+    """Raise TypeError inside ``torch.func`` transforms and forward-mode differentiation."""
+    for tensor in tensors:
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise TypeError(
+                "problems cannot be stated inside torch.func.vmap, grad or jvp: the first "
+                "dimension of the data already counts independent problems, and gradients come "
+                "from cl.solve(problem, differentiable=True) and backward()"
+            )
+
+
 def is_own(part: object) -> bool:
     """Whether an object computes by this library's formulas: its class is ours, and not foreign."""
     ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
@@ -107,7 +131,9 @@ class TensorRecord:
         return self._map(move)
 
     def detach(self) -> Self:
-        """The same record, detached from the autograd graph; memory is shared."""
+        """The same record, detached from the autograd graph; itself if there is none."""
+        if not any(tensor.requires_grad for tensor in self.tensors()):
+            return self
         return self._map(Tensor.detach)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -154,8 +180,11 @@ def _convert(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, TensorRecord):
         return value._map(function)
     if isinstance(value, nn.Module):
-        # `_apply` works in place, and the module may be in use elsewhere.
-        return copy.deepcopy(value)._apply(function)  # type: ignore[no-untyped-call]
+        # `_apply` works in place, and the module may be in use elsewhere. Only leaves of an
+        # autograd graph can be copied; others (torch.func.functional_call) lose theirs.
+        made = [t for t in (*value.parameters(), *value.buffers()) if not t.is_leaf]
+        copied = copy.deepcopy(value, {id(t): t.detach() for t in made})
+        return copied._apply(function)  # type: ignore[no-untyped-call]
     if isinstance(value, tuple):
         return tuple(_convert(item, function) for item in value)
     if isinstance(value, dict):

@@ -28,7 +28,10 @@ IMPORT = "import"
 """In place of a name: convert files of other authors."""
 
 
-@register("convexlift models\nconvexlift models photo-open\nconvexlift models runs/photos/model\nconvexlift models import FILE -o OUT")
+@register(
+    "convexlift models\nconvexlift models photo-open\nconvexlift models runs/photos/model\n"
+    "convexlift models import FILE -o OUT"
+)
 def models(
     name: Annotated[
         str | None,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity, ProxKernel
 from convexlift.parts import require_positive
-from convexlift.tensors import fits
+from convexlift.tensors import fits, plain_number
 
 
 class SquaredL2(Fidelity, name="SquaredL2"):
@@ -169,8 +169,8 @@ class L1(Fidelity, name="L1"):
 
     def __init__(self, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(y)
-        require_positive(self, scale=scale)
-        self.scale = float(scale)
+        self.scale = plain_number(scale, "scale")
+        require_positive(self, scale=self.scale)
         self.conjugate_domain = (-self.scale, self.scale)
 
     @property

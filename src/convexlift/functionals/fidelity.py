@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart, require_positive
-from convexlift.tensors import TensorRecord, first_non_finite, sum_per_image
+from convexlift.tensors import TensorRecord, first_non_finite, require_eager, sum_per_image
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,7 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
             raise TypeError(f"{name} needs the data as a torch.Tensor, got {type(y).__name__}")
         if not y.is_floating_point():
             raise TypeError(f"{name} needs floating-point data, got {y.dtype}; write y.float()")
+        require_eager([y])
         if y.ndim < 2:
             raise ValueError(
                 f"{name} needs data with a batch dimension, as (batch, channels, H, W), "
@@ -109,7 +110,7 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
         return self.weights * torch.ones_like(self.y) > 0
 
     def at_kink(self, w: Tensor, margin: float) -> Tensor:
-        """Where w is at a known kink of f, up to ``margin``: a mask of the shape of w."""
+        """Where w is at a known kink of f, w = y, up to ``margin``: a mask of the shape of w."""
         return torch.zeros_like(w, dtype=torch.bool)
 
     def require_explicable(self, lower: float, unseen: Callable[[], Tensor]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.activations import Activation
-from convexlift.tensors import TensorRecord
+from convexlift.tensors import TensorRecord, plain_number
 
 Duals = tuple[Tensor, ...]
 """One dual block, or the pair (v_{i,1}, v_{i,2})."""
@@ -56,8 +56,8 @@ class Box:
                 f"box must be None or (lower, upper), for example (0, 1) or (0, None), got {bounds}"
             ) from None
         return cls(
-            -math.inf if lower is None else float(lower),
-            math.inf if upper is None else float(upper),
+            -math.inf if lower is None else plain_number(lower, "lower"),
+            math.inf if upper is None else plain_number(upper, "upper"),
         )
 
     def rounded_inward(self, dtype: torch.dtype) -> tuple[float, float]:

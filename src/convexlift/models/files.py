@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convexlift.json_values import construct, listed
+from convexlift.models.repositories import download, is_repository
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -304,7 +305,9 @@ def pair(path: PathLike) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
-    """The two existing files of a model."""
+    """The two existing files of a model, which may be a repository of the Hub."""
+    if is_repository(name_or_path):
+        name_or_path = download(str(name_or_path))
     weights, sheet_file = pair(name_or_path)
     if not _is_path(name_or_path) and name_or_path in names():
         with _find_shipped(str(name_or_path)) as both:

@@ -115,12 +115,14 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> InputConvexNetwork:
-    """The network of a file or a shipped model; its card is ``network.card``.
+    """The network of a file, a shipped model or a repository; its card is ``network.card``.
 
     Args:
         name_or_path: a name in ``models.names()``, or a path with or without either ending. A
             string is a path if it has a separator or an ending, or if such a file exists. A file
-            that ends with .pt or .pth is a published one (``interop.load``).
+            that ends with .pt or .pth is a published one (``interop.load``). ``org/name``, if there
+            is no folder ``org`` here, is a repository of the Hugging Face Hub, which is downloaded
+            once.
         device: the CPU by default.
         dtype: float32 or float64; by default the precision it was saved in, float32 for half.
     """

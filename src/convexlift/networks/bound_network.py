@@ -10,7 +10,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, TensorRecord, sum_per_image
+from convexlift.tensors import Scalar, Shape, TensorRecord, sum_per_image
 
 Apply = Callable[[Tensor], Tensor]
 """v -> H v."""
@@ -130,7 +130,7 @@ class BoundNetwork(TensorRecord):
 
     def backward(
         self,
-        weight: float,
+        weight: Scalar,
         like: Tensor,
         choose: Callable[[int, Tensor], Tensor],
         *,
@@ -168,7 +168,7 @@ class BoundNetwork(TensorRecord):
 
     def tangent(
         self,
-        weight: float,
+        weight: Scalar,
         x: Tensor,
         preactivations: Sequence[Tensor],
         *,

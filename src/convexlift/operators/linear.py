@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convexlift.operators.lanczos import lanczos_norm as lanczos_norm
 from convexlift.parts import ProblemPart
-from convexlift.tensors import Shape, TensorRecord, is_own
+from convexlift.tensors import Shape, TensorRecord, is_own, plain_number
 
 if TYPE_CHECKING:
     from convexlift.operators.convolution import ConvolutionOperator
@@ -159,7 +159,7 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
         return Sum((self, other))
 
     def __mul__(self, factor: float) -> Scaled:
-        return Scaled(float(factor), self)
+        return Scaled(plain_number(factor, "factor"), self)
 
     __rmul__ = __mul__
 

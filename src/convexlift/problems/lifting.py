@@ -44,7 +44,7 @@ from convexlift.functionals.terms import (
 from convexlift.networks.bound_network import BackwardPass, BoundNetwork
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, TensorRecord
+from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord
 
 
 def primal_name(source: int) -> str:
@@ -64,7 +64,7 @@ BOX_DUAL = "vx"
 
 
 def made_feasible(
-    network: BoundNetwork, weight: float, like: Tensor, duals: Blocks, *, to_image: bool = True
+    network: BoundNetwork, weight: Scalar, like: Tensor, duals: Blocks, *, to_image: bool = True
 ) -> BackwardPass:
     """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
     count = len(network.layers)
@@ -75,7 +75,7 @@ def made_feasible(
     return network.backward(weight, like, clip, to_image=to_image)
 
 
-def feasible_duals(network: BoundNetwork, weight: float, like: Tensor, duals: Blocks) -> Blocks:
+def feasible_duals(network: BoundNetwork, weight: Scalar, like: Tensor, duals: Blocks) -> Blocks:
     """The dual variables p_i themselves, and the dual variable of the data, unchanged."""
     count = len(network.layers)
     feasible = made_feasible(network, weight, like, duals, to_image=False).p

@@ -35,7 +35,7 @@ from convexlift.networks.bound_network import (
 )
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import dual_names, pooled_layers
-from convexlift.tensors import Blocks, channel_slices, local, sum_per_image
+from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
 CACHED = 2**18
 """Numbers per step of the plain computation."""
@@ -124,7 +124,7 @@ class OnePass:
         return OnePass(network, pooled.pooling)
 
     def __call__(
-        self, weight: float, x: Tensor, duals: Blocks
+        self, weight: Scalar, x: Tensor, duals: Blocks
     ) -> tuple[Tensor, Minorant, Tensor | None]:
         """R at x, the minorant of weight R from dual variables, made feasible, and a_L if small."""
         count = len(self.network.layers)
@@ -151,7 +151,7 @@ class OnePass:
         minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
         return regularizer, minorant, last
 
-    def tangent(self, weight: float, x: Tensor) -> Tensor:
+    def tangent(self, weight: Scalar, x: Tensor) -> Tensor:
         """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
         assert self.pooling is None
         h, above = self.layer.activation, _Above(self.network, weight, x)
@@ -197,7 +197,7 @@ Place = tuple[slice, slice, slice]
 class _Above:
     """The layers above the first: none here, so that t = weight W_L and R = <W_L, z>."""
 
-    def __init__(self, network: BoundNetwork, weight: float, x: Tensor) -> None:
+    def __init__(self, network: BoundNetwork, weight: Scalar, x: Tensor) -> None:
         self.w = network.output
         self.t = weight * self.w
         self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
@@ -218,7 +218,7 @@ class _Above:
 class _Head(_Above):
     """The layers above a pooling, as a network of the block means."""
 
-    def __init__(self, network: BoundNetwork, weight: float, duals: list[Tensor]) -> None:
+    def __init__(self, network: BoundNetwork, weight: Scalar, duals: list[Tensor]) -> None:
         pooled = pooled_layers(network)[1]
         self.pooling = pooled.pooling
         layers = [

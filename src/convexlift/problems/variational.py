@@ -21,12 +21,15 @@ from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.guesses import images_from_data, picture_for_guide
+from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
+    Scalar,
     Shape,
     TensorRecord,
     expand_per_image,
     first_non_finite,
     full_precision,
+    require_eager,
 )  # fmt: skip
 
 ADJOINT_TOLERANCE = 1e-4
@@ -66,7 +69,7 @@ class VariationalProblem(Described, TensorRecord):
     Args:
         fidelity: D with its data y, for example ``cl.SquaredL2(y)``.
         regularizer: R, an input-convex network.
-        weight: gamma > 0.
+        weight: gamma > 0, a number; or a tensor that requires gradients, to learn it.
         operator: A; the identity (denoising) unless given.
         box: (lower, upper), each a number or None; ``(0, None)`` is x >= 0; None for no bounds.
         noise: the standard deviation of the noise, for a regularizer that reads the data
@@ -78,7 +81,7 @@ class VariationalProblem(Described, TensorRecord):
 
     fidelity: Fidelity
     regularizer: InputConvexNetwork
-    weight: float
+    weight: Scalar
     operator: LinearOperator = field(default_factory=Identity)
     box: Box | tuple[float | None, float | None] | None = None
     noise: float | Tensor | None = None
@@ -106,9 +109,10 @@ class VariationalProblem(Described, TensorRecord):
                 "regularizer must be an InputConvexNetwork, for example cl.networks.baseline("
                 f"image_size=256), got {type(self.regularizer).__name__}"
             )
-        object.__setattr__(self, "weight", _checked_weight(self.weight))
+        object.__setattr__(self, "weight", checked_weight(self.weight))
         object.__setattr__(self, "box", Box.of(self.box))
         self.bounds.rounded_inward(self.fidelity.y.dtype)  # raises if the box is empty
+        require_eager(self.tensors())
         self._check_same_place()
         self._check_parts()
         self._check_shapes()
@@ -143,9 +147,14 @@ class VariationalProblem(Described, TensorRecord):
     @cached_property
     def network(self) -> BoundNetwork:
         """The regularizer on images of this problem's shape, or its replacement."""
+        return self.trainable_network.detach()
+
+    @property
+    def trainable_network(self) -> BoundNetwork:
+        """The same with the autograd graph of the regularizer's parameters."""
         if self._replacement is not None:
             return self._replacement
-        return self.regularizer.bind(self.image_shape)
+        return self.regularizer.bind(self.image_shape, detach=False)
 
     def with_network(self, network: BoundNetwork) -> VariationalProblem:
         """The same problem with another R, which need not come from a ``regularizer``."""
@@ -154,6 +163,18 @@ class VariationalProblem(Described, TensorRecord):
     def with_fidelity(self, fidelity: Fidelity) -> VariationalProblem:
         """The same problem with other data of the same shape."""
         return self._changed(fidelity=fidelity)
+
+    def with_data(self, fidelity: Fidelity, operator: LinearOperator) -> VariationalProblem:
+        """The same R with other data behind another operator; nothing is checked again."""
+        return self._changed(fidelity=fidelity, operator=operator)
+
+    def detach(self) -> VariationalProblem:
+        """Data, operator and weight without autograd graphs; itself if there are none."""
+        data, operator, weight = self.fidelity.detach(), self.operator.detach(), self.weight
+        if data is self.fidelity and operator is self.operator and not isinstance(weight, Tensor):
+            return self
+        number = weight.item() if isinstance(weight, Tensor) else weight
+        return self._changed(fidelity=data, operator=operator, weight=number)
 
     @cached_property
     def sensitivity(self) -> Tensor:
@@ -250,6 +271,8 @@ class VariationalProblem(Described, TensorRecord):
                 "this regularizer reads the data, and its weights are in proportion to the noise: "
                 "give noise=..., the standard deviation of the data, such as noise=25/255"
             )
+        if isinstance(self.noise, Tensor) and self.noise.requires_grad:
+            raise ValueError("noise=... cannot receive gradients; write noise.detach()")
         with full_precision():
             picture, seen = picture_for_guide(self.fidelity, self.operator)
             noise = UNSTATED_NOISE if self.noise is None else self.noise
@@ -385,20 +408,3 @@ def checked_image(problem: VariationalProblem, x: object, name: str) -> Tensor:
 def _check_shape(problem: VariationalProblem, x: Tensor, name: str) -> None:
     if tuple(x.shape) != (shape := (problem.batch_size, *problem.image_shape)):
         raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-
-
-def _checked_weight(weight: object) -> float:
-    if isinstance(weight, Tensor) and weight.numel() != 1:
-        raise TypeError(
-            f"weight must be one number for the whole batch, got a tensor of shape "
-            f"{tuple(weight.shape)}; state one problem for each weight"
-        )
-    try:
-        number = float(weight)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"weight must be a number, got {weight!r}") from None
-    if isinstance(weight, str):
-        raise TypeError(f"weight must be a number, got the text {weight!r}")
-    if not 0 < number < math.inf:
-        raise ValueError(f"weight must be positive and finite, got weight={number}")
-    return number

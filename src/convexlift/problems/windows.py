@@ -99,7 +99,7 @@ class LargeProblem:
     def of(problem: VariationalProblem) -> LargeProblem:
         """A problem that is stated already."""
         return LargeProblem(
-            fidelity=problem.fidelity, regularizer=problem.regularizer, weight=problem.weight,
+            fidelity=problem.fidelity, regularizer=problem.regularizer, weight=float(problem.weight),
             operator=problem.operator, box=problem.box,
         )  # fmt: skip
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.gradient_methods import LBFGS, Subgradient
+from convexlift.solvers.loop import suitable_method
 from convexlift.solvers.method import Method
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.primal_dual import PaperSteps
-from convexlift.solvers.solve import suitable_method
 
 PAPER_L1 = 0.02
 """Factor from our denoising objective, whose L1 data term has the factor 1, to the paper's."""

@@ -35,10 +35,11 @@ from convexlift.problems.rounding import gamma
 from convexlift.problems.variational import VariationalProblem
 from convexlift.problems.windows import DUAL, CoreSums, LargeProblem, Window, core_sums
 from convexlift.proofs import Proof
+from convexlift.solvers.autograd import refuse_gradients
 from convexlift.solvers.ledger import Callback, Stopwatch
+from convexlift.solvers.loop import solve_roughly
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
-from convexlift.solvers.solve import solve_roughly
 from convexlift.tensors import Blocks, full_precision
 
 Step = TypeVar("Step")
@@ -113,9 +114,11 @@ def solve_tiles(
             tiles so far; it returns ``True`` to stop. Objectives and gaps are those of the last
             sweep, infinite in the first one.
     """
-    large = problem if isinstance(problem, LargeProblem) else LargeProblem.of(problem)
+    if not isinstance(problem, LargeProblem):
+        refuse_gradients(problem)
+        problem = LargeProblem.of(problem)
     with torch.no_grad(), full_precision():
-        return _Sweeps(large, tiles or Tiles(), method, stop or StopWhen(), callback).run()
+        return _Sweeps(problem, tiles or Tiles(), method, stop or StopWhen(), callback).run()
 
 
 class _Sweeps:

@@ -4,15 +4,15 @@ Every random choice is a pure function of a seed and its position in the run, so
 run on several devices draw the same numbers as one uninterrupted process.
 """
 
+from convexlift.solvers.hypergradients import Hypergradient as Hypergradient
+from convexlift.solvers.hypergradients import Implicit as Implicit
+from convexlift.solvers.hypergradients import JacobianFree as JacobianFree
+from convexlift.solvers.hypergradients import Unrolled as Unrolled
+from convexlift.solvers.hypergradients import ValueFunction as ValueFunction
 from convexlift.training.data import Batch as Batch
 from convexlift.training.data import BatchSampler as BatchSampler
 from convexlift.training.data import ImageSet as ImageSet
 from convexlift.training.data import mix as mix
-from convexlift.training.hypergradients import Hypergradient as Hypergradient
-from convexlift.training.hypergradients import Implicit as Implicit
-from convexlift.training.hypergradients import JacobianFree as JacobianFree
-from convexlift.training.hypergradients import Unrolled as Unrolled
-from convexlift.training.hypergradients import ValueFunction as ValueFunction
 from convexlift.training.initialization import absorb_weight_ as absorb_weight_
 from convexlift.training.initialization import start_from_filters_ as start_from_filters_
 from convexlift.training.initialization import start_uniformly_ as start_uniformly_

@@ -29,17 +29,17 @@ from torch import Tensor, nn
 
 from convexlift.networks.bound_network import gradient, steepness
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.solvers.method import Method
-from convexlift.solvers.solution import StopWhen
-from convexlift.solvers.solve import solve_roughly
-from convexlift.tasks import Task
-from convexlift.tensors import expand_per_image
-from convexlift.training.data import Batch, BatchSampler, ImageSet
-from convexlift.training.hypergradients import (
+from convexlift.solvers.hypergradients import (
     Hypergradient,
     JacobianFree,
     suitable_hypergradient,
 )
+from convexlift.solvers.loop import solve_roughly
+from convexlift.solvers.method import Method
+from convexlift.solvers.solution import StopWhen
+from convexlift.tasks import Task
+from convexlift.tensors import expand_per_image
+from convexlift.training.data import Batch, BatchSampler, ImageSet
 from convexlift.training.processes import gather
 
 NO_ERROR = 1e-8
@@ -178,7 +178,7 @@ class Bilevel(Objective):
             by default one task after the other.
         learn_weights: whether the weights of further tasks are learned, or keep their values.
         hypergradient: how to differentiate the reconstructions; by default
-            ``suitable_hypergradient(network)``.
+            ``suitable_hypergradient(problem)``.
         method: of the lower level; by default the one that suits the problem.
         stop: the stopping criterion of the lower level.
         warm_starts: number of training images, to start each from its last reconstruction; 0 for
@@ -268,15 +268,15 @@ class Bilevel(Objective):
         task = self.tasks[turn]
         measurement = task.measure(batch.clean, batch.generators(batch.clean.device))
         weight = self._log_weights()[turn].exp()
-        problem = measurement.problem(network, float(weight.detach()))
+        problem = measurement.problem(network, weight)
         first = measurement.picture if self.from_picture else problem.initial_image()
         start = self._start(turn, batch, first)
         solution = solve_roughly(problem, method=self.method, stop=self.stop, start=start)
         self._remember(turn, batch, solution.x)
-        strategy = self.hypergradient or suitable_hypergradient(network)
+        strategy = self.hypergradient or suitable_hypergradient(problem)
         if isinstance(strategy, JacobianFree) and strategy.step is None and self._steepness:
             strategy = JacobianFree(1 / self._steepness)
-        surrogate = strategy.surrogate(problem, solution, batch.clean, weight)
+        surrogate = strategy.surrogate(problem, solution, batch.clean)
         error = (solution.x - batch.clean).square().flatten(1).mean(1).clamp_min(NO_ERROR)
         half_squares = surrogate / batch.clean[0].numel()
         metrics = {

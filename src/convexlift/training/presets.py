@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convexlift.solvers.gradient_methods import LBFGS
+from convexlift.solvers.hypergradients import Implicit, JacobianFree
 from convexlift.solvers.nmapg import NMAPG
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.primal_dual import PaperSteps
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
-from convexlift.training.hypergradients import Implicit, JacobianFree
 from convexlift.training.loop import TrainingOptions
 from convexlift.training.recipes import AdversarialRecipe, AnyRecipe, BilevelRecipe, NetworkSettings
 

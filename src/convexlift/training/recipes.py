@@ -19,11 +19,11 @@ from convexlift.models.files import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.convolution import Boundary
+from convexlift.solvers.hypergradients import Hypergradient
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
 from convexlift.training.data import BatchSampler, ImageSet, size_text
-from convexlift.training.hypergradients import Hypergradient
 from convexlift.training.initialization import (
     start_from_filters_,
     start_uniformly_,

@@ -251,7 +251,9 @@ def _checked_angles(name: str, angles: int | Tensor | Sequence[float], turn: flo
         if angles < 1:
             raise ValueError(f"{name} needs at least one angle, got angles={angles}")
         return np.arange(angles, dtype=np.float64) * (turn / angles)
-    values = torch.as_tensor(angles, dtype=torch.float64).detach().cpu()
+    values = torch.as_tensor(angles, dtype=torch.float64).cpu()
+    if values.requires_grad:
+        raise ValueError(f"{name} is not differentiable in its angles; write angles.detach()")
     if values.ndim != 1 or values.numel() == 0:
         raise ValueError(
             f"{name} needs angles=N or a list of angles in radians, got the shape "

@@ -1,0 +1,177 @@
+"""The one loop of the library: advance, check, stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
+from convexlift.solvers.gradient_methods import LBFGS
+from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
+from convexlift.solvers.method import Choice, Method, Solver, State
+from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.solution import Solution, Status, StopWhen
+from convexlift.tensors import choose_images, full_precision
+
+
+def run(
+    problem: VariationalProblem,
+    *,
+    method: Method | None = None,
+    stop: StopWhen | None = None,
+    start: Tensor | State | None = None,
+    callback: Callback | None = None,
+    rigorous: bool = True,
+) -> Solution:
+    """``solve`` without gradients, and with gaps that need not be ``rigorous``."""
+    require_problem(problem)
+    problem.regularizer.check_convexity()  # weights may have changed since the last check
+    method = _chosen_method(problem, method)[0]
+    stop = StopWhen() if stop is None else stop
+    if not isinstance(stop, StopWhen):
+        raise TypeError(
+            f"stop must be a cl.StopWhen, for example cl.StopWhen(gap=1e-3); got {stop!r}"
+        )
+    if stop.gradient is not None:
+        _require_gradient(problem)
+    problem = problem.detach()
+    with torch.no_grad(), full_precision():
+        solver = method.solver(problem)
+        state = _first_state(problem, solver, start)
+        ledger = Ledger(problem, state, stop, callback, rigorous=rigorous)
+        return _iterate(ledger, solver, state, stop)
+
+
+solve_roughly = partial(run, rigorous=False)
+"""``solve`` with gaps in the precision of the problem, which guarantee nothing.
+
+For the lower level of bilevel learning, where rigorous claims would take a tenth of the time.
+"""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a problem is solved: one line for each decision, with its reason."""
+
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        width = max(len(choice.about) for choice in self.choices)
+        return "\n".join(
+            f"{choice.about:{width}}  {choice.chosen}\n{'':{width}}  ({choice.why})"
+            for choice in self.choices
+        )
+
+
+def explain(problem: VariationalProblem, *, method: Method | None = None) -> Explanation:
+    """Method, lift, steps and implementation that ``solve`` would use, with reasons; printable.
+
+    Operator norms are computed, as ``solve`` does before its first iteration.
+    """
+    require_problem(problem)
+    method, why = _chosen_method(problem, method)
+    with torch.no_grad(), full_precision():
+        choices = [Choice("method", str(method), why), *method.solver(problem).choices]
+    if premise := problem.regularizer.premise:
+        claim = f"{premise}no image has a smaller objective"
+        choices.append(Choice("certificate", claim, "the regularizer reads the data"))
+    return Explanation(tuple(choices))
+
+
+def suitable_method(problem: VariationalProblem) -> Method:
+    """``LBFGS()`` for smooth problems with three or more layers, else ``PDHG()``.
+
+    Lifted layers need many iterations to become consistent, and smooth problems need no lift.
+    With one or two layers the lift needs about as many iterations as L-BFGS, and cheaper ones.
+    """
+    return _chosen_method(problem, None)[0]
+
+
+def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[Method, str]:
+    """The method to use, and why."""
+    if isinstance(method, Method):
+        return method, "given"
+    if method is not None:
+        raise TypeError(
+            f"method must be cl.PDHG(), cl.LBFGS(), cl.NMAPG() or cl.Subgradient(step), "
+            f"got {method!r}"
+        )
+    if not problem.smooth:
+        return PDHG(), "the problem has kinks, which the lift handles by projections"
+    if len(problem.network.layers) > 2:
+        return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
+    return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
+
+
+def _iterate(ledger: Ledger, solver: Solver[State], state: State, stop: StopWhen) -> Solution:
+    iteration = 0
+    try:
+        wanted = ledger.check(iteration, state)
+        while ledger.active.any() and wanted:
+            if iteration == stop.max_iterations:
+                ledger.end(Status.ITERATION_LIMIT)
+            elif stop.seconds is not None and ledger.clock.seconds() >= stop.seconds:
+                if iteration % stop.check_every:
+                    ledger.check(iteration, state)
+                ledger.end(Status.TIME_LIMIT)
+            else:
+                count = _at_once(solver, stop, iteration, ledger.clock)
+                # Images that have ended keep their state, whatever the others still need.
+                state = choose_images(ledger.active, solver.advance(state, count), state)
+                iteration += count
+                ledger.iterations[ledger.active] = iteration
+                if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
+                    wanted = ledger.check(iteration, state)
+                    state = solver.reconsider(state, ledger.take_evaluation())
+        ledger.end(Status.STOPPED)
+    except KeyboardInterrupt:
+        if not ledger.history or ledger.history[-1].iteration != iteration:
+            ledger.check(iteration, state, silent=True)
+        ledger.end(Status.INTERRUPTED)
+    return ledger.solution()
+
+
+def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
+    """Number of iterations before the next check, limited by the remaining time."""
+    to_check = stop.check_every - iteration % stop.check_every
+    count = min(solver.block, to_check, stop.max_iterations - iteration)
+    if stop.seconds is None or count == 1:
+        return count
+    if iteration == 0:
+        return 1  # to measure the pace
+    pace = clock.seconds() / iteration
+    return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
+
+
+def _require_gradient(problem: VariationalProblem) -> None:
+    """Raise ValueError unless the objective has a gradient, which vanishes at the minimum."""
+    if not problem.smooth:
+        obstacle = "the data term or an activation has kinks"
+    elif not problem.bounds.is_everything:
+        obstacle = "the gradient need not vanish at the bounds of a box"
+    else:
+        return
+    raise ValueError(
+        f"StopWhen(gradient=...) needs a smooth problem without a box, and here {obstacle}; write "
+        "StopWhen(gap=...)"
+    )
+
+
+def _first_state(
+    problem: VariationalProblem, solver: Solver[State], start: Tensor | State | None
+) -> State:
+    if start is None:
+        return solver.start(problem.initial_image())
+    y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
+    if hasattr(start, "x") and not isinstance(start, Tensor):
+        x = start.x
+        alike = (tuple(x.shape), x.dtype, x.device) == (shape, y.dtype, y.device)
+        resumed = solver.resume(start) if alike else None
+        if resumed is not None:
+            return resumed
+        start = x  # of another method: its images are still a good start
+    x = checked_image(problem, start, "start")
+    return solver.start(problem.bounds.project(x.to(y)))

@@ -1,0 +1,427 @@
+"""Gradients through ``solve``: gradcheck, finite differences at kinks, and everything refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+import convexlift as cl
+
+SIZE = 5
+EXACT = cl.Implicit(damping=0.0, iterations=1000, tolerance=1e-12)
+KINKS = cl.ValueFunction(b=1e-5, gap=None, max_iterations=10_000)
+SHARP = cl.StopWhen(gap=1e-10, max_iterations=20_000)
+
+
+def ridge(smoothing: float = 0.1) -> cl.InputConvexNetwork:
+    torch.manual_seed(1)
+    net = cl.networks.ridge(channels=3, kernel=3, smoothing=smoothing)
+    with torch.no_grad():
+        filters = net.layers[0].skip.weight
+        filters -= filters.mean((-2, -1), keepdim=True)
+        net.output.copy_(torch.tensor([0.2, 0.25, 0.3]))
+    return net
+
+
+def pixels(*shape: int) -> torch.Tensor:
+    torch.manual_seed(2)
+    return 0.2 + 0.6 * torch.rand(*(shape or (1, 1, SIZE, SIZE)))
+
+
+class Model(nn.Module):
+    """Data, the weight and a number of the operator or data term -> reconstructions."""
+
+    def __init__(self, state, net, **options):
+        super().__init__()
+        self.net, self.state, self.options = net, state, {"stop": SHARP, **options}
+
+    def forward(self, y, weight, *others):
+        fidelity, operator, box = self.state(y, *others)
+        problem = cl.VariationalProblem(
+            fidelity=fidelity, operator=operator, regularizer=self.net, weight=weight, box=box
+        )
+        return cl.solve(problem, differentiable=True, **self.options).x
+
+
+def check(model, weight=0.5, others=(), y=None, **tolerances):
+    """gradcheck in the data, the weight, the others, and two parameters of the network."""
+    names = ["net.output", "net.layers.0.skip.weight"]
+    parameters = [model.get_parameter(name).detach().clone() for name in names]
+    inputs = [pixels() if y is None else y, torch.tensor(weight), *others, *parameters]
+    inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+
+    def call(*tensors):
+        *data, output, filters = tensors
+        return functional_call(model, dict(zip(names, (output, filters), strict=True)), tuple(data))
+
+    assert gradcheck(call, inputs, fast_mode=True, **{"eps": 1e-5, "atol": 1e-5, **tolerances})
+
+
+MASK = torch.ones(SIZE, SIZE, dtype=torch.float64)
+MASK[1, 2] = MASK[4, 3] = 0
+RAYS = cl.ParallelBeam(SIZE, 7, 9).to(dtype=torch.float64)
+
+
+class Echo(cl.LinearOperator):
+    """A x = x + share S x, with the shift S by one column on the torus."""
+
+    def __init__(self, share: torch.Tensor) -> None:
+        self.share = share
+
+    def forward(self, x):
+        return x + self.share * x.roll(1, -1)
+
+    def adjoint(self, y):
+        return y + self.share * y.roll(-1, -1)
+
+
+def kernel(centre: float = 0.6) -> torch.Tensor:
+    weights = 0.05 * torch.ones(3, 3)
+    weights[1, 1] = centre
+    return weights
+
+
+SMOOTH = {
+    "L2": (lambda y: (cl.SquaredL2(y), cl.Identity(), None), ()),
+    "L2 in a box": (lambda y: (cl.SquaredL2(y), cl.Identity(), (0.4, 0.6)), ()),
+    "weighted L2, learned weights": (
+        lambda y, omega: (cl.WeightedL2(y, omega), cl.Identity(), None), [1 + pixels()]
+    ),
+    "KL, learned background": (
+        lambda y, r: (cl.KullbackLeibler(y, r), cl.Identity(), (0, None)), [torch.tensor(0.1)]
+    ),
+    "masked L2": (lambda y: (cl.SquaredL2(y), cl.Mask(MASK), (0, 1)), ()),
+    "blurred L2, learned kernel": (
+        lambda y, k: (cl.SquaredL2(y), cl.Blur(k), None), [kernel()]
+    ),
+    "blurred KL, learned kernel": (
+        lambda y, k: (cl.KullbackLeibler(y, 0.1), cl.Blur(k), (0, None)), [kernel()]
+    ),
+    "circular blur": (lambda y, k: (cl.SquaredL2(y), cl.Blur(k, "circular"), None), [kernel()]),
+    "a user's operator": (
+        lambda y, share: (cl.SquaredL2(y), Echo(share), (0, 1)), [torch.tensor(0.3)]
+    ),
+    "operators composed": (
+        lambda y, k: (cl.SquaredL2(y), 2 * cl.Mask(MASK) @ cl.Blur(k), (0, 1)), [kernel()]
+    ),
+    "rays": (lambda y: (cl.SquaredL2(y), RAYS, None), ()),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_with_smooth_networks(name):
+    state, others = SMOOTH[name]
+    y = RAYS(pixels()) if name == "rays" else None
+    # Rounding is bounded less tightly for an operator of which only products are known.
+    stop = cl.StopWhen(gap=1e-7) if "user" in name else SHARP
+    atol = 1e-3 if "user" in name else 1e-5
+    check(Model(state, ridge(), hypergradient=EXACT, stop=stop), others=others, y=y, atol=atol)
+
+
+@pytest.mark.slow
+def test_pixels_that_an_l1_term_holds_move_with_the_data():
+    model = Model(lambda y: (cl.L1(y), cl.Identity(), (0, 1)), ridge(), hypergradient=EXACT)
+    check(model, weight=4.0, eps=1e-6, atol=1e-4)
+    y = pixels().requires_grad_()
+    x = model(y, 4.0)
+    held = x == y
+    assert 0.1 < float(held.double().mean()) < 0.9
+    masked = Model(lambda y: (cl.L1(y), 2 * cl.Mask(MASK), (0, 1)), ridge(), hypergradient=EXACT)
+    check(masked, weight=4.0, y=2 * MASK * pixels(), eps=1e-6, atol=1e-4)
+
+
+KINKED = {
+    "L2": (SMOOTH["L2"][0], (), 0.5),
+    "L2 in a box": (SMOOTH["L2 in a box"][0], (), 0.5),
+    "KL, learned background": (*SMOOTH["KL, learned background"], 0.5),
+    "L1": (lambda y: (cl.L1(y), cl.Identity(), (0, 1)), (), 1.9),
+    "blurred L2, learned kernel": (*SMOOTH["blurred L2, learned kernel"], 0.2),
+    "masked L2": (SMOOTH["masked L2"][0], (), 0.2),
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", KINKED)
+def test_gradients_with_kinks(name):
+    state, others, weight = KINKED[name]
+    model = Model(state, ridge(smoothing=0.0), hypergradient=KINKS)
+    check(model, weight=weight, others=others, eps=1e-5, atol=2e-3, rtol=2e-3)
+
+
+def state_of(y, net, **parts):
+    return cl.VariationalProblem(**{
+        "fidelity": cl.SquaredL2(y), "regularizer": net, "weight": 0.5, **parts
+    })  # fmt: skip
+
+
+def test_the_default_is_accurate_in_single_precision_for_smooth_networks_and_kinks():
+    """Against the gradient in double precision with tight tolerances."""
+    for smoothing, exact in ((0.1, EXACT), (0.0, KINKS)):
+        found = []
+        for dtype, options in (
+            (torch.float64, {"hypergradient": exact, "stop": SHARP}),
+            (torch.float32, {"stop": cl.StopWhen(gap=1e-5)}),
+        ):
+            net = ridge(smoothing).to(dtype)
+            y = pixels().to(dtype).requires_grad_()
+            x = cl.solve(state_of(y, net), differentiable=True, **options).x
+            assert x.dtype is dtype
+            slope = torch.linspace(-1, 1, x.numel(), dtype=dtype).reshape(x.shape)
+            inputs = [y, *net.parameters()]
+            gradients = torch.autograd.grad((slope * x).sum(), inputs)
+            found.append(torch.cat([g.flatten().double() for g in gradients]))
+        error = (found[0] - found[1]).norm() / found[0].norm()
+        assert float(error) < 0.02, smoothing
+
+
+def test_images_of_a_batch_do_not_influence_each_other():
+    net, strategy = ridge(), EXACT
+    y = torch.cat([pixels(), pixels().flip(2), pixels().flip(3)]).requires_grad_()
+    slope = torch.rand_like(y)
+    slope[1] = 0.0
+    x = cl.solve(state_of(y, net), stop=SHARP, differentiable=True, hypergradient=strategy).x
+    (together,) = torch.autograd.grad((slope * x).sum(), y)
+    for i in range(3):
+        alone = y[i : i + 1].detach().requires_grad_()
+        problem = state_of(alone, net)
+        x = cl.solve(problem, stop=SHARP, differentiable=True, hypergradient=strategy).x
+        (own,) = torch.autograd.grad((slope[i : i + 1] * x).sum(), alone)
+        torch.testing.assert_close(together[i : i + 1], own, atol=1e-6, rtol=1e-5)
+    assert not together[1].any()
+
+
+def test_the_scale_of_a_loss_does_not_matter():
+    y = pixels().requires_grad_()
+    x = cl.solve(state_of(y, ridge(0.0)), differentiable=True, stop=cl.StopWhen(gap=1e-6)).x
+    slope = torch.rand_like(x)
+    first, second = (
+        torch.autograd.grad((factor * slope * x).sum(), y, retain_graph=True)[0]
+        for factor in (1.0, 1e6)
+    )
+    torch.testing.assert_close(1e6 * first, second, rtol=1e-6, atol=0)
+    assert not torch.autograd.grad((0 * x).sum(), y)[0].any()
+
+
+def test_gradients_reach_the_guide_of_an_adaptive_network():
+    """Along a random direction of all its parameters, and of the data, which it reads as well."""
+    torch.manual_seed(0)
+    net = cl.networks.adaptive(channels=2, kernel=3, smoothing=0.5, widths=(3,), blocks=1)
+    y = pixels(1, 1, 6, 6).requires_grad_()
+
+    def solved(y, **options):
+        problem = cl.VariationalProblem(
+            fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=0.2
+        )
+        return cl.solve(problem, stop=SHARP, **options).x
+
+    inputs = [y, *net.parameters()]
+    slope = torch.rand_like(y)
+    x = solved(y, differentiable=True, hypergradient=EXACT)
+    gradients = torch.autograd.grad((slope * x).sum(), inputs)
+    directions = [torch.randn_like(each) * each.detach().abs().mean() for each in inputs]
+    exact = []
+    for sign in (1e-5, -1e-5):
+        with torch.no_grad():
+            for each, direction in zip(inputs, directions, strict=True):
+                each.add_(sign * direction)
+            exact.append(float((slope * solved(y)).sum()))
+            for each, direction in zip(inputs, directions, strict=True):
+                each.sub_(sign * direction)
+    ours = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    assert ours == pytest.approx((exact[0] - exact[1]) / 2e-5, rel=1e-3)
+    # The last layer of a guide starts near zero, and some units of the first are off.
+    assert sum(bool(g.any()) for g in gradients) > 0.5 * len(gradients)
+
+
+def test_a_model_with_a_solve_inside_is_trained():
+    """A layer before the solve, R itself, its weight, and a layer after it."""
+    torch.manual_seed(0)
+
+    class Denoiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
+            for layer in (self.before, self.after):
+                nn.init.dirac_(layer.weight)
+            self.net, self.log_weight = ridge(), nn.Parameter(torch.tensor(-3.0))
+
+        def forward(self, y):
+            problem = state_of(self.before(y), self.net, weight=self.log_weight.exp())
+            return self.after(cl.solve(problem, differentiable=True).x)
+
+    model, truth = Denoiser(), torch.linspace(0, 1, 8).repeat(2, 1, 8, 1)
+    y = truth + 0.2 * torch.randn(truth.shape)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(8):
+        optimiser.zero_grad()
+        loss = (model(y) - truth).square().mean()
+        loss.backward()
+        assert all(bool(p.grad.any()) for p in model.parameters())
+        optimiser.step()
+        model.net.project_()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_only_the_image_carries_gradients_and_once():
+    y = pixels().requires_grad_()
+    solution = cl.solve(state_of(y, ridge()), differentiable=True)
+    assert solution.x.requires_grad
+    others = (solution.objective, solution.gap, solution.state.x, solution.proof.claim.x)
+    assert not any(each.requires_grad for each in others)
+    with pytest.raises(RuntimeError, match="differentiated once; leave out create_graph=True"):
+        torch.autograd.grad(solution.x.sum(), y, create_graph=True)
+    with torch.no_grad():
+        plain = cl.solve(state_of(y, ridge()))
+    assert torch.equal(plain.x, solution.x)
+    frozen = ridge().requires_grad_(False)
+    assert not cl.solve(state_of(pixels(), frozen), differentiable=True).x.requires_grad
+
+
+def test_weights_changed_before_the_backward_pass_are_noticed():
+    net = ridge()
+    x = cl.solve(state_of(pixels(), net), differentiable=True).x
+    with torch.no_grad():
+        net.output.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        x.sum().backward()
+
+
+def test_a_solve_that_did_not_converge_warns():
+    stop = cl.StopWhen(gap=1e-9, max_iterations=2)
+    with pytest.warns(RuntimeWarning, match="1 of 1 images did not converge, and their gradients"):
+        cl.solve(state_of(pixels(), ridge()), stop=stop, differentiable=True)
+
+
+# Without the flag
+
+
+class InAList(cl.LinearOperator):
+    """A x = factor x, with the factor where nobody finds it."""
+
+    def __init__(self, factor):
+        self.hidden = [factor]
+
+    def forward(self, x):
+        return self.hidden[0] * x
+
+    adjoint = forward
+
+
+class Detaching(InAList):
+    """The same with an attribute, and without a way for gradients."""
+
+    def __init__(self, factor):
+        self.factor = factor
+        self.hidden = [float(factor.detach())]
+
+
+LEARNED = {
+    "fidelity": lambda t: {"fidelity": cl.SquaredL2(pixels() * t)},
+    "operator": lambda t: {"operator": cl.Blur(t * kernel())},
+    "weight": lambda t: {"weight": t},
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_requires_gradients_is_an_error_unless_they_are_wanted(name):
+    learned = torch.tensor(1.0, requires_grad=True)
+    problem = state_of(pixels(), ridge(), **LEARNED[name](learned))
+    with pytest.raises(
+        ValueError, match=rf"the {name} of the problem require.*differentiable=True"
+    ):
+        cl.solve(problem)
+    with torch.no_grad():
+        assert not cl.solve(problem).x.requires_grad
+    assert cl.solve(replace(problem.detach())).status == (cl.Status.CONVERGED,)
+    assert cl.solve(problem, differentiable=True).x.requires_grad
+
+
+def test_networks_are_solved_with_as_they_are():
+    """Parameters of modules require gradients, and so do weights that a guide read."""
+    assert not cl.solve(state_of(pixels(), ridge())).x.requires_grad
+    net = cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1)
+    problem = state_of(pixels(1, 1, 6, 6), net, noise=0.1, weight=1.0)
+    assert not cl.solve(problem).x.requires_grad
+    made = {"net.output": 2 * ridge().output}
+    plain = Model(lambda y: (cl.SquaredL2(y), cl.Identity(), None), ridge())
+    plain.forward = lambda y: cl.solve(state_of(y, plain.net)).x
+    with pytest.raises(ValueError, match="the regularizer of the problem require gradients"):
+        functional_call(plain, made, (pixels(),))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (lambda t: {"operator": InAList(t)}, "depends on a tensor of shape .* not an attribute"),
+        (lambda t: {"operator": Detaching(t)}, "the operator has a tensor .* finds no way to it"),
+        (lambda t: {"box": (0, t)}, r"upper is a plain number.* float\(upper\.detach\(\)\)"),
+        (lambda t: {"fidelity": cl.L1(pixels(), t)}, "scale is a plain number"),
+        (lambda t: {"operator": t * cl.Identity()}, "factor is a plain number"),
+        (
+            lambda t: {"operator": cl.ParallelBeam(SIZE, t * torch.arange(3), 9)},
+            r"ParallelBeam is not differentiable in its angles; write angles\.detach\(\)",
+        ),
+    ],
+    ids=["hidden", "detached", "box", "scale", "factor", "angles"],
+)
+def test_what_cannot_receive_gradients_is_an_error(parts, message):
+    learned = torch.tensor(1.5, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        cl.solve(state_of(pixels(), ridge(), **parts(learned)), differentiable=True)
+
+
+def test_a_noise_level_cannot_receive_gradients():
+    net = cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1)
+    with pytest.raises(ValueError, match=r"noise=\.\.\. cannot receive gradients"):
+        state_of(pixels(1, 1, 6, 6), net, noise=torch.tensor(0.1, requires_grad=True))
+
+
+def test_a_parameter_whose_function_is_the_attribute_is_found():
+    """An operator that keeps its parameter and uses what it made of it."""
+    log_scale = torch.tensor(0.1, requires_grad=True)
+
+    class Kept(Echo):
+        def __init__(self, parameter):
+            self.parameter = parameter
+            super().__init__(0.3 * parameter.exp())
+
+    x = cl.solve(
+        state_of(pixels(), ridge(), operator=Kept(log_scale), box=(0, 1)), differentiable=True
+    ).x
+    assert bool(torch.autograd.grad(x.sum(), log_scale)[0].any())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")  # of make_dual
+def test_transforms_of_torch_func_are_refused():
+    net, y = ridge(), pixels()
+
+    def solved(y):
+        return cl.solve(state_of(y, net), differentiable=True).x
+
+    for transform in (torch.func.vmap, lambda f: torch.func.grad(lambda y: f(y).sum())):
+        with pytest.raises(TypeError, match=r"cannot be stated inside torch\.func\.vmap, grad or"):
+            transform(solved)(
+                pixels(2, 1, 1, SIZE, SIZE) if transform is torch.func.vmap else pixels()
+            )
+    with pytest.raises(TypeError, match="counts independent problems"):
+        torch.func.vmap(lambda w: cl.solve(state_of(y, net, weight=w)).x)(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(y, y)
+        with pytest.raises(TypeError, match=r"gradients come from cl\.solve"):
+            solved(dual)
+
+
+def test_strategies_are_objects_for_differentiable_solves():
+    problem = state_of(pixels(), ridge())
+    with pytest.raises(TypeError, match=r"hypergradient must be cl\.Implicit\(\).* got 'implicit'"):
+        cl.solve(problem, differentiable=True, hypergradient="implicit")
+    with pytest.raises(ValueError, match="write both, or neither"):
+        cl.solve(problem, hypergradient=cl.Implicit())
