@@ -99,8 +99,8 @@ class LargeProblem:
     def of(problem: VariationalProblem) -> LargeProblem:
         """A problem that is stated already."""
         return LargeProblem(
-            fidelity=problem.fidelity, regularizer=problem.regularizer, weight=float(problem.weight),
-            operator=problem.operator, box=problem.box,
+            fidelity=problem.fidelity, operator=problem.operator, box=problem.box,
+            regularizer=problem.regularizer, weight=float(problem.weight),
         )  # fmt: skip
 
     @staticmethod

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
-from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
+from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.fused_iterations import FusedIterations
@@ -121,14 +121,27 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
              for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
         )  # fmt: skip
-        sizes = Blocks({n: p.sqrt().to(x) for n, p in self.coupling.dual_squares(v).items()})
-        target = self.coupling.balanced_sigma(self.coupling.reach(moves), sizes)
+        target = self.coupling.balanced_sigma(self.coupling.reach(moves), self._sizes(v))
         sigma = {}
         for name, value in target.items():
             # Duals that start at zero, and rows that do not move, tell nothing about sigma.
             usable = torch.isfinite(value) & (value > 0)
             sigma[name] = torch.where(usable, value, 1.0)
         return self._from(u, v, Blocks(sigma))
+
+    def _sizes(self, v: Blocks) -> Blocks:
+        """The sizes that dual blocks are expected to have, (B,) each: those of the first ones.
+
+        An image that fits the data has v_0 = 0, but at the solution A* v_0 balances the force of R.
+        """
+        squares = self.coupling.dual_squares(v)
+        sizes = {name: part.sqrt().to(v[name]) for name, part in squares.items()}
+        if DATA_DUAL in v:
+            others = Blocks({n: p if n != DATA_DUAL else 0 * p for n, p in v.items()})
+            force = self.saddle.K.adjoint(others)["x"].flatten(1).norm(dim=1)
+            balance = force / self.coupling.weights[DATA_DUAL]["x"] ** 0.5
+            sizes[DATA_DUAL] = torch.maximum(sizes[DATA_DUAL], balance)
+        return Blocks(sizes)
 
     def _restarted(self, state: PDHGState) -> RestartState:
         return self._from(state.u, state.v, state.sigma)  # with the steps found so far
