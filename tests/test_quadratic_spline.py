@@ -7,7 +7,7 @@ import torch
 from oracle import optimum
 
 import convexlift as cl
-from convexlift.networks import Chain, Convolution, PixelSum
+from convexlift.networks import AveragePool, Chain, Convolution, Dense, PixelSum
 
 KNOTS = (0.1, 0.25, 0.3, 0.9)
 # Bends of any order, some of them zero: curvature need not decrease with |a|.
@@ -153,6 +153,27 @@ def test_solutions_proofs_files_and_an_independent_solver_agree(make, tmp_path):
     again = cl.load(cl.save(net, tmp_path / "network"))
     assert torch.equal(again(solution.x), net(solution.x))
     assert again.layers[0].activation == net.layers[0].activation
+
+
+@pytest.mark.parametrize("h", [cl.QuadraticSpline(KNOTS), cl.HuberMixture(KNOTS)], ids=str)
+def test_potentials_of_their_own_channels_can_be_pooled(h, tmp_path):
+    torch.manual_seed(0)
+    first = cl.ConvexLayer(h, channels=4, skip=Convolution(1, 4, 3))
+    pooled = Chain(AveragePool(2), Dense(4 * 12, 3, nonnegative=True))
+    net = cl.InputConvexNetwork([first, cl.ConvexLayer(cl.ReLU(), channels=3, previous=pooled)],
+                                image_size=(6, 8))  # fmt: skip
+    with torch.no_grad():
+        net.layers[0].shares.copy_(SHARES)
+        net.output.fill_(5.0)
+    y = torch.rand(1, 1, 6, 8)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, box=(0, 1)
+    )
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-6, max_iterations=20_000))
+    best, _ = optimum(problem)
+    assert float(solution.lower_bound) <= best * (1 + 2e-6)
+    assert best * (1 - 2e-6) <= float(solution.objective) <= best * (1 + 4e-6)
+    cl.verify(solution.proof.save(tmp_path / "x.proof"))
 
 
 def test_sums_over_pixels_are_operators_with_exact_adjoints():

@@ -56,6 +56,10 @@ def models(
         float | None,
         typer.Option("--noise", help="With import: the noise of goujon-wcrr, images in [0, 1]."),
     ] = None,
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="With import: one convolution in place of a chain of them."),
+    ] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
@@ -72,11 +76,11 @@ def models(
     with one_sentence_errors(debug):
         check_json_file(json_file)
         if name == IMPORT:
-            name = str(_imported(files or [], output, format, noise))
-        elif files or output is not None or format is not None or noise is not None:
+            name = str(_imported(files or [], output, format, noise, merge))
+        elif files or merge or (output, format, noise) != (None, None, None):
             raise UserError(
-                "FILES, --output, --format and --noise belong to an import. Write convexlift "
-                "models import FILE -o OUT."
+                "FILES, --output, --format, --noise and --merge belong to an import. Write "
+                "convexlift models import FILE -o OUT."
             )
         if name is None:  # an error in a shipped file is no mistake of the user
             sheets = shipped_sheets()
@@ -102,7 +106,7 @@ def models(
 
 
 def _imported(
-    files: list[Path], output: Path | None, format: str | None, noise: float | None
+    files: list[Path], output: Path | None, format: str | None, noise: float | None, merge: bool
 ) -> Path:
     """Convert and save; the file of weights."""
     if not files or output is None:
@@ -111,7 +115,7 @@ def _imported(
     from convexlift.models.store import save
 
     with explained():
-        network = load(files if len(files) > 1 else files[0], format, noise=noise)
+        network = load(files if len(files) > 1 else files[0], format, noise=noise, merge=merge)
         output.parent.mkdir(parents=True, exist_ok=True)
         return save(network, output, network.card)
 

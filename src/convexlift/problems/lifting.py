@@ -42,6 +42,7 @@ from convexlift.functionals.terms import (
     PrimalTerm,
 )
 from convexlift.networks.bound_network import BackwardPass, BoundNetwork
+from convexlift.networks.huber_mixture import Mixture
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord
@@ -171,15 +172,16 @@ class Pooled:
 def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
     """The layers, by number, that can be lifted after their pooling.
 
-    They take one channel at a time, are not residual and not added to in a residual layer, and
-    have one user, whose map begins with a pooling.
+    They take one channel at a time, all channels alike, are not residual and not added to in a
+    residual layer, and have one user, whose map begins with a pooling.
     """
     found = {}
     for i, layer in enumerate(network.layers[:-1], start=1):
         users = {j: user.operators[i] for j, user in enumerate(network.layers, start=1)
                  if i in user.operators}  # fmt: skip
         residual = layer.residual or network.layers[i].residual
-        if layer.activation.group != 1 or residual or len(users) != 1:
+        of_channels = isinstance(layer.activation, Mixture)  # the mean is taken without channels
+        if layer.activation.group != 1 or of_channels or residual or len(users) != 1:
             continue
         ((user, operator),) = users.items()
         first, *others = [step for step, _ in operator.steps(layer.shape)]
