@@ -92,8 +92,11 @@ def test_verify_rejects_by_name_and_goes_on(tmp_path):
     content = bytearray(good.read_bytes())
     content[-5] ^= 1
     bad.write_bytes(content)
-    result = CliRunner().invoke(app, ["verify", str(bad), str(tmp_path / "no.proof"), str(good)])
+    result = CliRunner().invoke(app, ["verify", str(bad), str(good)])
     assert result.exit_code == 1
     assert f"rejected: {bad}" in result.output
-    assert "no.proof" in result.output
     assert f"{good}: confirmed: " in result.output
+    missing = tmp_path / "no.proof"
+    result = CliRunner().invoke(app, ["verify", str(good), str(missing)])
+    assert result.exit_code == 2  # before any file is checked
+    assert result.output == f"convexlift: There is no file {missing}. Check the name.\n"

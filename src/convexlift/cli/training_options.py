@@ -36,6 +36,14 @@ BILEVEL = {
 }
 
 
+def _adversarial() -> list[str]:
+    return list(ADVERSARIAL)
+
+
+def _bilevel() -> list[str]:
+    return list(BILEVEL)
+
+
 class TrainingTask(StrEnum):
     """What the regularizer is trained for."""
 
@@ -135,7 +143,7 @@ class AdversarialOptions(TrainOptions):
 
     preset: Annotated[
         str,
-        Option(help="The recipe; all are listed above.", autocompletion=lambda: list(ADVERSARIAL)),
+        Option(help="The recipe; all are listed above.", autocompletion=_adversarial),
     ] = "photo-adversarial"
     penalty: Annotated[float | None, Option(help="Penalty on slopes of R above 1.")] = None
     damaged: Annotated[
@@ -161,7 +169,7 @@ class BilevelOptions(TrainOptions):
         Option(
             help="The recipe; all are listed above. By default photo-any-size-first; photo with "
             "--adaptive.",
-            autocompletion=lambda: list(BILEVEL),
+            autocompletion=_bilevel,
         ),
     ] = None
     adaptive: Annotated[
