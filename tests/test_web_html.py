@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from web_runs import crop
@@ -74,3 +75,13 @@ def test_round_numbers_of_an_axis():
     drawn = convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
     for label in ("30.00", "30.25", "30.50", "30.75", "31.00"):
         assert f">{label}<" in drawn
+
+
+def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():
+    """There, letters have 16 units; digits are not wider than 0.6 of that."""
+    for low, high in ((220.0, 220.9), (9990.2, 9999.8), (-9.3e5, 2e3), (1e-4, 3e-4)):
+        drawn = convergence_plot([Point(i, 0.1, high, low, 0.1, None) for i in (0, 5)])
+        labels = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
+        assert labels
+        for right, label in labels:
+            assert float(right) >= 0.6 * 16 * len(label), label

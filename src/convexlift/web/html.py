@@ -47,7 +47,7 @@ ENDINGS = {
 READY, AWAITED = "Press Start.", "Drop your picture into the box, or click it."
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height of plots, in units of about a pixel."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 50  # margins of plots
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 16, 56  # margins of plots, for seven large digits
 _FRAGMENTS = TEMPLATES.get_template("fragments.html").module
 
 Points = Sequence[tuple[float, float]]
@@ -237,7 +237,8 @@ def _plot(
 def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
     levels = nice_steps(low, high)
     step = levels[1] - levels[0] if len(levels) > 1 else abs(high) or 1.0
-    unit, mark = (1000.0, "k") if max(map(abs, levels), default=0) >= 1e4 else (1.0, "")
+    thousands = max(map(abs, levels), default=0) >= 1e4 and step >= 100  # else they need decimals
+    unit, mark = (1000.0, "k") if thousands else (1.0, "")
     digits = next(
         d for d in range(20) if math.isclose(round(step / unit, d), step / unit, rel_tol=1e-3)
     )
