@@ -46,6 +46,7 @@ VERBS = {
     "denoise": "remove the noise",
     "inpaint": "fill in what is missing",
     "ct": "compute slices",
+    "mri": "compute images",
 }
 
 

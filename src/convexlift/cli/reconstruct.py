@@ -39,6 +39,9 @@ convexlift reconstruct inpaint cells.tif -o filled.tif --weight auto""",
     "ct": """\
 convexlift reconstruct ct scan.h5 -o slice.dcm
 convexlift reconstruct ct slice.dcm -o again.tif --simulate""",
+    "mri": """\
+convexlift reconstruct mri kspace.h5 -o magnitudes.tif
+convexlift reconstruct mri kspace.h5 -o slice.png --slices 10:11 --weight auto""",
 }
 ABOUT = """\
 Reconstruct your own files, with a proof beside each result.

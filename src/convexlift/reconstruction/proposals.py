@@ -12,6 +12,7 @@ from convexlift.files.formats import EXPORTS, reason_of
 from convexlift.reconstruction.contents import DICOM, PICTURES, Contents, open_contents
 from convexlift.reconstruction.noise import estimate_noise, is_line_art, spread
 from convexlift.reconstruction.sources import SINOGRAMS, glance, sides
+from convexlift.scans.kspace import SUFFIXES as K_SPACES
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that people mark missing parts with; photographs have hardly any pixel of them."""
@@ -40,7 +41,9 @@ class Proposal:
     @property
     def target(self) -> Path:
         """A name for the result, beside the file."""
-        done = {"denoise": "denoised", "inpaint": "filled", "ct": "slice"}.get(self.task or "", "")
+        done = {"denoise": "denoised", "inpaint": "filled", "ct": "slice", "mri": "image"}.get(
+            self.task or "", ""
+        )
         return self.path.with_name(f"{self.path.stem}-{done}{self.ending or self.path.suffix}")
 
 
@@ -52,7 +55,8 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (wrong := glance(path)) is not None:
         return Proposal(path, wrong)
     if ending in SINOGRAMS and (ending not in PICTURES or sides(path)):
-        return Proposal(path, "a sinogram", "ct", ending=".tif")
+        hint = ", unless it is k-space, for reconstruct mri" if ending in K_SPACES else ""
+        return Proposal(path, f"a sinogram{hint}", "ct", ending=".tif")
     if ending not in PICTURES:
         known = ", ".join(sorted({*PICTURES, *SINOGRAMS}))
         return Proposal(path, f"not a kind of file that is read ({known})")
