@@ -16,6 +16,8 @@ from convexlift.scans.kspace import SUFFIXES as K_SPACES
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that people mark missing parts with; photographs have hardly any pixel of them."""
+RESULTS = {"denoise": "denoised", "inpaint": "filled", "ct": "slice", "mri": "image"}
+"""Endings of the names of results, by task."""
 PAINTED = 1e-3
 """The least share of such pixels."""
 
