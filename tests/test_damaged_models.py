@@ -226,7 +226,7 @@ EIGHT_BITS = {
         lambda path: retensor(
             path, lambda ts: ts.update({V: ts[V][0, 0, 0, 0], f"{V}:scale": ts[f"{V}:scale"][0]})
         ),
-        rf"{V} is float32 of shape \(1,\), but in its architecture",
+        NO_CODES.format(V),
     ),
 }
 

@@ -119,7 +119,8 @@ def test_missing_files_and_other_files_are_refused(tmp_path, suffix):
     with pytest.raises(ValueError, match=rf"a\.{suffix} cannot be read .*No such file"):
         load_image(path)
     path.write_text("II am no picture, whatever my name may say")
-    with pytest.raises(ValueError, match=rf"a\.{suffix} cannot be read as a picture"):
+    said = "is of a kind that is not read" if suffix == "bmp" else "cannot be read as a picture"
+    with pytest.raises(ValueError, match=rf"a\.{suffix} {said}"):
         load_image(path)
 
 

@@ -62,7 +62,7 @@ def test_what_is_no_model(tmp_path, saved, monkeypatch):
     with pytest.raises(ValueError, match=r"is a folder; name a model in it \(there: toy\)"):
         cl.load(tmp_path)
     torch.save({}, tmp_path / "old.pt")
-    with pytest.raises(ValueError, match=r"old\.pt: not a network of the paper's authors"):
+    with pytest.raises(ValueError, match=r"old\.pt: not a regularizer of a known format"):
         cl.load(tmp_path / "old.pt")
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "nowhere")
     assert cl.models.names() == ()

@@ -59,7 +59,9 @@ FORMATS = {
     "rgb16.png": deep(bits(COLOUR, np.uint16)),
     "rgba16.png": deep(rgba(np.uint16)),
     "grey8.jpg": lambda path: Image.fromarray(bits(GREY, np.uint8)).save(path, quality=95),
-    "rgb8.JPEG": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(path, format="JPEG"),
+    "rgb8.JPEG": lambda path: Image.fromarray(bits(COLOUR, np.uint8)).save(
+        path, format="JPEG", quality=95, subsampling=0
+    ),
     "grey16.tif": by_tifffile(bits(GREY, np.uint16), resolution=(50.0, 50.0)),
     "big_endian.tif": by_tifffile(bits(GREY, np.uint16), byteorder=">"),
     "white_is_zero.tif": by_tifffile(bits(1 - GREY, np.uint8), photometric="miniswhite"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
 import shlex
 import sys
 import time
@@ -15,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -34,7 +31,7 @@ from convexlift.cli.app import (
 )
 from convexlift.cli.contact_sheet import ContactSheet, duration, value_of
 from convexlift.cli.look import describe_run
-from convexlift.cli.terminal import progress, table
+from convexlift.cli.terminal import Screen, discard, progress, table
 from convexlift.models.files import ModelCard, pair
 from convexlift.reconstruction.batch import (
     RECONSTRUCTORS,
@@ -122,7 +119,7 @@ def run_job(
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
-        screen = _Screen(stderr=True) if json_file == "-" else _Screen(width=console().width)
+        screen = Screen(stderr=True) if json_file == "-" else Screen(width=console().width)
         with (
             progress(
                 screen, TimeElapsedColumn(), total=len(sources), width=24, transient=True
@@ -321,22 +318,6 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             three = (numbers[0], median(numbers), numbers[-1])
             rows.append((label, *(format(value, form) for value in three)))
     return rows
-
-
-class _Screen(Console):
-    """A console that raises an error for a closed pipe instead of ending the program."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise the error, in place of ``SystemExit``."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-def discard(stream: IO[str]) -> None:
-    """Discard the rest of a stream, which Python would otherwise try to write at exit."""
-    with contextlib.suppress(OSError, ValueError):  # streams of tests have no file descriptor
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 def share(gap: float, tolerance: float) -> float:

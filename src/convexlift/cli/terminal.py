@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import IO
 
 from rich import box
 from rich.console import Console
@@ -67,3 +70,19 @@ def table(
     for row in rows:
         result.add_row(*map(Text, row))
     return result
+
+
+class Screen(Console):
+    """A console that raises an error for a closed pipe instead of ending the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error, in place of ``SystemExit``."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def discard(stream: IO[str]) -> None:
+    """Discard the rest of a stream, which Python would otherwise try to write at exit."""
+    with suppress(OSError, ValueError):  # streams of tests have no file descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

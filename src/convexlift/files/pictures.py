@@ -304,7 +304,7 @@ def read_colours(path: Path, *, max_megapixels: float | None = None) -> Plane:
 
 
 def _format(path: Path) -> PictureFormat:
-    if (advice := EXPORTS.get(path.suffix.lower())) is not None:
+    if (advice := EXPORTS.get(path.suffix.lower())) is not None and path.exists():
         raise ValueError(f"{path} is {advice}")
     # Pillow recognises its formats by content, so other endings are left to it.
     found = PictureFormat.of(path) or PictureFormat.of(Path("picture.png"))

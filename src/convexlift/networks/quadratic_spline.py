@@ -130,14 +130,19 @@ class QuadraticSpline(Mixture, name="QuadraticSpline"):
         return side * t * (at.slope + at.bend * moved)
 
     def fenchel_young(self, a: Tensor, s: Tensor) -> Tensor:
-        """(h'(a) - s)^2 / (2 k_j) where a and s are of one piece; else h(a) + h*(s) - s a."""
+        """(h'(a) - s)^2 / (2 k_j) where a and s are of one piece; else h(a) + h*(s) - s a.
+
+        The part of h(a) - s a beyond the last knot by d is (1 - s) d + tail d^2 / 2 >= 0.
+        """
         r, side = self._argument(a)
         size = side * s
         at, of_slope = self._at_knots(r), self._at_slopes(size)
         apart = at.slope + at.bend * (r - at.knot) - size
         same = (at.knot == of_slope.knot) & (at.bend > 0) & (size >= 0) & (side * a >= 0)
-        return torch.where(same, 0.5 * _quotient(apart, at.bend) * apart,
-                           super().fenchel_young(a, s))  # fmt: skip
+        beyond = (r - self.knots[-1]).clamp_min(0)
+        rest = beyond * (1 - size + 0.5 * self.tail * beyond)
+        plain = super().fenchel_young(a - side * beyond, s) + rest
+        return torch.where(same, 0.5 * _quotient(apart, at.bend) * apart, plain)
 
     def _argument(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """r, and the sign of h'. (|a| would have the wrong second derivative at 0.)"""

@@ -24,14 +24,10 @@ from torch import Tensor
 
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
 from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
+from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass
-from convexlift.problems.variational import (
-    Evaluation,
-    VariationalProblem,
-    checked_image,
-    require_problem,
-)
+from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, full_precision
 
 ROUNDING = 64

@@ -21,7 +21,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.problems.evaluation import Evaluation
+from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import choose_images, expand_per_image, sum_per_image
 
 B = TypeVar("B")

@@ -20,6 +20,7 @@ from convexlift.networks.adaptive import UNSTATED_NOISE, AdaptiveNetwork, Condit
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
 from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
@@ -34,30 +35,6 @@ from convexlift.tensors import (
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """The objective at some images, its two parts, and intermediate results."""
-
-    x: Tensor
-    prediction: Tensor
-    data_term: Tensor
-    regularizer: Tensor
-    objective: Tensor
-    _network: BoundNetwork
-    _layers: ForwardPass | None
-    _last: Tensor | None
-
-    @property
-    def layers(self) -> ForwardPass:
-        """All layers: large, and computed again if they were not kept."""
-        return self._network.forward(self.x) if self._layers is None else self._layers
-
-    @property
-    def last(self) -> Tensor:
-        """The preactivations of the last layer."""
-        return self.layers.a[-1] if self._last is None else self._last
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -160,13 +137,11 @@ class VariationalProblem(Described, TensorRecord):
         """The same problem with another R, which need not come from a ``regularizer``."""
         return self._changed(_replacement=network)
 
-    def with_fidelity(self, fidelity: Fidelity) -> VariationalProblem:
-        """The same problem with other data of the same shape."""
-        return self._changed(fidelity=fidelity)
-
-    def with_data(self, fidelity: Fidelity, operator: LinearOperator) -> VariationalProblem:
-        """The same R with other data behind another operator; nothing is checked again."""
-        return self._changed(fidelity=fidelity, operator=operator)
+    def with_data(
+        self, fidelity: Fidelity, operator: LinearOperator | None = None
+    ) -> VariationalProblem:
+        """The same R with other data, behind another operator if given; nothing is checked."""
+        return self._changed(fidelity=fidelity, operator=operator or self.operator)
 
     def detach(self) -> VariationalProblem:
         """Data, operator and weight without autograd graphs; itself if there are none."""

@@ -169,7 +169,7 @@ class WeaklyConvexProblem(TensorRecord):
         data = (known + self.pull(x) + damping * x) / w
         plain = isinstance(self.fidelity, SquaredL2) and not damping
         fidelity = SquaredL2(data) if plain else WeightedL2(data, w.expand_as(data).contiguous())
-        return self.convex.with_fidelity(fidelity)
+        return self.convex.with_data(fidelity)
 
 
 @dataclass(frozen=True, eq=False)

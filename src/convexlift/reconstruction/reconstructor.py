@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,7 +46,6 @@ from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import Solution, StopWhen
-from convexlift.solvers.tiles import Tiles
 from convexlift.tasks import Measurement
 
 
@@ -58,6 +57,8 @@ class Reconstructor(Options, ABC):
     search: ClassVar[StopWhen] = weights.SEARCH
     quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
+    division: ClassVar[Any] = "auto"
+    """How large images are divided; see ``PiecewiseSolver``."""
 
     def __post_init__(self) -> None:
         self.require("tolerance", self.tolerance >= 0, "a relative gap from 0 on, such as 1e-3")
@@ -120,14 +121,8 @@ class Reconstructor(Options, ABC):
         network, colour = copy.deepcopy((self.network, self.colour))
         for each in filter(None, (network, colour)):
             each.to(self.place)
-        return PiecewiseSolver(
-            network, self.place, stop, self.method, batch, colour=colour, tiles=self.division
-        )
-
-    @property
-    def division(self) -> Tiles | Literal["auto"] | None:
-        """How large images are divided; see ``PiecewiseSolver``."""
-        return "auto"
+        return PiecewiseSolver(network, self.place, stop, self.method, batch,
+                               colour=colour, tiles=self.division)  # fmt: skip
 
     def solve(
         self,

@@ -24,8 +24,9 @@ from convexlift.problems.claims import (
     relative_gap,
 )
 from convexlift.problems.data_bound import Scopes
+from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
-from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen

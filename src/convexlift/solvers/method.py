@@ -8,7 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.problems.evaluation import Evaluation
+from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks
 
 

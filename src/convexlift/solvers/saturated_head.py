@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork
+from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import dual_names, fitting_duals
-from convexlift.problems.variational import Evaluation, VariationalProblem
+from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.solvers.primal_dual import PDHGSolver

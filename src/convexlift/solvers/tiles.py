@@ -121,6 +121,14 @@ def solve_tiles(
         return _Sweeps(problem, tiles or Tiles(), method, stop or StopWhen(), callback).run()
 
 
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """A state to continue from."""
+
+    x: Tensor
+    duals: Blocks
+
+
 class _Sweeps:
     """The state of a solve: the image, the tiles on disk, and what is proven so far."""
 
@@ -160,7 +168,7 @@ class _Sweeps:
         image = torch.zeros_like(self.x)
         for number, core in enumerate(self.cores):
             outer = core.grown(margin, self.large.size)
-            problem, solution = self._finished(partial(self._tile, outer, sweep))
+            problem, solution = self._finished(partial(self._tile, store, outer, sweep))
             self.first = self.first or problem
             self.iterations = max(self.iterations, int(solution.iterations.max()))
             store.save(number, problem, core.within(outer), solution.duals[DUAL])
@@ -170,10 +178,16 @@ class _Sweeps:
             self._look_around(solution.status[0], image)
         return image
 
-    def _tile(self, outer: Window, sweep: int) -> tuple[VariationalProblem, Solution]:
+    def _tile(
+        self, store: _Store, outer: Window, sweep: int
+    ) -> tuple[VariationalProblem, Solution]:
         problem = self.large.window(outer)
+        start = None
+        if sweep:  # from the image and the dual variables of the last one
+            p = store.duals(problem, self.cores, outer).to(self.x)
+            start = _Start(outer.of(self.x), Blocks({DUAL: p}))
         stop = self._tile_stop(sweep)
-        return problem, solve_roughly(problem, method=self.method, stop=stop)
+        return problem, solve_roughly(problem, method=self.method, stop=stop, start=start)
 
     def _finished(self, step: Callable[[], Step]) -> Step:
         """The result of a step, which is done again, as the last ones are, if Ctrl-C ends it."""
