@@ -48,7 +48,11 @@ def directions(net: AdaptiveNetwork):
 TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "links")}
 
 
-@pytest.mark.parametrize("options", [{}, {"reads": ("biases",)}, TWO_LAYERS], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reads": ("biases",)}, pytest.param(TWO_LAYERS, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("strategy", "accuracy"),
     [(Implicit(damping=0.0), 0.02), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.06)],
@@ -99,7 +103,7 @@ def trained(steps: int, of: dict | None = None, **options):
     return net, train(net, objective, batches, settings, **options)
 
 
-@pytest.mark.parametrize("options", [{}, TWO_LAYERS], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param(TWO_LAYERS, marks=pytest.mark.slow)], ids=str)
 def test_training_raises_the_psnr(options):
     net, _ = trained(40, options)
     clean = torch.stack([crops(8)[i] for i in range(8)]).double()

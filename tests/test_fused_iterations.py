@@ -103,7 +103,7 @@ def compare(problem, blocks, double=None):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("padding", "smoothing", "fidelity", "kernel", "size"),
     [("zero", 0.01, "L2", 5, (9, 18)), ("reflect", 0.0, "L1", 5, (9, 12)),

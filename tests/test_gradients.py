@@ -196,7 +196,7 @@ def problem_of(architecture: str, activation: str, data: str) -> cl.VariationalP
 STRATEGIES = [JacobianFree(0.05), Unrolled(3, step=0.05), Implicit(iterations=5, tolerance=1e-12)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("data", ["L2", "masked L2", "L1", "KL", "dark KL", "blurred L2"])
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def short(values, **changes):
     """A setting of tomography that takes seconds."""
     return replace(
         values, size=SIZE, counts=SliceCounts(training=12, validation=1, test=2), steps=20,
-        batch_size=4, early=20, iterations=ITERATIONS, every=10,
+        printed_epochs=20, batch_size=4, early=20, iterations=ITERATIONS, every=10,
         validation_stop=cl.StopWhen(gap=1e-2, max_iterations=20),
         test_stop=cl.StopWhen(gap=1e-2, max_iterations=30),
         reference=cl.StopWhen(gap=1e-3, max_iterations=200), search_iterations=20, tries_c=4,

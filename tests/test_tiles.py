@@ -56,6 +56,7 @@ def fidelities(y):
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("padding", ["zero", "reflect", "replicate"])
 @pytest.mark.parametrize("name", fidelities(picture()))
 @pytest.mark.parametrize("h", [cl.Huber(0.1), cl.LeakyReLU(0.2), cl.GroupNorm(2)], ids=str)
