@@ -270,6 +270,9 @@ def test_a_file_is_restored_in_tiles(tmp_path):
     refused = reconstruct_runs.run(*options, "--proof", "--force")
     assert refused.exit_code == 1
     assert "too large for a proof file" in refused.output
+    mapped = reconstruct_runs.run(*options, "--gap-map", "--force")
+    assert mapped.exit_code == 1
+    assert "no gap maps of tiles" in " ".join(mapped.output.split())
     wrong = reconstruct_runs.run(*options[:4], "--tiles", 100)
     assert wrong.exit_code == 2
     assert "multiple of 16" in wrong.output

@@ -185,6 +185,10 @@ class PiecewiseSolver:
         ``spent`` seconds of the time limit have passed already. The proof needs dual variables,
         which are as large as all layers of the network: ``keep_duals`` keeps them.
         """
+        if gap_map and self.tiles_for(data) is not None:
+            raise InputError(
+                "it is solved in tiles, and there are no gap maps of tiles; leave out --gap-map"
+            )
         end = (self.stop.seconds or math.inf) + time.perf_counter() - spent
         size = self.fitting(data)
         solutions: list[Solution] = []
@@ -197,8 +201,6 @@ class PiecewiseSolver:
             try:
                 solution = self.solve_piece(data.select(rows), weight, stop, callback)
                 if gap_map:
-                    if not solution.duals:
-                        raise InputError("there are no gap maps of images in tiles; leave it out")
                     certificate = certify(solution.proof.problem, solution.x, solution.duals)
                     maps.append(certificate.map.cpu())
             except torch.cuda.OutOfMemoryError:
