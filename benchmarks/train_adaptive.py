@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,20 +73,24 @@ class Training:
         assert layer.skip is not None
         self.filters: Tensor = layer.skip.weight  # type: ignore[assignment]
         self.delta: float = layer.activation.delta  # type: ignore[attr-defined]
-        groups = {"filters": [self.filters], "output": [network.output]}
-        groups["guide"] = list(network.guide.parameters())
+        groups = {"filters": [self.filters], "output": [network.output], "guide": self.read_by()}
         self.optimiser = torch.optim.Adam(
             [{"params": tensors, "lr": torch.tensor(1e-6).to(pictures.device), "base": RATES[name]}
              for name, tensors in groups.items()],
             betas=(0.9, 0.99), fused=True, capturable=pictures.is_cuda,
         )  # fmt: skip
 
+    def read_by(self) -> list[nn.Parameter]:
+        """The parameters behind ``read``, but for W_L."""
+        return list(self.network.guide.parameters())
+
     def step(self, task: str) -> None:
         """Draw crops, reconstruct them, and move the weights."""
         draw = {"G": self.gaussian, "I": self.missing, "S": self.impulses}[task]
         data = draw()
         read = self.read(data)
-        x, y, start = data.x / data.noise, data.y / data.noise, data.picture / data.noise
+        unit = self.unit(data)
+        x, y, start = (t / unit for t in (data.x, data.y, data.picture))
         with torch.no_grad():
             held, v = read.held(), self.filters.detach()
             if task == "G":
@@ -95,11 +99,12 @@ class Training:
             else:
                 robust = task == "S"
                 seen = data.seen.expand_as(x).contiguous()
-                found = self.pdhg_steps(v, y, held, seen, start, robust)
+                found = self.pdhg_steps(v, y, held, seen, start, robust, self.ratio(robust))
                 # Where ||x - y||_1 has its kink, x does not move with the weights.
                 free = (found != y).to(x) if robust else torch.ones_like(x)
                 diagonal = torch.zeros_like(x) if robust else data.seen.expand_as(x)
-            slope = slope_of_error(found - x, EDGE)
+            scale = unit / data.noise
+            slope = scale * slope_of_error(scale * (found - x), EDGE)
             q = self.linear_solve(v, found, held, free * slope, free, diagonal + DAMPING)
         self.move(found, read, q)
 
@@ -177,6 +182,14 @@ class Training:
         one, other = torch.rand(2, len(photograph), 1, 1, **place)
         return torch.where(shape, one, other)
 
+    def unit(self, data: Data) -> Tensor | float:
+        """Of images in the lower level."""
+        return data.noise
+
+    def ratio(self, robust: bool) -> float:
+        """Of the steps of x and p, times ||V||."""
+        return RATIO
+
     def uniform(self, like: Tensor) -> Tensor:
         """One number for each crop."""
         return torch.rand_like(like[:, :1, :1, :1])
@@ -204,11 +217,12 @@ class Training:
         return add_adjoint(v, p, y, -1.0)
 
     def pdhg_steps(
-        self, v: Tensor, y: Tensor, read: Reading, seen: Tensor, start: Tensor, robust: bool
-    ) -> Tensor:
+        self, v: Tensor, y: Tensor, read: Reading, seen: Tensor, start: Tensor, robust: bool,
+        ratio: float = RATIO,
+    ) -> Tensor:  # fmt: skip
         """x for missing pixels or impulses."""
         norm = squared_norm(v).sqrt()
-        tau, sigma = RATIO / norm, 1 / (RATIO * norm)
+        tau, sigma = ratio / norm, 1 / (ratio * norm)
         x, p = start.contiguous().clone(), with_margin(v, y)
         new, zeros = x, torch.zeros_like(x)
         for _ in range(PDHG_STEPS):
@@ -348,6 +362,24 @@ def captured(training: Training, task: str) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def train(
+    training: Training, seconds: float, look: Callable[[], str], from_fraction: float = 0.0
+) -> None:
+    """Take steps of all tasks in turn; print what ``look`` finds after 15 s and every 90 s."""
+    graphs = {task: captured(training, task) for task in "GIS"}
+    print("start:", look(), flush=True)
+    begin, step, shown = time.monotonic(), 0, -75.0
+    while (spent := time.monotonic() - begin) < seconds:
+        training.schedule(from_fraction + (1 - from_fraction) * spent / seconds, step)
+        for task in TURNS:
+            graphs[task].replay()
+        torch.cuda.synchronize()
+        step += len(TURNS)
+        if spent - shown > 90:
+            shown = spent
+            print(f"{spent:4.0f} s, step {step}: {look()}", flush=True)
+
+
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(
@@ -383,21 +415,12 @@ def main() -> None:
     network = grown(network, biases=given.biases, blocks=given.blocks).cuda()
     network.guide.to(memory_format=torch.channels_last)  # a fifth faster
     training = Training(network, pictures, others)
-    graphs = {task: captured(training, task) for task in "GIS"}
-    print("start:", validate(network, held_out[:8], "sigma 25"), flush=True)
-    begin, step, shown = time.monotonic(), 0, -75.0  # seconds: shown after 15, then every 90
-    while (spent := time.monotonic() - begin) < given.seconds:
-        start = given.from_fraction
-        training.schedule(start + (1 - start) * spent / given.seconds, step)
-        for task in TURNS:
-            graphs[task].replay()
-        torch.cuda.synchronize()
-        step += len(TURNS)
-        if spent - shown > 90:
-            shown = spent
-            line = validate(network, held_out[:8], "sigma 25")
-            print(f"{spent:4.0f} s, step {step}: {line}", flush=True)
-            cl.save(network, given.model)
+
+    def look() -> str:
+        cl.save(network, given.model)
+        return validate(network, held_out[:8], "sigma 25")
+
+    train(training, given.seconds, look, given.from_fraction)
     cl.save(network, given.model)
     for name in TESTS:
         pictures = held_out if name.startswith("sigma") else held_out_others[:8]
