@@ -57,7 +57,7 @@ def clean_image(case: str, channels: int) -> Tensor:
     """A cat in colour, an astronaut in grey, or a slice on the scale of the regularizers."""
     if case == "ct":
         volume = cl.scans.read_volume(get_testdata_file("explicit_VR-UN.dcm", download=False))
-        return torch.nn.functional.avg_pool2d(cl.scans.hounsfield_to_unit(volume.images), 2)
+        return cl.scans.hounsfield_to_unit(volume.images)
     if channels == 3:
         cat = torch.from_numpy(skimage.data.chelsea()[:, 90:390])
         return cat.permute(2, 0, 1)[None] / 255
@@ -83,12 +83,13 @@ def draw(file: Path, name: str, case: str) -> str:
         title = f"Gaussian noise, sigma {255 * level:.0f}"
     else:
         task, title = {
-            "ct": (SparseViewCT(cl.paper_scanner(256), box=(0.0, 2.0)), "filtered back projection"),
+            "ct": (SparseViewCT(box=(0.0, 2.0)), "filtered back projection"),
             "inpainting": (Inpainting(), "30 % missing"),
             "salt-and-pepper": (SaltAndPepper(), "25 % salt and pepper"),
         }[case]
         data = task.measure(clean, [generator])
-        problem, before = data.problem(network, weight=weight), data.picture
+        problem = data.problem(network, weight=weight)
+        before = data.fidelity.y if case == "inpainting" else data.picture
     solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-2 if case == "ct" else 1e-3))
     figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.05))
     window = (0.35, 0.51) if case == "ct" else (0, 1)  # -150 to 250 HU
@@ -96,6 +97,8 @@ def draw(file: Path, name: str, case: str) -> str:
     axes[0].set_title(f"{len(network.layers[0].skip.weight)} filters on the image", fontsize=9)
     for axis, text, image in ((axes[1], title, before), (axes[2], name, solution.x)):
         shown = ((image[0] - window[0]) / (window[1] - window[0])).clamp(0, 1)
+        if case == "ct":  # the body, with the table below it
+            shown = shown[:, 110:450, 90:430].rot90(2, (1, 2))
         axis.imshow(shown.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{text}, {float(psnr(image, clean)):.2f} dB", fontsize=9)
     for axis in axes:
