@@ -170,21 +170,30 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
 
 
 def paint(visitor):
-    """A stroke of the brush. The editor drops strokes while it is still placing the picture."""
+    """A stroke of the brush. The editor loses strokes while it sends its picture to the server."""
     from selenium.webdriver import ActionChains
 
-    def kept():
-        undo = visitor.find("#inpaint-editor button[aria-label=Undo]")
-        return undo is not None and undo.is_enabled()
+    def sent() -> int:
+        return visitor.driver.execute_script(
+            "return performance.getEntriesByType('resource')"
+            ".filter(e => e.name.endsWith('/upload')).length"
+        )
+
+    def quiet():
+        before = sent()
+        time.sleep(1.0)
+        return sent() == before
 
     def painted():
         canvas = visitor.find("#inpaint-editor canvas")
         visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
         ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
         ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
-        time.sleep(1.0)
-        return kept()
+        time.sleep(0.5)
+        undo = visitor.find("#inpaint-editor button[aria-label=Undo]")
+        return undo is not None and undo.is_enabled()
 
+    visitor.wait(quiet, "the editor")
     visitor.wait(painted, "a stroke")
 
 
