@@ -12,7 +12,14 @@ from oracle import optimum
 
 import convexlift as cl
 from convexlift.networks import Convolution, Dense
-from convexlift.problems.claims import CAVEAT, FAR, Guarantee, in_words, objective_above
+from convexlift.problems.claims import (
+    CAVEAT,
+    FAR,
+    Guarantee,
+    in_words,
+    objective_above,
+    worst_in_words,
+)
 from convexlift.tensors import Blocks
 
 single = torch.float32
@@ -300,8 +307,9 @@ def test_a_small_gap_reads_as_solved_and_is_rounded_up(gap, said):
     assert meaning == f"no picture fits this model better. {CAVEAT}"
 
 
-def test_plain_words_keep_premise_and_scope():
-    _, meaning = in_words(1e-3, Guarantee.WITHIN_RADIUS, "given the weather, ")
+@pytest.mark.parametrize("guarantee", [Guarantee.WITHIN_RADIUS, Guarantee.CRITICAL])
+def test_plain_words_keep_premise_and_scope(guarantee):
+    _, meaning = in_words(1e-3, guarantee, "given the weather, ")
     assert meaning.startswith("given the weather, no picture close to this one fits")
     assert CAVEAT in meaning
 
@@ -318,12 +326,18 @@ def test_a_large_gap_does_not_read_as_solved(gap):
 @pytest.mark.parametrize(
     ("gap", "guarantee"),
     [(1.0, Guarantee.GLOBAL), (7.0, Guarantee.GLOBAL), (math.inf, Guarantee.GLOBAL),
-     (math.nan, Guarantee.GLOBAL), (1e-3, Guarantee.NONE)],
+     (math.nan, Guarantee.GLOBAL), (None, Guarantee.GLOBAL), (1e-3, Guarantee.NONE)],
 )  # fmt: skip
 def test_without_a_useful_bound_nothing_reads_as_proved(gap, guarantee):
     heading, meaning = in_words(gap, guarantee)
     assert heading in ("Not solved yet", "Nothing is proved yet")
     assert "%" not in meaning
+
+
+def test_words_about_several_images_hold_for_each():
+    several = [(1e-4, Guarantee.GLOBAL), (2e-3, Guarantee.GLOBAL), (1e-3, Guarantee.WITHIN_RADIUS)]
+    assert worst_in_words(several) == in_words(2e-3, Guarantee.WITHIN_RADIUS)
+    assert worst_in_words([*several, (None, Guarantee.NONE)])[0] == "Nothing is proved yet"
 
 
 def test_a_solution_says_it_for_each_image():

@@ -14,6 +14,7 @@ from PIL import Image
 
 import convexlift as cl
 from convexlift.descriptions import Description, as_html, curve, filters, picture, png
+from convexlift.problems.claims import CAVEAT, percent
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,7 @@ def test_what_the_lines_say(solved):
     assert "TotalVariation: 1 layer, nothing to train, grey images of any size" in repr(problem)
     assert repr(solution).startswith("Solution: 2 images of 1 x 12 x 10")
     assert f"gap {float(solution.gap[1]):.1e}" in repr(solution)
+    assert f"Each image: solved to within {percent(float(solution.gap.max()))}" in repr(solution)
     text = repr(cl.load("photo-any-size"))
     assert text.startswith("photo-any-size: 1 layer, 2,400 weights")
     assert "CC BY-NC-SA" in text
@@ -62,7 +64,9 @@ def test_a_notebook_shows_the_picture_the_gap_and_the_curve(solved):
     ElementTree.fromstring(html)  # well formed
     assert html.count("<img") == 2
     assert "<svg" in html
-    assert f"gap {float(solution.gap[0]):.1e}" in html
+    first, _, numbers = html.partition("<details>")
+    assert CAVEAT in first
+    assert f"gap {float(solution.gap[0]):.1e}" in numbers
     assert problem._repr_html_().count("<img") == 2
     assert "its 48 filters" in cl.load("photo-any-size")._repr_html_()
 

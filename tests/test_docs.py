@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
+import markdown
 import pages
 import pytest
 
@@ -147,6 +149,28 @@ def test_links_work_in_the_repository(name):
 )
 def test_what_is_loaded_from_elsewhere_is_found(html, count):
     assert len(tool("hooks").LOADED.findall(html)) == count
+
+
+def test_formulas_are_mathml_and_code_is_left_alone():
+    formulas = tool("formulas")
+    page = markdown.markdown(
+        r"Of $a_i \le b*c*d$, `$x$` and $5, not $3.", extensions=[formulas.Formulas()]
+    )
+    (made,) = re.findall(r"<math .*?</math>", page)
+    assert "<msub><mi>a</mi><mi>i</mi></msub>" in made
+    assert "<em>" not in page
+    assert "<code>$x$</code> and $5, not $3." in page
+    block = ElementTree.fromstring(formulas.fence(r"\min_x \langle c, x \rangle"))
+    assert "munder" in {element.tag.rpartition("}")[2] for element in block.iter()}
+
+
+@pytest.mark.parametrize("name", pages.documentation())
+def test_every_formula_of_a_page_can_be_drawn(name):
+    text = pages.documentation()[name].read_text()
+    for latex in re.findall(r"^ *```math\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        drawn = tool("formulas").mathml(latex, "block")
+        ElementTree.fromstring(drawn)
+        assert "\\" not in re.sub('alttext="[^"]*"', "", drawn)  # commands that are not known
 
 
 @pytest.mark.parametrize("name", pages.documentation())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from convexlift.cli import app
 from convexlift.cli.contact_sheet import NAME, duration
 from convexlift.cli.reconstruct_job import Narrator
 from convexlift.images import save_image
+from convexlift.problems.claims import CAVEAT, percent
 from convexlift.reconstruction.proposals import propose
 
 
@@ -147,7 +149,11 @@ def test_many_files_end_with_a_table_and_a_contact_sheet():
     text = Path("out", NAME).read_text()
     page = Tags(text)
     assert page.pictures == 6  # before and after
-    assert len(page.links) == 3
+    assert len(page.links) == 6  # results, and their numbers
+    worst = max(json.loads(path.read_text())["gap"] for path in Path("out").glob("a*.json"))
+    claim = f"Solved to within {percent(worst)}: no picture fits this model better. {CAVEAT}"
+    assert claim in result.output
+    assert claim in text
     assert all(Path("out", link.replace("%20", " ").replace("%26", "&")).exists()
                for link in page.links)  # fmt: skip
     assert "&lt;bad&gt;.png" in text
@@ -164,14 +170,17 @@ def test_a_sheet_replaces_a_sheet_and_nothing_else():
     run("denoise", "in", "-o", "out", "--force")
     resumed = run("denoise", "in", "-o", "out", "--resume")
     assert "Contact sheet" in resumed.output
-    assert len(Tags(Path("out", NAME).read_text()).links) == 3
+    assert len(Tags(Path("out", NAME).read_text()).links) == 6
     run("denoise", "in", "-o", "other", "--no-sheet")
     assert not Path("other", NAME).exists()
 
 
 def test_one_file_has_neither():
     photograph()
-    assert run("denoise", "noisy.png", "-o", "clean.png").exit_code == 0
+    result = run("denoise", "noisy.png", "-o", "clean.png")
+    assert result.exit_code == 0
+    assert result.output.count(CAVEAT) == 1
+    assert "lower bound and gap: clean.json" in result.output
     assert {"clean.png", "clean.json"} == set(os.listdir()) - {"noisy.png"}
 
 

@@ -169,9 +169,35 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
     assert re.search(r"sigma 0\.(08|09|1)", visitor.text("#denoise-numbers"))
 
 
-def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
+def paint(visitor):
+    """A stroke of the brush. The editor loses strokes while it sends its picture to the server."""
     from selenium.webdriver import ActionChains
 
+    def sent() -> int:
+        return visitor.driver.execute_script(
+            "return performance.getEntriesByType('resource')"
+            ".filter(e => e.name.endsWith('/upload')).length"
+        )
+
+    def quiet():
+        before = sent()
+        time.sleep(1.0)
+        return sent() == before
+
+    def painted():
+        canvas = visitor.find("#inpaint-editor canvas")
+        visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
+        ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
+        time.sleep(0.5)
+        undo = visitor.find("#inpaint-editor button[aria-label=Undo]")
+        return undo is not None and undo.is_enabled()
+
+    visitor.wait(quiet, "the editor")
+    visitor.wait(painted, "a stroke")
+
+
+def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
     visitor.upload("#inpaint-file", crop(tmp_path / "torn.png", 128))
     visitor.wait(lambda: "torn.png" in visitor.text("#inpaint-picture"), "the upload")
@@ -180,11 +206,7 @@ def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     visitor.wait(canvas.is_displayed, "the canvas")
     visitor.click("#inpaint-start")
     assert "Nothing is painted" in visitor.toast()
-    visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    time.sleep(1.0)  # the editor is still moving the picture
-    ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
-    ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
-    time.sleep(0.5)
+    paint(visitor)
     run(visitor, "inpaint")
     record = json.loads(
         visitor.download("#inpaint-json", downloads / "convexlift-inpaint.json").read_text()

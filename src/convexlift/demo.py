@@ -40,6 +40,7 @@ from convexlift.models.files import ModelCard
 from convexlift.models.store import load
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Blur
+from convexlift.problems.claims import in_words
 from convexlift.solvers.solution import Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
 from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
@@ -295,7 +296,7 @@ def plot_overview(demo: Demo) -> Any:
             "clean",
             f"{result.task.title}\n{result.psnr_before:.2f} dB",
             f"{result.task.card.name}, {result.psnr_after:.2f} dB\n"
-            f"certified gap {float(solution.gap):.1e}",
+            f"{in_words(float(solution.gap), solution.guarantee[0])[0].lower()}",
         )
         pictures = (result.clean, result.task.data.picture, solution.x)
         for axis, title, picture in zip(line, titles, pictures, strict=True):

@@ -33,11 +33,13 @@ class Description:
         title: the first line.
         facts: short texts by their label.
         figures: HTML, from ``picture``, ``filters`` or ``curve``.
+        summary: the facts in plain words; notebooks then show the facts on a click.
     """
 
     title: str
     facts: Mapping[str, str]
     figures: Sequence[str] = field(default=())
+    summary: str = ""
 
 
 class Described:
@@ -61,7 +63,8 @@ def as_text(described: Description) -> str:
         f"  {label:<{width}}  {text}" if label else f"  {text}"
         for label, text in described.facts.items()
     )
-    return "\n".join([described.title, *lines])
+    summary = [f"  {described.summary}"] if described.summary else []
+    return "\n".join([described.title, *summary, *lines])
 
 
 def as_html(described: Description) -> str:
@@ -76,7 +79,11 @@ def as_html(described: Description) -> str:
         for figure in described.figures
     )
     title = f"<div><b>{html.escape(described.title)}</b></div>"
-    return f"<div>{title}{figures}<table>{rows}</table></div>"
+    facts = f"<table>{rows}</table>"
+    if described.summary:
+        title += f"<div>{html.escape(described.summary)}</div>"
+        facts = f"<details><summary>Numbers</summary>{facts}</details>"
+    return f"<div>{title}{figures}{facts}</div>"
 
 
 def picture(image: Tensor, caption: str = "", side: int = SIDE) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from convexlift.descriptions import picture
 from convexlift.files.atomic import atomic_path
+from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchResult
 from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import Source
@@ -25,7 +26,7 @@ SIDE = 120
 COLUMNS = {
     "noise": ("noise", ".3g"),
     "weight": ("weight", ".3g"),
-    "gap": ("gap", ".1e"),
+    "gap": ("solved to within", ".1e"),
     "psnr": ("PSNR, dB", ".2f"),
     "seconds": ("seconds", ".1f"),
 }
@@ -47,6 +48,7 @@ class ContactSheet:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        self.proved = ""  # about all files, in plain words
         self._pictures: dict[str, tuple[str, str]] = {}
 
     def add(self, source: Source, result: Reconstruction) -> None:
@@ -75,6 +77,7 @@ class ContactSheet:
         yield '<meta name="viewport" content="width=device-width">\n'
         yield f"<title>{len(done)} results of convexlift</title>\n<style>\n{STYLE}\n</style>\n"
         yield f"<h1>{len(done)} results</h1>\n<p><code>{html.escape(command)}</code></p>\n"
+        yield f"<p>{html.escape(self.proved)}</p>\n" if self.proved else ""
         heads = "".join(f"<th>{COLUMNS[key][0]}</th>" for key in shown)
         yield '<div class="wide"><table>\n<tr><th>file</th><th>before</th><th>after</th>'
         yield f"{heads}</tr>\n"
@@ -83,7 +86,8 @@ class ContactSheet:
             link = quote(os.path.relpath(target, self.path.parent))
             name = html.escape(Path(record["input"]).name)
             before, after = self._pictures.get(target, ("", ""))
-            cells = "".join(f"<td>{_cell(record, key)}</td>" for key in shown)
+            numbers = quote(os.path.relpath(Path(target).with_suffix(".json"), self.path.parent))
+            cells = "".join(f"<td>{_cell(record, key, numbers)}</td>" for key in shown)
             yield f'<tr><td><a href="{link}">{name}</a></td><td>{before}</td><td>{after}</td>'
             yield f"{cells}</tr>\n"
         yield "</table></div>\n"
@@ -112,9 +116,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _cell(record: dict[str, Any], key: str) -> str:
+def _cell(record: dict[str, Any], key: str, numbers: str) -> str:
+    """A number; the gap in percent, with its digits in a hint and a link to all numbers."""
     value = value_of(record, key)
-    return "" if value is None else format(value, COLUMNS[key][1])
+    if value is None:
+        return ""
+    text = format(value, COLUMNS[key][1])
+    if key == "gap":
+        return f'<a href="{numbers}" title="gap {text}">{percent(value)}</a>'
+    return text
 
 
 def _small(planes: Tensor, colours: int, caption: str) -> str:

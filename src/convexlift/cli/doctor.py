@@ -95,6 +95,7 @@ def self_test(device: str) -> str:
     from convexlift.functionals.data_terms import SquaredL2
     from convexlift.models.store import load
     from convexlift.phantoms import shepp_logan
+    from convexlift.problems.claims import percent
     from convexlift.problems.variational import VariationalProblem
     from convexlift.proof_checker import verify
     from convexlift.solvers.solution import Status
@@ -113,8 +114,8 @@ def self_test(device: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (verdict,) = verify(solution.proof.save(Path(folder) / "test.proof"))
     return (
-        f"solved in {int(solution.iterations[0])} iterations, and the checker confirms the proof: "
-        f"gap {verdict.gap:.1e}"
+        f"solved to within {percent(verdict.gap)} in {int(solution.iterations[0])} iterations, "
+        "and the checker confirms the proof"
     )
 
 

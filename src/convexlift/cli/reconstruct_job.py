@@ -33,6 +33,7 @@ from convexlift.cli.contact_sheet import ContactSheet, duration, value_of
 from convexlift.cli.look import describe_run
 from convexlift.cli.terminal import Screen, discard, progress, table
 from convexlift.models.files import ModelCard, pair
+from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
 from convexlift.reconstruction.batch import (
     RECONSTRUCTORS,
     BatchListener,
@@ -217,7 +218,7 @@ class Narrator(BatchListener):
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
     def progress(self, sources: Sequence[Source], now: Check) -> None:
-        """Show objective and gap, or how many tiles are done."""
+        """Show how far the files are solved, or how many tiles are done."""
         gap = float(now.gap.max())
         name = sources[0].path.name
         if now.tiles is not None:
@@ -226,7 +227,8 @@ class Narrator(BatchListener):
             self._show(f"{name}: tile {done + 1} of {now.tiles}{again}", (done + 1) / now.tiles)
             return
         more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        text = f"{name}{more}: objective {float(now.objective.sum()):.5g}, gap {gap:.1e}"
+        so_far = f"solved to within {percent(gap)}" if gap < 1 else "nothing proved yet"
+        text = f"{name}{more}: {so_far}, iteration {now.iteration}"
         self._show(text, share(gap, self.tolerance) * len(sources))
 
     def finished(self, source: Source, result: Reconstruction) -> None:
@@ -259,16 +261,17 @@ class Narrator(BatchListener):
             self._print(f"  note: {text}")
 
     def summarise(self, result: BatchResult) -> None:
-        """Print the premise, how many files are done, and which ones failed."""
-        if self.premise and (result.records or result.earlier):
-            self._print(f"Certified up to the gap: {self.premise}no image has a smaller objective.")
+        """Print what is proved, how many files are done, and which ones failed."""
+        done = result.earlier + result.records
+        if done:
+            proved = verdict(done, self.premise)
+            self._print(proved)
+            if self.page is not None:
+                self.page.proved = proved
         if self.total == 1 and not result.failures and not result.earlier:
             return
-        done = result.earlier + result.records
-        gaps = [record["gap"] for record in done if record["gap"] is not None]
-        worst = f", largest gap {max(gaps):.1e}" if gaps else ""
         before = f" ({len(result.earlier)} by an earlier run)" if result.earlier else ""
-        self._print(f"{len(done)} of {self.total} files done{before}{worst}.")
+        self._print(f"{len(done)} of {self.total} files done{before}.")
         if len(done) > 1:
             self._print(table(STATISTICS, summary_rows(done), left=STATISTICS[:1]))
         if result.failures and self.total > 1:
@@ -309,15 +312,25 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Rows of the table at the end of many files."""
     rows = []
     for label, key, form in (
-        ("noise level", "noise", ".3g"), ("weight", "weight", ".3g"), ("gap", "gap", ".1e"),
-        ("seconds", "seconds", ".1f"), ("PSNR, dB", "psnr", ".2f"), ("SSIM", "ssim", ".3f"),
+        ("noise level", "noise", ".3g"), ("weight", "weight", ".3g"),
+        ("solved to within", "gap", "%"), ("seconds", "seconds", ".1f"),
+        ("PSNR, dB", "psnr", ".2f"), ("SSIM", "ssim", ".3f"),
     ):  # fmt: skip
         found = [value_of(record, key) for record in records]
         numbers = sorted(value for value in found if value is not None and math.isfinite(value))
         if numbers:
             three = (numbers[0], median(numbers), numbers[-1])
-            rows.append((label, *(format(value, form) for value in three)))
+            rows.append((label, *(percent(v) if form == "%" else format(v, form) for v in three)))
     return rows
+
+
+def verdict(records: Sequence[dict[str, Any]], premise: str) -> str:
+    """What is proved about all files, in plain words, and where the numbers are."""
+    claims = [(record["gap"], Guarantee[record["guarantee"]]) for record in records]
+    heading, meaning = worst_in_words(claims, premise)
+    one = Path(records[0]["output"]).with_suffix(".json")
+    where = one if len(records) == 1 else "the JSON file of each result"
+    return f"{heading}: {meaning} (Objective, lower bound and gap: {where}.)"
 
 
 def share(gap: float, tolerance: float) -> float:
@@ -328,17 +341,17 @@ def share(gap: float, tolerance: float) -> float:
 
 
 def line(result: Reconstruction) -> str:
-    """One line about a file: noise, weight, objective, gap and time."""
+    """One line about a file: noise, weight, how far it is solved, and time."""
     record, weight = result.record, result.weight
     parts = [f"{record['input']} -> {record['output']}:"]
     if result.noise is not None:
         parts.append(f"{result.noise};")
     parts.append(f"weight {weight.value:.3g} ({_rule(result)});")
-    gap = "none" if record["gap"] is None else f"{record['gap']:.1e}"
+    solved, _ = in_words(record["gap"], Guarantee[record["guarantee"]])
     ended = record["status"].lower().replace("_", " ")
+    early = "" if ended == "converged" else f"{ended}, "
     parts.append(
-        f"objective {record['objective']:.5g}, gap {gap} ({ended}, {record['iterations']} "
-        f"iterations, {record['seconds']:.1f} s)"
+        f"{solved.lower()} ({early}{record['iterations']} iterations, {record['seconds']:.1f} s)"
     )
     if record.get("psnr") is not None:
         before = record.get("psnr_before")

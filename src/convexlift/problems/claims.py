@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
@@ -65,13 +66,14 @@ FAR = 0.1
 """Above this gap, plain words speak of pictures that could be better, not of a solved problem."""
 
 
-def in_words(gap: float, guarantee: Guarantee, premise: str = "") -> tuple[str, str]:
+def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tuple[str, str]:
     """A certified gap for people who do not read objectives: a heading, and its meaning.
 
-    Percentages are rounded up, so that the words remain true.
+    Percentages are rounded up, so that the words remain true. A gap of None is infinite, as in
+    records, which are JSON.
     """
-    near = " close to this one" if guarantee is Guarantee.WITHIN_RADIUS else ""
-    if guarantee is Guarantee.NONE or not math.isfinite(gap):
+    near = "" if guarantee is Guarantee.GLOBAL else " close to this one"
+    if guarantee is Guarantee.NONE or gap is None or not math.isfinite(gap):
         return "Nothing is proved yet", "there is no lower bound."
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
@@ -80,6 +82,15 @@ def in_words(gap: float, guarantee: Guarantee, premise: str = "") -> tuple[str, 
         return "Not solved yet", f"{premise}{better}"
     claim = f"{premise}no picture{near} fits this model better."
     return f"Solved to within {percent(gap)}", f"{claim} {CAVEAT}"
+
+
+def worst_in_words(
+    claims: Iterable[tuple[float | None, Guarantee]], premise: str = ""
+) -> tuple[str, str]:
+    """Plain words that hold for every image: the largest gap and the weakest guarantee."""
+    gaps, guarantees = zip(*claims, strict=True)
+    gap = None if None in gaps else max(gaps)
+    return in_words(gap, max(guarantees, key=list(Guarantee).index), premise)
 
 
 def percent(gap: float) -> str:

@@ -76,6 +76,8 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
         tolerance = ("--colour-tolerance", "20") if ending in (".jpg", ".jpeg") else ()
         return Proposal(path, ", ".join(about), "inpaint", ("--mask-colour", colour, *tolerance))
     about.append(_noise(contents))
+    if ending == ".npy":
+        about.append(f"or a sinogram without {path.with_suffix('.json').name}, for reconstruct ct")
     return Proposal(path, ", ".join(about), "denoise")
 
 

@@ -295,7 +295,8 @@ def _read_record(path: Path) -> _Record:
     if not side.exists():
         raise ScanFileError(
             f"{path} needs {side.name} beside it, with the angles and the detector; write both by "
-            "write_sinogram(Sinogram(projections, geometry), path)"
+            "cl.scans.write_sinogram(cl.scans.Sinogram(projections, geometry), path), or the "
+            "JSON file by hand as docs/files.md shows"
         )
     with reading(side, "the geometry of a sinogram"):
         content = json.loads(side.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from convexlift.descriptions import SHOWN, Described, Description, curve, is_picture, picture
-from convexlift.problems.claims import Guarantee, in_words
+from convexlift.problems.claims import Guarantee, in_words, worst_in_words
 from convexlift.proofs import Proof
 from convexlift.tensors import Blocks
 
@@ -203,12 +203,18 @@ class Solution(Described):
         facts = {f"[{i}]": self._line(i) for i in range(min(images, 8))}
         if images > 8:
             facts["..."] = f"{images - 8} more; largest gap {float(self.gap.max()):.1e}"
-        if premises := self._premises():
-            facts["given"] = "; ".join(premises)
+        heading, claim = worst_in_words(zip(self.gap.tolist(), self.guarantee, strict=True),
+                                        self.proof.problem.regularizer.premise)  # fmt: skip
+        summary = (
+            f"{heading}: {claim}" if images == 1 else f"Each image: {heading.lower()}: {claim}"
+        )
         shown = []
         if figures:
             shown = [
-                picture(self.x[i], f"x[{i}], gap {float(self.gap[i]):.1e}")
+                picture(
+                    self.x[i],
+                    f"x[{i}], {in_words(float(self.gap[i]), self.guarantee[i])[0].lower()}",
+                )
                 for i in range(min(images, SHOWN))
                 if is_picture(self.x)
             ]
@@ -216,4 +222,5 @@ class Solution(Described):
                 worst = self.history["gap"].amax(1).tolist()
                 steps = self.history["iteration"].tolist()
                 shown.append(curve(steps, worst, "certified gap over iterations"))
-        return Description(f"Solution: {several} of {size}, {self.seconds:.2f} s", facts, shown)
+        title = f"Solution: {several} of {size}, {self.seconds:.2f} s"
+        return Description(title, facts, shown, summary)

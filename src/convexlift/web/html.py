@@ -115,9 +115,7 @@ def verdict(result: RunResult) -> str:
     """The status line at the end of a run: what is proved, and what not."""
     found = result.reconstruction
     gap, scope = found.record["gap"], Guarantee[found.record["guarantee"]]
-    heading, meaning = in_words(
-        math.inf if gap is None else gap, scope, found.problem.regularizer.premise
-    )
+    heading, meaning = in_words(gap, scope, found.problem.regularizer.premise)
     if result.status is Status.CONVERGED:
         return banner(f"{heading}:", "good", meaning)
     kind = "bad" if gap is None or result.status is Status.NOT_FINITE else "partial"
