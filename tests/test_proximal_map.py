@@ -101,7 +101,7 @@ def test_bad_regularizers_are_named():
 def test_a_missing_library_is_named_with_its_extra(adapter, advice, monkeypatch):
     monkeypatch.setitem(sys.modules, adapter, None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, f"convexlift.{adapter}", raising=False)
-    monkeypatch.delattr(cl, adapter, raising=False)
+    monkeypatch.delitem(vars(cl), adapter, raising=False)
     with pytest.raises(ImportError, match=re.escape(advice)):
         getattr(cl, adapter)
 
