@@ -195,6 +195,106 @@ def test_bad_inputs_are_named():
         cl.deepinv.RegularizerPrior(TV).prox(y, gamma=torch.tensor([1.0, 2.0]))
 
 
+# Gradients ----------------------------------------------------------------------------------------
+
+
+def ridge() -> cl.InputConvexNetwork:
+    torch.manual_seed(0)
+    return cl.networks.ridge(channels=4, kernel=3, smoothing=0.05)
+
+
+@pytest.mark.parametrize("name", ["denoising", "blur", "tomography", "coils"])
+def test_gradients_through_the_reconstructor_are_finite_differences(name):
+    A, x = physics(name), images(name).double()
+    channels = x.shape[1]
+    torch.manual_seed(0)
+    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.05, in_channels=channels).double()
+    weight = torch.nn.Parameter(torch.tensor(0.3).double())
+    model = cl.deepinv.CertifiedReconstructor(
+        network, weight, stop=cl.StopWhen(gap=1e-9), differentiable=True
+    )
+    assert any(parameter is weight for parameter in model.parameters())
+    y = A(x.float()).double().requires_grad_()
+    loss = ((model(y, A) - x) ** 2).sum()
+    loss.backward()
+
+    def value(shift: float, along: torch.Tensor | None = None) -> float:
+        with torch.no_grad():
+            moved, number = (y, shift) if along is None else (y + shift * along, 0.0)
+            model.weight += number
+            found = ((model(moved, A) - x) ** 2).sum()
+            model.weight -= number
+            return float(found)
+
+    slope = (value(1e-5) - value(-1e-5)) / 2e-5  # short: curvatures have jumps
+    assert float(weight.grad) == pytest.approx(slope, rel=2e-2)
+    along = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y)
+    slope = (value(1e-5, along) - value(-1e-5, along)) / 2e-5
+    assert float((y.grad * along).sum()) == pytest.approx(slope, rel=2e-2)
+    assert float(network.output.grad.norm()) > 0
+
+
+def test_their_trainer_trains_a_regularizer_and_its_weight(tmp_path):
+    A, x = physics("denoising", noise=0.15), images("denoising", 4)
+    loader = DataLoader(TensorDataset(x, A(x)), batch_size=2)
+    weight = torch.nn.Parameter(torch.tensor(0.02))
+    model = cl.deepinv.CertifiedReconstructor(
+        ridge(), weight, stop=cl.StopWhen(gap=1e-4), differentiable=True
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    model.keep_convex(optimizer)
+    trainer = deepinv.Trainer(
+        model, A, optimizer=optimizer, train_dataloader=loader, epochs=8,
+        losses=deepinv.loss.SupLoss(), metrics=deepinv.loss.metric.PSNR(), device="cpu",
+        save_path=tmp_path, verbose=False, show_progress_bar=False,
+    )  # fmt: skip
+    before = trainer.test(loader)["PSNR"]
+    first = {name: value.detach().clone() for name, value in model.named_parameters()}
+    trainer.train()
+    assert trainer.test(loader)["PSNR"] > before + 1
+    assert all(not torch.equal(first[name], value) for name, value in model.named_parameters())
+    model.regularizer.check_convexity()
+    assert (model.solution.gap <= 1e-4).all()  # of the last evaluation
+
+
+def test_gradients_are_never_lost_without_a_word():
+    A, x = physics("denoising"), images("denoising")
+    y = A(x).requires_grad_()
+    plain = cl.deepinv.CertifiedReconstructor(ridge(), 0.1)
+    with pytest.raises(ValueError, match="the fidelity of the problem require gradients"):
+        plain(y, A)
+    with torch.no_grad():
+        assert not plain(y, A).requires_grad
+    assert not plain(y.detach(), A).requires_grad
+    learning = cl.deepinv.CertifiedReconstructor(ridge(), 0.1, differentiable=True)
+    with pytest.raises(ValueError, match="for gradients of its own parameters"):
+        learning(y.double(), A)
+    assert learning(y, A).requires_grad
+    with torch.no_grad():
+        assert not learning(y.double(), A).requires_grad
+    seen = physics("inpainting")
+    seen.mask.requires_grad_()
+    with pytest.raises(ValueError, match="the operator of the problem require gradients"):
+        plain(A(x), seen)
+    learning(A(x), seen).sum().backward()
+    assert seen.mask.grad is not None
+
+
+def test_stacks_of_one_physics_and_complex_data_have_exact_adjoints():
+    x = images("denoising")
+    fourier = deepinv.physics.LinearPhysics(
+        A=lambda x: torch.fft.fft2(x, norm="ortho"),
+        A_adjoint=lambda y: torch.fft.ifft2(y, norm="ortho").real,
+    )
+    for others in ([], [physics("inpainting")]):
+        A = deepinv.physics.stack(fourier, *others)
+        y = A.A(x)
+        operator = cl.deepinv.as_operator(A, y)
+        cl.check_operator(operator, tuple(x.shape[1:]))
+        torch.testing.assert_close(operator(x), cl.deepinv.as_data(y))
+        torch.testing.assert_close(operator.adjoint(cl.deepinv.as_data(y)), A.A_adjoint(y))
+
+
 # Priors -------------------------------------------------------------------------------------------
 
 

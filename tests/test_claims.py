@@ -314,6 +314,14 @@ def test_plain_words_keep_premise_and_scope(guarantee):
     assert CAVEAT in meaning
 
 
+def test_critical_points_never_read_as_the_best_picture():
+    heading, meaning = in_words(1e-3, Guarantee.CRITICAL)
+    assert heading == "Critical to within 0.1 %"
+    assert "no picture" not in meaning
+    assert "another picture may" in meaning
+    assert in_words(0.2, Guarantee.CRITICAL)[0] == "Not solved yet"
+
+
 @pytest.mark.parametrize("gap", [FAR + 1e-6, 0.5, 0.999])
 def test_a_large_gap_does_not_read_as_solved(gap):
     heading, meaning = in_words(gap, Guarantee.GLOBAL)

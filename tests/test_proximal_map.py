@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,9 +93,24 @@ def test_bad_regularizers_are_named():
         ProximalMap(cl.TotalVariation(), accuracy=0)
 
 
-def test_a_missing_library_is_named_with_its_extra():
-    with pytest.raises(ImportError, match=r'pip install "convexlift\[deepinv\]"'):
-        cl.deepinv  # noqa: B018
+@pytest.mark.parametrize(
+    ("adapter", "advice"),
+    [("deepinv", 'pip install "convexlift[deepinv]"'), ("odl", 'pip install "convexlift[odl]"'),
+     ("pyproximal", 'pip install "convexlift[pyproximal]"'), ("cil", "conda")],
+)  # fmt: skip
+def test_a_missing_library_is_named_with_its_extra(adapter, advice, monkeypatch):
+    monkeypatch.setitem(sys.modules, adapter, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, f"convexlift.{adapter}", raising=False)
+    monkeypatch.delitem(vars(cl), adapter, raising=False)
+    with pytest.raises(ImportError, match=re.escape(advice)):
+        getattr(cl, adapter)
+
+
+def test_adapters_are_small():
+    places = [Path(cl.__file__).parent / name for name in ("cil.py", "odl.py", "pyproximal.py")]
+    places += (Path(cl.__file__).parent / "deepinv").glob("*.py")
+    assert len(places) > 6
+    assert {p.name: n for p in places if (n := len(p.read_text().splitlines())) >= 150} == {}
 
 
 class Doubling(ForeignOperator):

@@ -250,8 +250,10 @@ def test_the_callback_stops_a_sequence():
 
 def test_bad_statements_are_refused():
     net, y = network(), torch.rand(1, 1, *SIZE)
-    with pytest.raises(TypeError, match="weakly convex regularizers need fidelity"):
-        cl.WeaklyConvexProblem(fidelity=cl.L1(y), regularizer=net, weight=1.0)
+    with pytest.raises(TypeError, match="got the data themselves"):
+        cl.WeaklyConvexProblem(fidelity=y, regularizer=net, weight=1.0)
+    with pytest.raises(TypeError, match="operator must be a LinearOperator"):
+        cl.WeaklyConvexProblem(fidelity=cl.L1(y), operator=abs, regularizer=net, weight=1.0)
     with pytest.raises(TypeError, match="convex ones belong to"):
         cl.WeaklyConvexProblem(
             fidelity=cl.SquaredL2(y), regularizer=cl.networks.ridge(), weight=1.0

@@ -486,9 +486,11 @@ class Proof:
         if self.weak:
             self.rho = self.tensor("network.concavity", channels)
             self.centre, self.kappa = self.tensor("centre", self.x.shape), number(head["kappa"], 0)
-            known = kind in ("SquaredL2", "WeightedL2") and problem["operator"] == {"Identity": {}}
-            fits = known and len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
-            require(fits, "a weakly convex problem has one layer, and L2 distances to images")
+            squares = kind in ("SquaredL2", "WeightedL2")
+            if not (squares and problem["operator"] == {"Identity": {}}):  # D(A x) >= <A* v, x> ...
+                self.v, self.data = self.tensor("dual.data", shape), (np.zeros(1), 0.0)
+            fits = len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
+            require(fits, "a weakly convex problem has one layer, of one channel at a time")
             require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
             require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
             inside = (self.centre >= self.lower) & (self.centre <= self.upper)
@@ -687,15 +689,21 @@ def weak_bound(proof: Proof) -> Ball:
     """A bound on J(u) + kappa/2 |u - x|^2 from below, where R is less by 1/2 sum rho |V u|^2.
 
     Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
-    in the place of the Hessian is below it; the minimum of that is taken pixel by pixel.
+    in the place of the Hessian is below it; the minimum of that is taken pixel by pixel. With a v,
+    D(A u) is replaced by <v, A u> - D*(v).
     """
     (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
+    if proof.v is None:
+        data = proof.fidelity.value(proof.centre)
+    else:
+        v = proof.fidelity.clip(proof.v)
+        c, data = c + proof.operator.pull(Ball(v)), -proof.fidelity.conjugate(v)
     ((_, V),) = proof.layers[0][1]
     y, w = (Ball(part) for part in proof.data)
     a = V.push(z)
     q = Ball(proof.rho[:, None, None]) * Ball(proof.weight) * a
     moved = z + -Ball(proof.x)
-    value = proof.fidelity.value(proof.centre).total() + -((q * a).total() * Ball(0.5))
+    value = data.total() + -((q * a).total() * Ball(0.5))
     value = value + (c * z).total() + (moved * moved).total() * kappa * Ball(0.5)
     r = w * (z + -y) + -V.pull(q) + c + kappa * moved
     m = smallest_curvature(proof) + proof.kappa

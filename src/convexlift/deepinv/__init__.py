@@ -12,7 +12,8 @@ load_extra("deepinv", "adapters to deepinv", "deepinv")
 
 from convexlift.deepinv.physics import PhysicsOperator, as_data, as_operator  # noqa: E402
 from convexlift.deepinv.prior import RegularizerPrior  # noqa: E402
-from convexlift.deepinv.reconstructor import CertifiedReconstructor, as_problem  # noqa: E402
+from convexlift.deepinv.problem import as_problem  # noqa: E402
+from convexlift.deepinv.reconstructor import CertifiedReconstructor  # noqa: E402
 
 __all__ = [
     "CertifiedReconstructor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -18,10 +19,8 @@ from convexlift.operators.imaging import Blur, Diagonal
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.tensors import Shape, are_close
 
-BOUNDARIES: dict[str, Boundary] = {
-    "circular": "circular", "reflect": "reflect", "replicate": "replicate",
-    "zeros": "zero", "constant": "zero",
-}  # fmt: skip
+BOUNDARIES: dict[str, Boundary] = {"zeros": "zero", "constant": "zero"}
+BOUNDARIES |= {"circular": "circular", "reflect": "reflect", "replicate": "replicate"}
 """Our names of deepinv's paddings; ``valid`` has none."""
 
 
@@ -29,7 +28,7 @@ class PhysicsOperator(ForeignOperator):
     """A and A* of a deepinv ``LinearPhysics``; noise and sensor are left out.
 
     Data of stacked physics, a ``TensorList``, become one vector for each image, and complex data
-    get a last dimension of two (see ``as_data``). The norm is computed here, by Lanczos' method.
+    get a last dimension of two (see ``as_data``).
 
     Args:
         physics: A. It is not changed: a copy is made where another precision is needed.
@@ -42,8 +41,8 @@ class PhysicsOperator(ForeignOperator):
         self.physics = physics
         with torch.no_grad():
             probe = physics.A(_like(physics).new_zeros((1, *image_shape)))
-        self.shapes = tuple(tuple(part.shape[1:]) for part in _parts(probe))
-        self.complex = any(part.is_complex() for part in _parts(probe))
+        self.kinds = [(tuple(part.shape[1:]), part.is_complex()) for part in _parts(probe)]
+        self.listed = isinstance(probe, TensorList)
         super().__init__(tuple(image_shape), tuple(as_data(probe).shape[1:]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,13 +51,12 @@ class PhysicsOperator(ForeignOperator):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """A* y."""
-        if len(self.shapes) > 1:
-            sizes = [torch.Size(shape).numel() for shape in self.shapes]
-            parts = zip(torch.split(y, sizes, dim=1), self.shapes, strict=True)
-            y = TensorList([part.reshape(-1, *shape) for part, shape in parts])
-        elif self.complex:
-            y = torch.view_as_complex(y)
-        x: Tensor = self.physics.A_adjoint(y)
+        sizes = [math.prod(shape) * (1 + pairs) for shape, pairs in self.kinds]
+        parts, flat = [], torch.split(y.flatten(1), sizes, dim=1)
+        for part, (shape, pairs) in zip(flat, self.kinds, strict=True):
+            whole = part.reshape(-1, *shape, *([2] * pairs))
+            parts.append(torch.view_as_complex(whole.contiguous()) if pairs else whole)
+        x: Tensor = self.physics.A_adjoint(TensorList(parts) if self.listed else parts[0])
         return x
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -90,45 +88,39 @@ def as_data(y: Any) -> Tensor:
 def as_operator(physics: LinearPhysics, y: Any) -> LinearOperator:
     """A as an operator on images with data like y, in the precision and on the device of y.
 
-    Denoising, inpainting and blurs become operators of this library, which have closed-form
-    proximal maps and proof files, wherever these give the same data as the physics; every other
-    physics becomes a ``PhysicsOperator``.
+    Denoising, inpainting and blurs become operators of this library, with proof files, where these
+    give the same data as the physics; everything else becomes a ``PhysicsOperator``.
     """
     require_linear(physics)
-    data, place = as_data(y), _like(physics)
+    data, place, operator = as_data(y), _like(physics), _own(physics)
     with torch.no_grad():
         parts = [_placed(part, place) for part in _parts(y)]
         back = physics.A_adjoint(TensorList(parts) if isinstance(y, TensorList) else parts[0])
-        shape = tuple(back.shape[1:])
-        own = _own(physics)
-        if own is not None:
-            own = own.to(dtype=back.dtype, device=back.device)
+        if operator is not None:
             probe = torch.randn(back.shape, generator=torch.Generator().manual_seed(0)).to(back)
-            if are_close(own(probe), physics.A(probe), 1e-5):
-                return own.to(dtype=data.dtype, device=data.device)
-    return PhysicsOperator(physics, shape).to(dtype=data.dtype, device=data.device)
+            same = operator.to(dtype=back.dtype, device=back.device)(probe)
+            operator = operator if are_close(same, physics.A(probe), 1e-5) else None
+    operator = operator or PhysicsOperator(physics, tuple(back.shape[1:]))
+    return operator.to(dtype=data.dtype, device=data.device)
 
 
 def require_linear(physics: object) -> None:
     """Raise TypeError for anything but linear physics."""
     if not isinstance(physics, LinearPhysics):
-        raise TypeError(
-            "certificates need a linear forward operator: give a deepinv LinearPhysics, "
-            f"got {type(physics).__name__}"
-        )
+        raise TypeError(f"proofs need a deepinv LinearPhysics, got {type(physics).__name__}")
 
 
 def _own(physics: LinearPhysics) -> LinearOperator | None:
     """An operator of this library that may be the same."""
     if isinstance(physics, Inpainting):
-        return Diagonal(physics.mask.detach())
+        return Diagonal(physics.mask)
     if isinstance(physics, Denoising):
         return Identity()
     if isinstance(physics, deepinv.physics.Blur | deepinv.physics.BlurFFT):
         boundary = BOUNDARIES.get(getattr(physics, "padding", "circular"))
         kernel = physics.filter
         if boundary and kernel is not None and all(n % 2 for n in kernel.shape[2:]):
-            return Blur(kernel[0, 0].detach(), boundary)
+            return Blur(kernel[0, 0], boundary)
     return None
 
 
@@ -136,8 +128,7 @@ def _modules(physics: Any) -> Iterator[Any]:
     """All modules; stacked and composed physics keep theirs in a plain list."""
     for module in physics.modules():
         yield module
-        listed = vars(module).get("physics_list")
-        for each in listed if isinstance(listed, list | tuple) else ():
+        for each in vars(module).get("physics_list", ()):
             yield from _modules(each)
 
 
@@ -147,7 +138,6 @@ def _tensors(physics: Any) -> Iterator[Tensor]:
 
 
 def _like(physics: Any) -> Tensor:
-    """A tensor with the precision and the device of the physics."""
     return next(filter(Tensor.is_floating_point, _tensors(physics)), torch.zeros(()))
 
 

@@ -75,6 +75,11 @@ def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tupl
     near = "" if guarantee is Guarantee.GLOBAL else " close to this one"
     if guarantee is Guarantee.NONE or gap is None or not math.isfinite(gap):
         return "Nothing is proved yet", "there is no lower bound."
+    if guarantee is Guarantee.CRITICAL:
+        if gap > FAR:
+            return "Not solved yet", "small changes may make the picture fit this model better."
+        best = "no small change makes the picture fit this model better, but another picture may."
+        return f"Critical to within {percent(gap)}", f"{best} {CAVEAT}"
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
     if gap > FAR:

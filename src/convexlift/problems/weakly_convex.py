@@ -1,12 +1,16 @@
-"""Weakly convex regularizers:  min_x  D(x) + weight R(x)  over a box, D a weighted L2 distance.
+"""Weakly convex regularizers:  min_x  D(A x, y) + weight R(x)  over a box.
 
     R(x) = N(x) - 1/2 sum_c rho_c |V_c x|^2,   N convex,   M = weight sum_c rho_c V_c* V_c.
 
-The objective is J(x) = [D(x) - 1/2 <x, M x>] + weight N(x). With an affine minorant
-weight N(x) >= <c, x> + beta from dual variables, as everywhere, and the quadratic function
-Q(x) = D(x) - 1/2 <x, M x> + <c, x>, whose Hessian is diag(w) - M >= m I,
+The objective is J(x) = D(A x) + weight N(x) - 1/2 <x, M x>. Its convex part has a quadratic
+minorant: weight N(x) >= <c, x> + beta from dual variables, as everywhere; and the data term is
 
-    J(u) >= beta + Q(z) + <grad Q(z), u - z> + m/2 |u - z|^2        for all images u and any z,
+    D(x) = 1/2 sum w (x - y)^2           itself, if A is the identity and D a weighted L2 distance,
+    D(A x) >= <A* v, x> - D*(v)          for any v, otherwise (w = 0).
+
+With the quadratic function Q(x) = minorant - 1/2 <x, M x>, whose Hessian is diag(w) - M >= m I,
+
+    J(u) >= Q(z) + <grad Q(z), u - z> + m/2 |u - z|^2        for all images u and any z,
 
 whose minimum over u is taken pixel by pixel. If m > 0, or at least hardly below 0 and the box is
 finite, that is a bound for all images: the objective is convex, or convex but for a little that the
@@ -17,6 +21,7 @@ that x is critical up to a gap: it minimises J(u) + kappa/2 |u - x|^2 up to it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,10 +34,10 @@ from convexlift.functionals.terms import Box
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.problems.claims import Claim, Guarantee, objective_above, relative_gap
+from convexlift.problems.claims import Claim, Guarantee, in_double, objective_above, relative_gap
 from convexlift.problems.filter_norms import largest_eigenvalue
-from convexlift.problems.lifting import feasible_duals
-from convexlift.problems.rigorous_bounds import RoundedMinorant, minorant_below
+from convexlift.problems.lifting import DATA_DUAL, feasible_duals
+from convexlift.problems.rigorous_bounds import minorant_below
 from convexlift.problems.rounding import (
     Rounded,
     block_sum,
@@ -43,7 +48,14 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Shape, TensorRecord, full_precision, sum_per_image
+from convexlift.tensors import (
+    Blocks,
+    Shape,
+    TensorRecord,
+    expand_per_image,
+    full_precision,
+    sum_per_image,
+)
 
 SLIGHT = 0.01
 """How far below zero m may be, relative to the data term, for a bound over all images of a box."""
@@ -53,18 +65,23 @@ CENTRING = 200
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeaklyConvexProblem(TensorRecord):
-    """min_x  D(x, y) + weight R(x)   subject to  lower <= x <= upper,  R weakly convex.
+    """min_x  D(A x, y) + weight R(x)   subject to  lower <= x <= upper,  R weakly convex.
+
+    In denoising with squared distances the objective may be convex, and bounds global; behind other
+    operators and data terms x is a critical point.
 
     Args:
-        fidelity: ``cl.SquaredL2(y)``, or ``cl.WeightedL2(y, weights)``, as for missing pixels.
+        fidelity: D with its data, for example ``cl.SquaredL2(y)``.
         regularizer: R, from ``cl.interop.load`` for example.
         weight: gamma > 0.
+        operator: A; the identity (denoising) unless given.
         box: (lower, upper), each a number or None; None for no bounds.
     """
 
     fidelity: Fidelity
     regularizer: WeaklyConvexNetwork
     weight: float
+    operator: LinearOperator = field(default_factory=Identity)
     box: Box | tuple[float | None, float | None] | None = None
     convex: VariationalProblem = field(init=False, repr=False)
     """The problem without the concave part of R."""
@@ -75,15 +92,10 @@ class WeaklyConvexProblem(TensorRecord):
                 "regularizer must be a WeaklyConvexNetwork, got a "
                 f"{type(self.regularizer).__name__}; convex ones belong to cl.VariationalProblem"
             )
-        if type(self.fidelity) not in (SquaredL2, WeightedL2):
-            raise TypeError(
-                "weakly convex regularizers need fidelity=cl.SquaredL2(y) or cl.WeightedL2(y, "
-                f"weights), got {type(self.fidelity).__name__}"
-            )
         self.regularizer.check_convexity()
         convex = VariationalProblem(
             fidelity=self.fidelity, regularizer=self.regularizer.convex_part(),
-            weight=self.weight, box=self.box,
+            weight=self.weight, operator=self.operator, box=self.box,
         )  # fmt: skip
         object.__setattr__(self, "convex", convex)
         object.__setattr__(self, "weight", convex.weight)
@@ -94,9 +106,10 @@ class WeaklyConvexProblem(TensorRecord):
         return self.convex.bounds
 
     @property
-    def operator(self) -> LinearOperator:
-        """The identity."""
-        return Identity()
+    def quadratic(self) -> bool:
+        """Whether D is a (weighted) squared distance to images, which may make J convex."""
+        kind = type(self.fidelity), type(self.operator)
+        return kind in ((SquaredL2, Identity), (WeightedL2, Identity))
 
     @property
     def image_shape(self) -> Shape:
@@ -133,17 +146,20 @@ class WeaklyConvexProblem(TensorRecord):
     @property
     def curvature(self) -> float:
         """m, a proven lower bound on the smallest eigenvalue of diag(w) - M."""
-        least = float(torch.as_tensor(self.fidelity.weights).min())
+        least = float(torch.as_tensor(self.fidelity.weights).min()) if self.quadratic else 0.0
         return (least - self.steepest) - 1e-12 * (least + self.steepest)
 
     @property
     def kappas(self) -> tuple[float, ...]:
         """0 where a bound over all images can be had; then what more than makes J convex."""
-        m, data = self.curvature, float(torch.as_tensor(self.fidelity.weights).max())
+        m = self.curvature
         if m > 0:
             return (0.0,)
         if math.isinf(m):
             return (math.inf,)
+        if not self.quadratic:
+            return (2 * abs(m) or 1.0,)
+        data = float(torch.as_tensor(self.fidelity.weights).max())
         enough = 2 * abs(m) + SLIGHT * data
         finite = math.isfinite(self.bounds.lower) and math.isfinite(self.bounds.upper)
         return (0.0, enough) if finite and m >= -SLIGHT * data else (enough,)
@@ -159,18 +175,6 @@ class WeaklyConvexProblem(TensorRecord):
             concave = sum_per_image(self.concavity * responses.square())
             return self.convex.objective(x) - 0.5 * concave
 
-    def surrogate(self, x: Tensor, damping: float = 0.0) -> VariationalProblem:
-        """D(u) - <M x, u> + damping/2 |u - x|^2 + weight N(u), with a constant above J, tight at x.
-
-        It is a problem with other data and weights.
-        """
-        w = torch.as_tensor(self.fidelity.weights).to(x) + damping
-        known = torch.as_tensor(self.fidelity.weights).to(x) * self.fidelity.y
-        data = (known + self.pull(x) + damping * x) / w
-        plain = isinstance(self.fidelity, SquaredL2) and not damping
-        fidelity = SquaredL2(data) if plain else WeightedL2(data, w.expand_as(data).contiguous())
-        return self.convex.with_data(fidelity)
-
 
 @dataclass(frozen=True, eq=False)
 class WeakClaim(Claim):
@@ -183,6 +187,17 @@ class WeakClaim(Claim):
 
     centre: Tensor
     kappa: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Minorant:
+    """D(A u) + weight N(u)  >=  beta + 1/2 sum w (u - y)^2 + <c, u>; v if there is a D*(v)."""
+
+    w: Tensor
+    y: Tensor
+    c: Rounded
+    beta: Tensor
+    v: Tensor | None = None
 
 
 @torch.no_grad()
@@ -198,14 +213,18 @@ def weak_claim(
     witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})
     duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
     double, exact = problem.to(dtype=torch.float64), x.double()
-    objective, minorant = _objective_above(double, exact), minorant_below(double.convex, duals)
+    object.__setattr__(double, "convex", in_double(problem.convex))
+    objective, minorants = _objective_above(double, exact), list(_minorants(double, exact, duals))
     for kappa in problem.kappas:
-        lower, centre = torch.full_like(objective, -math.inf), exact
-        for z in (exact, _centre(double, exact, minorant, kappa)):
-            value = _bound(double, exact, minorant, z, problem.curvature, kappa)
-            better = value > lower  # False for NaN
-            lower = torch.where(better, value, lower)
-            centre = torch.where(better.reshape(-1, 1, 1, 1), z, centre)
+        lower, centre, v = torch.full_like(objective, -math.inf), exact, minorants[0].v
+        for minorant in minorants:
+            for z in (exact, _centre(double, exact, minorant, kappa)):
+                value = _bound(double, exact, minorant, z, problem.curvature, kappa)
+                better = value > lower  # False for NaN
+                lower = torch.where(better, value, lower)
+                centre = torch.where(expand_per_image(better, z), z, centre)
+                if v is not None and minorant.v is not None:
+                    v = torch.where(expand_per_image(better, v), minorant.v, v)
         gap = relative_gap(objective, lower)
         if bool((gap <= tolerance).all()):
             break
@@ -215,8 +234,31 @@ def weak_claim(
     guarantee = tuple(kind if ok else Guarantee.NONE for ok in proven.tolist())
     one = torch.ones_like(lower)
     return WeakClaim(
-        x, objective, lower, gap, guarantee, 1.0, duals, one, None, centre=centre, kappa=kappa
+        x, objective, lower, gap, guarantee, 1.0, duals, one, v, centre=centre, kappa=kappa
     )
+
+
+def _minorants(double: WeaklyConvexProblem, x: Tensor, duals: Blocks) -> Iterator[_Minorant]:
+    """Of the convex part of J: one, or one for each v that may be good."""
+    f, A, shape = double.fidelity, double.convex.operator, double.image_shape
+    network = minorant_below(double.convex, duals)
+    if double.quadratic:
+        yield _Minorant(torch.as_tensor(f.weights).to(x), f.y, network.c, network.beta)
+        return
+    zero, prediction = torch.zeros_like(x), A(x).to(f.y)
+    candidates = [f.gradient(prediction)]
+    if DATA_DUAL in duals:
+        candidates.append(duals[DATA_DUAL].to(f.y))
+    if (d := A.diagonal) is not None:  # the slope at a kink at which all forces cancel
+        balanced = (double.pull(x) - network.c.value) / torch.where(d != 0, d, 1.0).to(x)
+        candidates.append(torch.where(d != 0, balanced, candidates[0]))
+    for v in candidates:
+        v = f.clip_to_conjugate_domain(torch.where(v.isfinite(), v, 0.0))
+        conjugate, error = total(Rounded.exact(f.conjugate_above(v)))
+        beta = (network.beta - conjugate) - error
+        beta = beta - gamma(4) * (network.beta.abs() + conjugate.abs() + error)
+        c = product(A, Rounded.exact(v), shape, adjoint=True) + network.c
+        yield _Minorant(zero, zero, c, beta, v)
 
 
 def _objective_above(double: WeaklyConvexProblem, x: Tensor) -> Tensor:
@@ -228,16 +270,12 @@ def _objective_above(double: WeaklyConvexProblem, x: Tensor) -> Tensor:
     return (convex - concave) + gamma(2) * (convex.abs() + concave.abs())
 
 
-def _centre(
-    double: WeaklyConvexProblem, x: Tensor, minorant: RoundedMinorant, kappa: float
-) -> Tensor:
+def _centre(double: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, kappa: float) -> Tensor:
     """About the minimiser of Q(u) + kappa/2 |u - x|^2, by conjugate gradients, in the box."""
     if math.isinf(kappa):
         return x
-    c = minorant.c.value
-    w = torch.as_tensor(double.fidelity.weights).to(x) + kappa
-    z = x
-    r = w * double.fidelity.y - kappa * double.fidelity.y + kappa * x - c - (w * z - double.pull(z))
+    w, z = minorant.w + kappa, x
+    r = minorant.w * minorant.y + kappa * x - minorant.c.value - (w * z - double.pull(z))
     p, square = r, _dots(r, r)
     start = square
     for _ in range(CENTRING):
@@ -257,15 +295,10 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _bound(
-    double: WeaklyConvexProblem,
-    x: Tensor,
-    minorant: RoundedMinorant,
-    z: Tensor,
-    m: float,
-    kappa: float,
+    double: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, z: Tensor, m: float, kappa: float
 ) -> Tensor:
-    """beta + Q(z) + kappa/2 |z - x|^2 + the infimum of the rest, rounded down."""
-    shape, concavity = double.image_shape, double.concavity
+    """Q(z) + kappa/2 |z - x|^2 + the infimum of the rest, rounded down."""
+    shape, concavity, w, y = double.image_shape, double.concavity, minorant.w, minorant.y
     c, c_error = minorant.c.value, minorant.c.error.expand_as(z)
     a = product(double.filters, Rounded.exact(z), shape)
     scaled = concavity * a.value
@@ -274,15 +307,14 @@ def _bound(
     most = (a.value.abs() + a.error).square() * (0.5 * concavity)
     concave, error = total(Rounded.exact(most))
     concave = concave * (1 + gamma(8)) + error
-    density, error = total(Rounded.exact(double.fidelity.density(z)))
-    density = density * (1 - double.fidelity.density_rounding) - error
+    distance, error = total(Rounded.exact((z - y).square() * (0.5 * w)))
+    distance = distance * (1 - gamma(8)) - error
     linear = block_sum(c * z)
     rounding = sum_rate(z[0].numel()) * block_sum((c * z).abs())
     linear = linear - rounding - block_sum(c_error * z.abs()) * (1 + 1e-9)
     move, error = total(Rounded.exact((z - x).square() * (0.5 * kappa)))
     move = move * (1 - gamma(8)) - error
 
-    w, y = torch.as_tensor(double.fidelity.weights).to(z), double.fidelity.y
     r = w * (z - y) - g.value + c + kappa * (z - x)
     sizes = w * (z.abs() + y.abs()) + g.value.abs() + c.abs() + kappa * (z.abs() + x.abs())
     r_error = g.error + c_error + gamma(8) * sizes
@@ -290,7 +322,7 @@ def _bound(
     low, high = double.bounds.lower - z, double.bounds.upper - z
     infima = _least(r, r_error, m, low - gamma(2) * low.abs(), high + gamma(2) * high.abs())
     rest, error = total(Rounded.exact(infima))
-    parts = (minorant.beta, density, -concave, linear, move, rest - error)
+    parts = (minorant.beta, distance, -concave, linear, move, rest - error)
     value = torch.stack(parts).sum(0)
     return value - gamma(16) * torch.stack(parts).abs().sum(0)
 

@@ -2,11 +2,12 @@
 
 The concave part of the objective, -1/2 <x, M x>, lies below its tangents: with the tangent at x^k,
 
-    x^{k+1} = argmin_u  D(u) - <M x^k, u> + weight N(u) + damping/2 |u - x^k|^2
+    x^{k+1} = argmin_u  D(A u) - <M x^k, u> + weight N(u) + damping/2 |u - x^k|^2
 
-is a convex problem with other data, above the objective and tight at x^k, so that objectives never
-increase (the method of differences of convex functions). Its dual variables prove bounds for the
-weakly convex problem itself (``problems.weakly_convex``).
+is a convex problem, above the objective and tight at x^k, so that objectives never increase (the
+method of differences of convex functions). In denoising it is one with other data; elsewhere one
+that is pulled towards x^k + M x^k / damping. Its dual variables prove bounds for the weakly convex
+problem itself (``problems.weakly_convex``).
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from convexlift.functionals.data_terms import SquaredL2, WeightedL2
+from convexlift.problems.variational import VariationalProblem
 from convexlift.problems.weakly_convex import WeakClaim, WeaklyConvexProblem, weak_claim
 from convexlift.proofs import Proof
+from convexlift.solvers.pulled import duals_of_data, pull_towards
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.tensors import Blocks, choose_images
 
-DAMPING = 0.05
-"""Of problems with missing data, relative to the largest weight."""
+DAMPING, PULL = 0.05, 0.1
+"""Of problems with missing data, relative to the largest weight; and of others than denoising,
+relative to the largest eigenvalue of M, about."""
 SHARPER, SHARPEST = 0.1, 1e-9
 """The gap of a convex problem, relative to the last change of the objective; and the smallest."""
 SETTLED = 1e-12
@@ -65,6 +70,26 @@ class _Record:
         return Progress(**vars(record), x=x)
 
 
+def surrogate(problem: WeaklyConvexProblem, x: Tensor, damping: float) -> VariationalProblem:
+    """D(A u) - <M x, u> + damping/2 |u - x|^2 + weight N(u), up to a constant."""
+    if not problem.quadratic:
+        return pull_towards(problem.convex, x + problem.pull(x) / damping, damping)
+    known = torch.as_tensor(problem.fidelity.weights).to(x)
+    w = known + damping
+    data = (known * problem.fidelity.y + problem.pull(x) + damping * x) / w
+    plain = isinstance(problem.fidelity, SquaredL2) and not damping
+    fidelity = SquaredL2(data) if plain else WeightedL2(data, w.expand_as(data).contiguous())
+    return problem.convex.with_data(fidelity)
+
+
+def _damping(problem: WeaklyConvexProblem) -> float:
+    if not problem.quadratic:  # the bound on the eigenvalue may be far too large
+        norm = problem.filters.norm(problem.image_shape)
+        return PULL * min(problem.steepest, float(problem.concavity.max()) * norm**2) or 1.0
+    seen = torch.as_tensor(problem.fidelity.weights)
+    return 0.0 if float(seen.min()) > 0 else DAMPING * float(seen.max())
+
+
 def _plain(claimed: WeakClaim) -> WeakClaim:
     """The claim with guarantees that do not differ, as ``choose_images`` needs."""
     return replace(claimed, guarantee=())
@@ -79,23 +104,22 @@ def solve_sequence(
     callback: Callable[[Progress], object] | None = None,
 ) -> Solution:
     """Solve convex problems until the claim is as good as wanted; ``solve`` solves one of them."""
-    seen = torch.as_tensor(problem.fidelity.weights)
-    damping = 0.0 if float(seen.min()) > 0 else DAMPING * float(seen.max())
-    x = problem.bounds.project(
-        problem.fidelity.y if start is None else start.to(problem.fidelity.y)
-    )
+    damping = _damping(problem)
+    x = problem.convex.initial_image() if start is None else start.to(problem.fidelity.y)
+    x = problem.bounds.project(x)
     record, iterations, state, status = _Record(problem, stop), 0, None, Status.ITERATION_LIMIT
     tolerance = 1e-2 if stop.gap is None else max(stop.gap, SHARPEST)
     objective = problem.objective(x)
     while iterations < max(stop.max_iterations, 1):
         limits = {"max_iterations": max(1, stop.max_iterations - iterations)}
         inner = solve(
-            problem.surrogate(x, damping), start=x if state is None else state,
+            surrogate(problem, x, damping), start=x if state is None else state,
             stop=StopWhen(gap=max(0.1 * tolerance, SHARPEST), **limits),
         )  # fmt: skip
         iterations += max(1, int(inner.iterations.max()))
         x, state = inner.x, inner.state
-        progress = record.take(x, inner.duals, iterations)
+        duals = inner.duals if problem.quadratic else duals_of_data(problem.convex, inner.duals)
+        progress = record.take(x, duals, iterations)
         assert record.best is not None
         if stop.gap is not None and bool((record.best.gap <= stop.gap).all()):
             status = Status.CONVERGED

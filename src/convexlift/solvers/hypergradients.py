@@ -21,6 +21,7 @@ compare each strategy with finite differences, which shows where it can be trust
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +53,9 @@ from convexlift.tensors import expand_per_image, full_precision, sum_per_image
 PRECISE, FINEST, ROUNDS = 1e-4, 1e-12, 4
 """Gaps relative to what a pull changes, the smallest one that double precision allows, and the
 number of times to find out what it changes."""
+STRAIGHT, SHORTEST = 0.05, 1e-3
+"""The largest relative change of (x_b - x)/b from one b to the next, and the smallest b, relative
+to the first one."""
 
 
 def upper_loss(x: Tensor, target: Tensor) -> Tensor:
@@ -197,7 +201,9 @@ class ValueFunction(Hypergradient):
             1e-7 and double precision.
         gap: tolerance of both solves. None computes in double precision, whatever the precision of
             the problem, until the gaps are below 1e-4 of what the pull changes: errors in x
-            are then 1 % of the difference of the two solutions.
+            are then 1 % of the difference of the two solutions. With None, b is divided by ten
+            until (x_b - x)/b stays the same: x moves on straight lines between kinks, and behind
+            an ill-conditioned operator a small pull can move it across many of them.
         max_iterations: limit of each solve.
         method: of both solves.
     """
@@ -219,8 +225,38 @@ class ValueFunction(Hypergradient):
             problem = problem.with_network(problem.trainable_network).to(dtype=torch.float64)
             target = target.double()
         fixed = problem.detach()
-        second = pull_towards(fixed, target, self.b)
-        gap = self.gap or self._first_gap(second, solution.x.double(), target)
+        b, bend, kept = self.b, 0.0, self._pulled(fixed, solution, target, self.b)
+        while self.gap is None and b > SHORTEST * self.b:
+            again = self._pulled(fixed, kept[0], target, b / 10)
+            if not again[2]:  # rounding would be a part of the difference
+                break
+            bend = _bend(kept, again)
+            b, kept = b / 10, again
+            if bend <= STRAIGHT:
+                break
+        if bend > STRAIGHT:
+            warnings.warn(
+                f"reconstructions have kinks so close to these data that their gradients may be "
+                f"wrong by {100 * bend:.0f} %",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        solution, pulled, _ = kept
+        force, duals = b * (pulled.x - target), duals_of_data(problem, pulled.duals)
+        with full_precision():  # a difference of close values
+            return (
+                lagrangian(problem, pulled.x, duals, force)
+                - lagrangian(problem, solution.x, solution.duals)
+            ) / b
+
+    def _pulled(
+        self, fixed: VariationalProblem, solution: Solution, target: Tensor, b: float
+    ) -> tuple[Solution, Solution, bool]:
+        """The solutions without and with the pull, and whether both are accurate enough."""
+        second = pull_towards(fixed, target, b)
+        gap = self.gap or _precise(
+            b**2 * upper_loss(solution.x.double(), target), second.objective(solution.x.double())
+        )  # for a Hessian of one, where the pull changes the objective by f^2/2
         for _ in range(ROUNDS):
             solution, pulled = self._pair(fixed, second, solution, gap)
             if self.gap is not None:
@@ -228,14 +264,9 @@ class ValueFunction(Hypergradient):
             change = second.objective(solution.x) - second.objective(pulled.x)
             finer = _precise(change, pulled.objective)
             if max(float(solution.gap.max()), float(pulled.gap.max())) <= finer:
-                break
+                return solution, pulled, finer > FINEST
             gap = finer / 2
-        force, duals = self.b * (pulled.x - target), duals_of_data(problem, pulled.duals)
-        with full_precision():  # a difference of close values
-            return (
-                lagrangian(problem, pulled.x, duals, force)
-                - lagrangian(problem, solution.x, solution.duals)
-            ) / self.b
+        return solution, pulled, False
 
     def _pair(
         self, fixed: VariationalProblem, second: VariationalProblem, known: Solution, gap: float
@@ -247,9 +278,13 @@ class ValueFunction(Hypergradient):
             known = solve(fixed, start=known.state)
         return known, solve(second, start=known.state)
 
-    def _first_gap(self, second: VariationalProblem, x: Tensor, target: Tensor) -> float:
-        """The tolerance for a Hessian of one, where the pull changes the objective by f^2/2."""
-        return _precise(self.b**2 * upper_loss(x, target), second.objective(x))
+
+def _bend(first: tuple[Solution, Solution, bool], second: tuple[Solution, Solution, bool]) -> float:
+    """How much the directions of two pulls differ, one ten times weaker; of all images the most."""
+    (x, pulled, _), (y, weaker, _) = first, second
+    before, after = (pulled.x - x.x) / 10, weaker.x - y.x
+    distance, size = (each.flatten(1).norm(dim=1) for each in (before - after, after))
+    return float(torch.where(size > 0, distance / size, 0.0).max())
 
 
 def _precise(change: Tensor, objective: Tensor) -> float:
