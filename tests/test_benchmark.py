@@ -357,7 +357,7 @@ def test_control_c_during_a_solve_is_no_measurement():
         (["--count", "60"], "ask for a count of 5 or fewer"),
         (["--size", "20"], "--size must be a multiple of 16"),
         (["--tasks", "inpainting", "--size", "64"], "leave --size out"),
-        (["--threads", "0"], "--threads must be at least 1"),
+        (["--threads", "0"], "give 1 to"),
         (["--images", "NOWHERE"], "NOWHERE"),
         (["--tasks", "any-size-gaussian", "--mask", "MASK"], "--mask is for inpainting"),
         (["--tasks", "inpainting", "--mask", "MASK"], "--mask is 8 x 8"),

@@ -97,7 +97,6 @@ def benchmark_command(
             ),
         ] = None,
         seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
-        threads: Annotated[int | None, typer.Option(help="Of PyTorch on the CPU.")] = None,
         output: Annotated[
             Path, typer.Option("--output", "-o", help="Folder for results and plots.")
         ] = Path("benchmark-output"),
@@ -113,8 +112,6 @@ def benchmark_command(
         Lists are separated by commas. Writes benchmark.json and benchmark.csv whenever a method is
         done, and a plot for each task at the end.
         """
-        import torch
-
         from experiments.benchmark.bench import Request
         from experiments.benchmark.cases import choose_images, example_images, folder_images
 
@@ -140,10 +137,6 @@ def benchmark_command(
             cases = _checked_cases([all_cases[name] for name in chosen], size, mask, quick)
         except (ValueError, ImportError) as error:
             raise BadInput(f"{error}.") from error
-        if threads is not None:
-            if threads < 1:
-                raise BadInput(f"--threads must be at least 1, got {threads}.")
-            torch.set_num_threads(threads)
         request = Request(
             cases, [all_methods[name] for name in names],
             partial(choose_images, pictures, settings.count), settings, choose_device(device),

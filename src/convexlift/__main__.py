@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from convexlift import startup
+from convexlift import startup, threads
 
 
 def main() -> None:
     """Run the command line, or say which package it needs."""
     startup.end_on_interrupt()  # until a command takes over, in `one_sentence_errors`
+    threads.wait_asleep()  # before torch is imported
     try:
         from convexlift.cli import app
 

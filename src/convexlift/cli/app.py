@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 import convexlift
 from convexlift import startup
+from convexlift import threads as processor
 from convexlift.cli.help_text import Command, Group, epilog
 
 if TYPE_CHECKING:
@@ -96,6 +98,24 @@ JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the results to this file.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def _use_threads(count: int | None) -> int | None:
+    try:
+        processor.use(count)
+    except ValueError as error:
+        typer.echo(f"convexlift: --threads: {error}.", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        callback=_use_threads,
+        help="Threads on the processor; by default OMP_NUM_THREADS, else one for each free core.",
+    ),
+]
 
 
 class Device(StrEnum):
@@ -198,6 +218,22 @@ def with_options(
         ]
     )
     return command
+
+
+def computes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option ``--threads``; its callback acts before torch is imported."""
+
+    @functools.wraps(command)
+    def run(*, threads: int | None, **options: Any) -> None:
+        command(**options)
+
+    signature = inspect.signature(command, eval_str=True)
+    *others, debug = signature.parameters.values()
+    threads = Parameter("threads", Parameter.KEYWORD_ONLY, default=None, annotation=Threads)
+    parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*others, threads, debug)]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 def console() -> Console:

@@ -17,6 +17,7 @@ from convexlift.cli.app import (
     check_folder,
     check_json_file,
     choose_device,
+    computes,
     console,
     one_sentence_errors,
     register,
@@ -25,6 +26,7 @@ from convexlift.cli.app import (
 
 
 @register("convexlift demo\nconvexlift demo --quick --output demo-quick")
+@computes
 def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for pictures and report.")

@@ -20,6 +20,7 @@ from convexlift.cli.app import (
     Debug,
     JsonFile,
     check_json_file,
+    computes,
     one_sentence_errors,
     register,
     write_json,
@@ -38,6 +39,7 @@ SIDE = 64
 
 
 @register("convexlift doctor\nconvexlift doctor --json report.json")
+@computes
 def doctor(json_file: JsonFile = None, debug: Debug = False) -> None:
     """Examine the installation, and test it by a small problem with a verified proof.
 

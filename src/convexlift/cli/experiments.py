@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 import convexlift
-from convexlift.cli.app import COMMANDS, Interrupted, UserError, app, one_sentence_errors
+from convexlift.cli.app import COMMANDS, Interrupted, UserError, app, computes, one_sentence_errors
 from convexlift.cli.app import register as command_with_examples
 
 PACKAGES = Path(convexlift.__file__).parents[1]
@@ -48,6 +48,7 @@ def load_commands(root: Path) -> ModuleType:
 def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[..., None]:
     """A command of ``experiments`` with one-sentence errors and the usual exit codes."""
 
+    @computes
     @functools.wraps(command)
     def run(*, debug: bool, **options: Any) -> None:
         import torch  # noqa: F401 - takes seconds, in which Ctrl-C must end the process at once

@@ -19,6 +19,7 @@ import typer
 from convexlift.cli.app import (
     Debug,
     Device,
+    computes,
     group_of_commands,
     one_sentence_errors,
     with_options,
@@ -127,7 +128,7 @@ def _command(task: str) -> Callable[..., None]:
         own = {name: given.pop(name) for name in (*FILES, *RUN)}
         run_job(task, given, **own)
 
-    return with_options(command, FILES | task_options(OPTIONS[task]) | RUN)
+    return computes(with_options(command, FILES | task_options(OPTIONS[task]) | RUN))
 
 
 class Tasks(Group):

@@ -49,6 +49,13 @@ def serve(
     max_seconds: Annotated[float, typer.Option(help="Longest run, in seconds.")] = _DEFAULT.seconds,
     runs: Annotated[int, typer.Option(help="Number of simultaneous runs.")] = _DEFAULT.runs,
     waiting: Annotated[int, typer.Option(help="Number of runs that may wait.")] = _DEFAULT.waiting,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads on the processor for all runs together; by default OMP_NUM_THREADS, else "
+            "one for each core."
+        ),
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     debug: Debug = False,
 ) -> None:
@@ -76,6 +83,7 @@ def serve(
                     waiting=waiting,
                 ),
                 device=choose_device(device),
+                threads=threads,
             )
             require_gradio()
             place = listen(options)

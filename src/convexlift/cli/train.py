@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from inspect import Parameter
 from typing import Any, get_type_hints
 
-from convexlift.cli.app import group_of_commands, with_options
+from convexlift.cli.app import computes, group_of_commands, with_options
 from convexlift.cli.help_text import Command, epilog
 from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainOptions
 
@@ -58,7 +58,7 @@ def _command(kind: type[TrainOptions]) -> Callable[..., None]:
         each.name: (Parameter.empty if each.default is MISSING else each.default, hints[each.name])
         for each in fields(kind)
     }
-    return with_options(command, options)
+    return computes(with_options(command, options))
 
 
 KINDS: tuple[type[TrainOptions], ...] = (AdversarialOptions, BilevelOptions)

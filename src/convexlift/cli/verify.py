@@ -13,6 +13,7 @@ from convexlift.cli.app import (
     JsonFile,
     UserError,
     check_json_file,
+    computes,
     one_sentence_errors,
     register,
     write_json,
@@ -20,6 +21,7 @@ from convexlift.cli.app import (
 
 
 @register("convexlift verify clean.proof\nconvexlift verify results/*.proof --json verdicts.json")
+@computes
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Proof files.", show_default=False)],
     json_file: JsonFile = None,

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from convexlift import threads
 from convexlift.files.formats import pillow
 from convexlift.web.limits import SCALABLE, Limits
 
@@ -59,6 +60,8 @@ class ServerOptions:
         open_browser: whether to open the page in a browser.
         limits: on uploads, runs and visitors.
         device: where to compute.
+        threads: on the processor, for all runs together; None: those of OMP_NUM_THREADS, else one
+            for each core.
     """
 
     host: str = "127.0.0.1"
@@ -68,8 +71,11 @@ class ServerOptions:
     open_browser: bool = False
     limits: Limits = field(default_factory=Limits)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    threads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.threads is not None:
+            threads.require(self.threads)
         for name in self.names:
             if not _NAME.fullmatch(name):
                 raise ValueError(
@@ -277,8 +283,10 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     _call_libc("mallopt", _ARENA_MAX, 1)
     # A second limit, behind the checks of uploads: Pillow refuses twice this.
     pillow().MAX_IMAGE_PIXELS = 4 * SCALABLE * options.limits.pixels
-    # Runs side by side would otherwise compete for all cores, and take longer.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.limits.runs))
+    # Runs side by side would otherwise compete for all cores, and take longer. Which cores are free
+    # now says little about later, so that the load is not counted.
+    given = torch.get_num_threads() if threads.COUNT in os.environ else threads.available_cores()
+    torch.set_num_threads(max(1, (options.threads or given) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     # Errors in a request are reported to its sender.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
