@@ -5,7 +5,7 @@ quotes are for callers in Python; the command line has its own for these options
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from convexlift.option_values import WATER, AngleUnit, MethodName, NoiseKind, Quantity
@@ -70,6 +70,12 @@ class Options:
     task: ClassVar[str]
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
+    ending: ClassVar[Any] = None
+    """Of results in a folder, if it is not that of their input."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The options alone: another process finds its own device, and loads the network itself."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,14 @@ from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path, squeezed
+from convexlift.reconstruction.contents import (
+    DICOM,
+    Array,
+    ImageLike,
+    InputError,
+    is_path,
+    squeezed,
+)
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.options import ScanOptions
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
@@ -30,7 +37,7 @@ from convexlift.reconstruction.slices import (
     write_slices,
 )
 from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.sources import SINOGRAMS, Source
 from convexlift.reconstruction.weight import WeightChoice
 from convexlift.scans.files import files_in, reading
 from convexlift.scans.sinogram_formats import DataExchange
@@ -80,6 +87,16 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 f"--simulate makes a scan of its own, so --{unused[0].replace('_', '-')} does not "
                 "apply; leave one of them out"
             )
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Sinograms, or slices for simulated scans."""
+        return (*DICOM, ".tif", ".tiff", ".png", ".npy") if self.simulate else SINOGRAMS
+
+    @property
+    def ending(self) -> str | None:
+        """TIFF for slices of sinograms."""
+        return None if self.simulate else ".tif"
 
     @property
     def rule(self) -> WeightChoice:

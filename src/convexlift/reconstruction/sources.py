@@ -206,6 +206,7 @@ def check_targets(
     proof: bool = False,
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
+    tables: Sequence[Path] = (),
 ) -> None:
     """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
@@ -220,6 +221,7 @@ def check_targets(
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
+        tables: of all results; ``resume`` may replace them.
     """
     inputs = {resolved(place) for place in also_read}
     for source in sources:
@@ -232,12 +234,13 @@ def check_targets(
         for place in places:
             _require_free(place, inputs, may, resume)
         written |= {resolved(place) for place in places}
-    if summary is not None:
-        _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
-        if resolved(summary) in written:
-            raise InputError(f"{summary} is the name of a result; name another file for all")
-    results = [place for source in sources for place in source.results()]
-    results += [] if summary is None else [summary]
+    overviews = [*tables, *([] if summary is None else [summary])]
+    for place in overviews:
+        may = force or (resume and (place in tables or _is_ours(place)))
+        _require_free(place, inputs, may, resume)
+        if resolved(place) in written:
+            raise InputError(f"{place} is the name of a result; name another file for all")
+    results = [*(place for source in sources for place in source.results()), *overviews]
     for folder in {place.parent for place in results}:
         _require_writable(folder)
     remove_leftovers(results)
