@@ -41,6 +41,7 @@ from convexlift.reconstruction.distribution import distribute_files
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.results import Previews, write_table
 from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.volumes import divide, is_volume
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -108,6 +109,10 @@ def run_job(
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
                 tables=[] if table is None else [table],
             )  # fmt: skip
+            if is_volume(sources):
+                reconstructor, sources = divide(
+                    reconstructor, sources[0], force=force, resume=resume
+                )
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -118,7 +123,9 @@ def run_job(
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
-            page = ContactSheet(output) if sheet and len(sources) > 1 else None
+            page = (
+                ContactSheet(output) if sheet and len(sources) > 1 and not sources[0].slab else None
+            )
             network = reconstructor.network
             narrator = Narrator(
                 screen, update, debug, len(sources), options["tolerance"], network, page
@@ -250,7 +257,7 @@ class Narrator(BatchListener):
         """Print one sentence, or the traceback."""
         self.done += 1
         self._show(source.path.name, 0.0)
-        self._print(f"{source.path}: failed: {_sentence(source, error)}")
+        self._print(f"{source}: failed: {_sentence(source, error)}")
         if self.debug:
             self._print("".join(traceback.format_exception(error)))
 
@@ -280,7 +287,7 @@ class Narrator(BatchListener):
         if result.failures and self.total > 1:
             self._print(f"{len(result.failures)} failed:")
             for source, _ in result.failures[:LISTED]:
-                self._print(f"  {source.path}")
+                self._print(f"  {source}")
             if (more := len(result.failures) - LISTED) > 0:
                 self._print(f"  and {more} more; --json FILE lists all")
 
@@ -375,10 +382,8 @@ def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
         "interrupted": result.interrupted,
         "files": result.earlier + result.records,
         "by_an_earlier_run": len(result.earlier),
-        "failed": [
-            {"input": str(source.path), "error": reason} for source, reason in result.failures
-        ],
-        "not_done": [str(source.path) for source in result.left],
+        "failed": [{"input": str(source), "error": reason} for source, reason in result.failures],
+        "not_done": [str(source) for source in result.left],
     }
 
 

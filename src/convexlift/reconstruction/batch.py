@@ -12,6 +12,7 @@ from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
 from convexlift.reconstruction.results import Fingerprint, Previews
 from convexlift.reconstruction.sources import Source, glance, sides
+from convexlift.reconstruction.volumes import prepare
 from convexlift.solvers.solution import Progress
 
 OF_THE_RUN = ("command", "files_at_once")
@@ -64,7 +65,7 @@ class BatchResult:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each file, for a table; those without a result have an ``error``."""
         missing = [*self.failures, *((source, "not done") for source in self.left)]
-        failed = [{"input": str(source.path), "error": reason} for source, reason in missing]
+        failed = [{"input": str(source), "error": reason} for source, reason in missing]
         return [*self.earlier, *self.records, *failed]
 
 
@@ -111,7 +112,7 @@ def reconstruct_files(
                 break
             run.listener.reading(source)
             try:
-                image = reconstructor.prepare(source.path, run.solver, source.target)
+                image = prepare(reconstructor, source, run.solver)
                 if proof and run.solver.tiles_for(image.data) is not None:
                     raise InputError(
                         "it is too large for a proof file, whose dual variables would not fit the "
@@ -154,12 +155,12 @@ class _Run:
             gap_map=options.gap_map, weight_map=options.weight_map, proof=self.proof
         )
         try:
-            if not all(place.is_file() for place in places):
+            if not all(place.is_file() for place in places[source.slab is not None :]):
                 return None
             record = json.loads(source.record.read_text(encoding="utf-8"))
             made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
             settings = _options(self.reconstructor.settings())
-            if made != (self.inputs[source], settings, results.digest(source.target)):
+            if made != (self.inputs[source], settings, results.digest(source)):
                 return None
             unfinished = record["status"] == "INTERRUPTED" or record["lower_bound"] is None
             return None if unfinished else dict(record)
@@ -209,7 +210,7 @@ class _Run:
 
     def finish(self, source: Source, result: Reconstruction) -> None:
         record = result.record
-        record["output"] = str(source.target)
+        record |= {"input": str(source), "output": str(source.target)}
         record["settings"] |= {"command": self.command} if self.command else {}
         try:
             results.require_bound(result)

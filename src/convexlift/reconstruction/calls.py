@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convexlift.models.files import pair
-from convexlift.reconstruction import results
+from convexlift.reconstruction import results, volumes
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.distribution import distribute_files
@@ -101,6 +101,8 @@ def reconstruct_many(
         sources = find_inputs(chosen, [str(each) for each in several], Path(output))
         tables = [] if table is None else [Path(table)]
         require_targets(chosen, sources, force=force, resume=resume, proof=proof, tables=tables)
+        if volumes.is_volume(sources):
+            chosen, sources = volumes.divide(chosen, sources[0], force=force, resume=resume)
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)
@@ -116,7 +118,8 @@ def reconstruct_many(
 def find_inputs(reconstructor: Reconstructor, inputs: Sequence[str], output: Path) -> list[Source]:
     """The files for the task, each with its target; wrong options are errors."""
     sources = find_sources(inputs, output, reconstructor.suffixes, reconstructor.ending)
-    reconstructor.check(sources)
+    if not volumes.is_volume(sources):  # of which checks would read all
+        reconstructor.check(sources)
     return sources
 
 
@@ -130,7 +133,8 @@ def require_targets(
     given = reconstructor.regularizer
     saved = [file for file in pair(given) if file.is_file()] if is_path(given) else []
     check_targets(
-        sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
+        [] if volumes.is_volume(sources) else sources,
+        force=force, resume=resume, gap_map=reconstructor.gap_map,
         weight_map=reconstructor.weight_map, proof=proof, summary=summary, tables=tables,
         also_read=[*reconstructor.reads([source.path for source in sources]), *saved],
     )  # fmt: skip

@@ -99,7 +99,7 @@ def _names_files(value: str | os.PathLike[str]) -> bool:
 
 
 def _absolute(source: Source) -> Source:
-    return Source(source.path.absolute(), source.target.absolute())
+    return replace(source, path=source.path.absolute(), target=source.target.absolute())
 
 
 def _reconstruct_one(

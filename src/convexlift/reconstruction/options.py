@@ -72,6 +72,8 @@ class Options:
     """Options that the command line does not have; records leave out their defaults."""
     ending: ClassVar[Any] = None
     """Of results in a folder, if it is not that of their input."""
+    planes_option: ClassVar[str] = "slices"
+    """The option that chooses planes of a file."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The options alone: another process finds its own device, and loads the network itself."""
@@ -97,6 +99,7 @@ class DenoiseOptions(Options):
         tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
             tiles that fit the memory, for images that do not. One certificate covers the whole
             image in either case; there are no proof files and gap maps of images in tiles.
+        slices: pages of a TIFF, NPY or zarr file, FIRST:END (two numbers); all by default.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
     """
@@ -105,6 +108,7 @@ class DenoiseOptions(Options):
     sigma: float | None = None
     range: "RangeChoice" = "auto"
     tiles: int | Literal["auto", "off"] = "auto"
+    slices: tuple[int, ...] | None = None
     simulate: bool = False
     seed: int = 0
 
@@ -190,6 +194,7 @@ class ScanOptions(Options):
     read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
+    planes_option = "rows"
     python_only = (*Options.python_only, "geometry")
 
 

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import load_extra
+from convexlift.files.zarr_volumes import write_planes
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.volumes import read_back
 
 DECADES = 4
 """The range of the picture of a gap map, below its largest value."""
@@ -63,8 +65,12 @@ def write_result(
     with naming(source.record), atomic_path(source.record) as part:
         part.touch()
         with naming(source.target):
-            result.save(source.target)
-        record["output_sha256"] = digest(source.target)
+            if source.slab is None:
+                result.save(source.target)
+            else:
+                shown = result.x.reshape(-1, *result.x.shape[-2:])
+                write_planes(source.target, source.slab.at, shown.cpu().numpy())
+        record["output_sha256"] = digest(source)
         if result.gap_map is not None:
             _write_map(result.gap_map, gap_picture(result.gap_map), *source.gap_maps)
             record["gap_map"] = [str(place) for place in source.gap_maps]
@@ -107,9 +113,11 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
     return found
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
+def digest(source: Source) -> str:
+    """SHA-256 of a result: of the file, or of the planes of a slab."""
+    if source.slab is not None:
+        return hashlib.sha256(read_back(source).tobytes()).hexdigest()
+    with source.target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
