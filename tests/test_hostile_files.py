@@ -19,7 +19,8 @@ from scan_files import ct_slice, save
 
 import convexlift as cl
 from convexlift.files.formats import BoundedReader, allowed_megapixels, require_plausible
-from convexlift.files.pictures import read_npy, read_picture
+from convexlift.files.npy import read_npy
+from convexlift.files.pictures import read_picture
 from convexlift.images import load_image, save_image
 from convexlift.scans.isolated_hdf5 import IsolatedError, run_isolated
 

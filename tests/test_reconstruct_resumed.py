@@ -49,9 +49,9 @@ def changed(before, after):
 KILLED = """
 import os, signal, sys
 from convexlift.cli import app
-from convexlift.reconstruction import batch
+from convexlift.reconstruction import results
 
-write, done = batch.{function}, 0
+write, done = results.{function}, 0
 
 def deadly(*arguments, **options):
     global done
@@ -60,7 +60,7 @@ def deadly(*arguments, **options):
         os.kill(os.getpid(), signal.SIGKILL)
     return write(*arguments, **options)
 
-batch.{function} = deadly
+results.{function} = deadly
 app(sys.argv[1:])
 """
 

@@ -67,7 +67,8 @@ from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
-from convexlift.reconstruction.batch import reconstruct as reconstruct
+from convexlift.reconstruction.calls import reconstruct as reconstruct
+from convexlift.reconstruction.calls import reconstruct_many as reconstruct_many
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction
 from convexlift.solvers.gradient_methods import LBFGS as LBFGS
 from convexlift.solvers.gradient_methods import Subgradient as Subgradient

@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from convexlift.descriptions import picture
 from convexlift.files.atomic import atomic_path
 from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchResult
-from convexlift.reconstruction.reconstructor import Reconstruction
+from convexlift.reconstruction.results import SIDE, Previews
 from convexlift.reconstruction.sources import Source
 
 NAME = "contact-sheet.html"
 MARK = '<meta name="generator" content="convexlift contact sheet">'
-SIDE = 120
-"""Pixels of the longer side of a picture."""
 COLUMNS = {
     "noise": ("noise", ".3g"),
     "weight": ("weight", ".3g"),
@@ -51,11 +46,11 @@ class ContactSheet:
         self.proved = ""  # about all files, in plain words
         self._pictures: dict[str, tuple[str, str]] = {}
 
-    def add(self, source: Source, result: Reconstruction) -> None:
+    def add(self, source: Source, previews: Previews) -> None:
         """Keep small pictures of a file before and after."""
-        colours = 3 if result.about.get("channels") == 3 else 1
-        before = "" if result.given is None else _small(result.given, colours, "before")
-        self._pictures[str(source.target)] = before, _small(result.solution.x, colours, "after")
+        before, after = previews
+        shown = "" if before is None else picture(before, "before", SIDE)
+        self._pictures[str(source.target)] = shown, picture(after, "after", SIDE)
 
     def write(self, result: BatchResult, command: str) -> str:
         """Write the page, unless another file has its name; returns a line that says so."""
@@ -125,13 +120,3 @@ def _cell(record: dict[str, Any], key: str, numbers: str) -> str:
     if key == "gap":
         return f'<a href="{numbers}" title="gap {text}">{percent(value)}</a>'
     return text
-
-
-def _small(planes: Tensor, colours: int, caption: str) -> str:
-    """The first image of some planes."""
-    first = planes.detach().float().reshape(-1, 1, *planes.shape[-2:])[:colours].cpu()
-    factor = min(1.0, SIDE / max(first.shape[-2:]))
-    size = [max(1, round(factor * n)) for n in first.shape[-2:]]
-    if factor < 1:
-        first = F.interpolate(first, size, mode="area")
-    return picture(first[:, 0], caption, SIDE)

@@ -32,6 +32,7 @@ EXAMPLES = {
     "denoise": """\
 convexlift reconstruct denoise noisy.jpg -o clean.jpg
 convexlift reconstruct denoise photos -o denoised --sigma 0.1 --json all.json
+convexlift reconstruct denoise photos -o denoised --scheduler 'local[4]' --table all.parquet
 convexlift reconstruct denoise scan.dcm -o clean.dcm --dry-run""",
     "inpaint": """\
 convexlift reconstruct inpaint scratched.png -o whole.png --mask-colour '#ff00ff'
@@ -67,6 +68,13 @@ RUN: dict[str, tuple[Any, Any]] = {
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
         help="After a killed run: keep its finished results, and do only the missing ones.")]),
+    "scheduler": (None, Annotated[str | None, typer.Option(
+        "--scheduler",
+        help="Reconstruct on the workers of this Dask scheduler, tcp://HOST:8786, or on local[N]: "
+        "N processes of this machine.")]),
+    "table": (None, Annotated[Path | None, typer.Option(
+        "--table",
+        help="Also write gap, status, time and error of every file to this .parquet or .csv.")]),
     "json_file": (None, Annotated[str | None, typer.Option(
         "--json", help="Also write all results to this file; - for standard output.")]),
     "debug": (False, Debug),

@@ -32,18 +32,17 @@ from convexlift.cli.app import (
 from convexlift.cli.contact_sheet import ContactSheet, duration, value_of
 from convexlift.cli.look import describe_run
 from convexlift.cli.terminal import Screen, discard, progress, table
-from convexlift.models.files import ModelCard, pair
+from convexlift.models.files import ModelCard
+from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
-from convexlift.reconstruction.batch import (
-    RECONSTRUCTORS,
-    BatchListener,
-    BatchResult,
-    reconstruct_files,
-)
-from convexlift.reconstruction.contents import DICOM, PICTURES
-from convexlift.reconstruction.reconstructor import Reconstruction
-from convexlift.reconstruction.sources import SINOGRAMS, Source, check_targets, find_sources
-from convexlift.scans.kspace import SUFFIXES as K_SPACES
+from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
+from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
+from convexlift.reconstruction.cluster import connected
+from convexlift.reconstruction.distribution import distribute_files
+from convexlift.reconstruction.noise import Noise
+from convexlift.reconstruction.results import Previews, write_table
+from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.volumes import divide, is_volume
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -86,7 +85,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 def run_job(
     task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
-    sheet: bool, dry_run: bool, force: bool, resume: bool, json_file: str | None, debug: bool,
+    sheet: bool, dry_run: bool, force: bool, resume: bool, scheduler: str | None,
+    table: Path | None, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
     with one_sentence_errors(debug):
@@ -95,28 +95,25 @@ def run_job(
                 "--resume keeps finished results and --force replaces them. Leave one of them out."
             )
         with explained():
+            on_workers = {"device": options["device"].value} if scheduler else {}
             for name, read in READERS.items():
                 if name in options:
                     options[name] = read(options[name])
-            reconstructor = RECONSTRUCTORS[task](**options)
-            slices = (*DICOM, ".tif", ".tiff", ".png", ".npy")
-            simulated = options.get("simulate", False)
-            scanned = slices if simulated else SINOGRAMS
-            suffixes = {"ct": scanned, "mri": K_SPACES}.get(task, PICTURES)
-            ending = ".tif" if suffixes in (SINOGRAMS, K_SPACES) else None
-            sources = find_sources(inputs, output, suffixes, ending)
-            reconstructor.check(sources)
+            reconstructor = RECONSTRUCTORS[task](**options | on_workers)
+            sources = find_inputs(reconstructor, inputs, output)
             if dry_run:
                 for text in describe_run(sources, reconstructor.settings()):
                     typer.echo(text)
                 return
-            saved = [file for file in pair(options["regularizer"]) if file.is_file()]
-            check_targets(
-                sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
-                weight_map=reconstructor.weight_map, proof=proof,
-                also_read=[*reconstructor.reads([source.path for source in sources]), *saved],
+            require_targets(
+                reconstructor, sources, force=force, resume=resume, proof=proof,
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
+                tables=[] if table is None else [table],
             )  # fmt: skip
+            if is_volume(sources):
+                reconstructor, sources = divide(
+                    reconstructor, sources[0], force=force, resume=resume
+                )
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -127,22 +124,32 @@ def run_job(
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
-            premise = reconstructor.network.premise
-            page = ContactSheet(output) if sheet and len(sources) > 1 else None
-            narrator = Narrator(
-                screen, update, debug, len(sources), options["tolerance"], premise, page
+            page = (
+                ContactSheet(output) if sheet and len(sources) > 1 and not sources[0].slab else None
             )
-            narrator.announce(reconstructor.network.card)
+            network = reconstructor.network
+            narrator = Narrator(
+                screen, update, debug, len(sources), options["tolerance"], network, page
+            )
+            narrator.announce(network.card)
             warnings.showwarning = narrator.warn
+            run: dict[str, Any] = {"proof": proof, "resume": resume, "command": command}
             try:
-                result = reconstruct_files(
-                    sources, reconstructor, narrator, proof=proof, resume=resume, command=command
-                )
+                if scheduler is None:
+                    result = reconstruct_files(sources, reconstructor, narrator, **run)
+                else:
+                    with explained(), connected(scheduler) as client:
+                        result = distribute_files(
+                            sources, reconstructor, narrator, client=client, **run
+                        )
             except KeyboardInterrupt:
                 raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(result)
             if page is not None:
                 narrator.add(page.write(result, command))
+            if table is not None:
+                with explained():
+                    write_table(table, result.rows())
         unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
         _finish(result, len(sources), unwritten or narrator.unsaid)
 
@@ -171,6 +178,8 @@ def _finish(result: BatchResult, files: int, unwritten: str) -> None:
         raise Interrupted(
             f"Interrupted; {done}, the last one with the gap reached. --resume does the others."
         )
+    if result.left:
+        raise Failed(f"{done}. --resume does the others.")
     if unwritten:
         raise Failed(f"{unwritten}; {done}, each with its JSON file.")
     if result.failures:
@@ -186,17 +195,21 @@ class Narrator(BatchListener):
         debug: show tracebacks of files that failed.
         total: number of files.
         tolerance: the gap at which solves stop.
-        premise: of certificates, if they have one; see ``InputConvexNetwork``.
+        network: the regularizer.
         page: the contact sheet, if there is to be one.
     """
 
     def __init__(
         self, screen: Console, update: Callable[..., None], debug: bool, total: int,
-        tolerance: float, premise: str = "", page: ContactSheet | None = None,
+        tolerance: float, network: InputConvexNetwork | None = None,
+        page: ContactSheet | None = None,
     ) -> None:  # fmt: skip
         self.screen, self.update = screen, update
         self.unsaid = ""  # which stream could not be written, and why
-        self.debug, self.total, self.tolerance, self.premise = debug, total, tolerance, premise
+        self.debug, self.total, self.tolerance = debug, total, tolerance
+        self.premise = "" if network is None else network.premise
+        self.adaptive = "output" in getattr(network, "reads", ())
+        self.wants_previews = page is not None
         self.page, self.said, self.started = page, set[str](), time.monotonic()
         self.done = self.solved = self.kept_files = 0
 
@@ -231,22 +244,22 @@ class Narrator(BatchListener):
         text = f"{name}{more}: {so_far}, iteration {now.iteration}"
         self._show(text, share(gap, self.tolerance) * len(sources))
 
-    def finished(self, source: Source, result: Reconstruction) -> None:
+    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
         """Print one line about the file."""
         self.done += 1
         self.solved += 1
         self._show(source.path.name, 0.0)
-        self._print(line(result))
-        for note in result.record.get("notes", ()):
+        self._print(line(record, self.adaptive))
+        for note in record.get("notes", ()):
             self._note(note)
-        if self.page is not None:
-            self.page.add(source, result)
+        if self.page is not None and previews is not None:
+            self.page.add(source, previews)
 
     def failed(self, source: Source, error: Exception) -> None:
         """Print one sentence, or the traceback."""
         self.done += 1
         self._show(source.path.name, 0.0)
-        self._print(f"{source.path}: failed: {_sentence(source, error)}")
+        self._print(f"{source}: failed: {_sentence(source, error)}")
         if self.debug:
             self._print("".join(traceback.format_exception(error)))
 
@@ -277,7 +290,7 @@ class Narrator(BatchListener):
         if result.failures and self.total > 1:
             self._print(f"{len(result.failures)} failed:")
             for source, _ in result.failures[:LISTED]:
-                self._print(f"  {source.path}")
+                self._print(f"  {source}")
             if (more := len(result.failures) - LISTED) > 0:
                 self._print(f"  and {more} more; --json FILE lists all")
 
@@ -340,13 +353,12 @@ def share(gap: float, tolerance: float) -> float:
     return min(1.0, math.log(gap) / math.log(tolerance))
 
 
-def line(result: Reconstruction) -> str:
+def line(record: dict[str, Any], adaptive: bool = False) -> str:
     """One line about a file: noise, weight, how far it is solved, and time."""
-    record, weight = result.record, result.weight
     parts = [f"{record['input']} -> {record['output']}:"]
-    if result.noise is not None:
-        parts.append(f"{result.noise};")
-    parts.append(f"weight {weight.value:.3g} ({_rule(result)});")
+    if (noise := record["noise"]) is not None:
+        parts.append(f"{Noise(noise['model'], noise['level'], noise['estimated'])};")
+    parts.append(f"weight {record['weight']['value']:.3g} ({_rule(record, adaptive)});")
     solved, _ = in_words(record["gap"], Guarantee[record["guarantee"]])
     ended = record["status"].lower().replace("_", " ")
     early = "" if ended == "converged" else f"{ended}, "
@@ -360,16 +372,16 @@ def line(result: Reconstruction) -> str:
     return " ".join(parts).replace(" ;", ";")
 
 
-def _rule(result: Reconstruction) -> str:
+def _rule(record: dict[str, Any], adaptive: bool) -> str:
     """How the weight was found."""
-    weight, settings = result.weight, result.record["settings"]
-    found = f"{weight.rule}, {len(weight.trials)} solves"
-    if weight.rule == "given":
+    rule, settings, noise = record["weight"]["rule"], record["settings"], record["noise"]
+    found = f"{rule}, {len(record['weight'].get('trials', ()))} solves"
+    if rule == "given":
         found = "given"
-    elif weight.rule == "card" and result.weight_map is not None:
+    elif rule == "card" and adaptive:
         found = "the regularizer scales with the noise"
-    elif weight.rule == "card":
-        texture = settings["task"] == "denoise" and result.noise and result.noise.kind == "gaussian"
+    elif rule == "card":
+        texture = settings["task"] == "denoise" and noise and noise["model"] == "gaussian"
         scaled = ", scaled to noise and texture" if texture else ", scaled to the noise"
         found = "of the card" + scaled * (settings["task"] != "ct")
     return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"
@@ -383,10 +395,8 @@ def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
         "interrupted": result.interrupted,
         "files": result.earlier + result.records,
         "by_an_earlier_run": len(result.earlier),
-        "failed": [
-            {"input": str(source.path), "error": reason} for source, reason in result.failures
-        ],
-        "not_done": [str(source.path) for source in result.left],
+        "failed": [{"input": str(source), "error": reason} for source, reason in result.failures],
+        "not_done": [str(source) for source in result.left],
     }
 
 

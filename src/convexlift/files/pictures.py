@@ -13,7 +13,6 @@ where ``white`` is 255, 65535 or 1. Integers are stored as such: they are compac
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import EXPORTS, FileFormat, pillow, reason_of, require_plausible
+from convexlift.files.formats import EXPORTS, FileFormat, pillow, reason_of
 
 Plane = NDArray[Any]
 _Content = TypeVar("_Content")
@@ -128,13 +127,27 @@ class PictureFormat(FileFormat):
 
     Attributes:
         holds_nan: whether a pixel can be NaN, which marks it as missing.
+        folder: whether it is a folder rather than a file.
     """
 
     holds_nan: ClassVar[bool] = False
+    folder: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, path: Path, max_megapixels: float | None) -> Picture:
         """All planes; ``require_plausible`` checks the size in the header before decoding."""
+
+    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+        """Some of the pages; formats of large volumes read no others."""
+        picture = self.read(path, max_megapixels)
+        if picture.channels > 1 or picture.alpha is not None:
+            raise ValueError("it has colours; only grey pages can be chosen")
+        stored = picture.stored[pages]
+        return replace(picture, stored=stored, layout=stored.shape)
+
+    def pages(self, path: Path, max_megapixels: float | None) -> int:
+        """How many there are."""
+        return self.read(path, max_megapixels).pages
 
     @abstractmethod
     def write(self, picture: Picture, path: Path) -> None:
@@ -156,69 +169,6 @@ class PictureFormat(FileFormat):
         if picture.stored.dtype.kind in "bu":
             return np.asarray(~picture.stored)  # white - stored
         return np.asarray(picture.stored.dtype.type(picture.full_range[1]) - picture.stored)
-
-
-class Npy(PictureFormat):
-    """Arrays (H, W), colours (H, W, 3 or 4), or stacks of planes (..., H, W)."""
-
-    name = "NPY"
-    suffixes = (".npy",)
-    marks = (b"\x93NUMPY",)
-    holds_nan = True
-
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
-        """The array as planes."""
-        array = read_npy(path, max_megapixels)
-        if array.ndim < 2 or array.size == 0:
-            raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
-        array = array.astype(array.dtype.newbyteorder("="))
-        # (3, H, 3) could be either; planes first is the convention of this library.
-        if array.ndim == 3 and array.shape[-1] in (3, 4) and array.shape[0] not in (1, 3, 4):
-            return from_channels_last(array, array.shape[-1] == 4, layout=array.shape)
-        return Picture(array.reshape(-1, *array.shape[-2:]), layout=array.shape)
-
-    def write(self, picture: Picture, path: Path) -> None:
-        """An array in the layout it was read in."""
-        with path.open("wb") as file:
-            np.save(file, picture.as_array(), allow_pickle=False)
-
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
-        """The array itself, which must be a single plane."""
-        return read_npy(path, max_megapixels)
-
-
-def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
-    """The array of an NPY file."""
-    with path.open("rb") as file:
-        # The header is read first: NumPy would allocate any size that it declares.
-        shape, dtype = _npy_header(file)
-        if dtype.hasobject:
-            raise ValueError(
-                "the array holds Python objects, which are not loaded; write numbers of one type, "
-                "such as np.save(path, np.asarray(image, dtype=np.float32))"
-            )
-        needed, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
-        if needed > held:
-            raise ValueError(
-                f"its header declares {dtype} of shape {shape}, {needed} bytes, but {held} follow; "
-                "copy it again"
-            )
-        if math.prod(shape):
-            require_plausible(path, shape, dtype.itemsize, max_megapixels)
-        file.seek(0)
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the array in the file."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"its format version is {version}; save numbers of one type with np.save")
-    return shape, dtype
 
 
 def require_one_page(count: int) -> None:
@@ -251,12 +201,16 @@ def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
 # Files of every format -----------------------------------------------------------------------
 
 
-def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
-    """All planes of a picture file; errors begin with its name.
+def read_picture(
+    path: Path, *, max_megapixels: float | None = None, pages: slice | None = None
+) -> Picture:
+    """All planes of a picture file, or some pages of it; errors begin with its name.
 
     ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
     """
-    picture = _decoded(_format(path).read, path, max_megapixels)
+    kind = _format(path)
+    read = kind.read if pages is None else lambda p, most: kind.read_pages(p, pages, most)
+    picture = _decoded(read, path, max_megapixels)
     if picture.stored.dtype.kind not in "biuf" or 0 in picture.stored.shape:
         shape = picture.layout or picture.stored.shape
         raise ValueError(
@@ -264,6 +218,11 @@ def read_picture(path: Path, *, max_megapixels: float | None = None) -> Picture:
             "a stack of such planes"
         )
     return picture
+
+
+def count_pages(path: Path, *, max_megapixels: float | None = None) -> int:
+    """The number of pages of a picture file."""
+    return _decoded(_format(path).pages, path, max_megapixels)
 
 
 def write_picture(picture: Picture, path: Path) -> None:

@@ -57,6 +57,24 @@ class Tiff(PictureFormat):
                 raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
             return decoded(file)
 
+    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+        """Some of the pages; of one series of grey ones, no others are read."""
+        with open_tiff(path, max_megapixels) as file:
+            series, page = file.series[0], file.pages.first
+            count, *size = _stack(series)
+            grey = page.photometric in (_MINISWHITE, _MINISBLACK) and page.samplesperpixel == 1
+            if len(file.series) != 1 or not grey or count != len(file.pages):
+                return super().read_pages(path, pages, max_megapixels)
+            stored = file.asarray(key=list(range(count)[pages])).reshape(-1, *size)
+            stored = stored.astype(stored.dtype.newbyteorder("="), copy=False)
+            inverted = page.photometric == _MINISWHITE
+            return Picture(stored, layout=stored.shape, inverted=inverted, metadata=_metadata(page))
+
+    def pages(self, path: Path, max_megapixels: float | None) -> int:
+        """From the headers."""
+        with open_tiff(path, max_megapixels) as file:
+            return _stack(file.series[0])[0]
+
     def write(self, picture: Picture, path: Path) -> None:
         """Write with all bits, resolution, description, orientation and colour profile."""
         kept = picture.metadata
@@ -131,6 +149,12 @@ def decoded(file: Any) -> Picture:
         rest["metadata"]["extrasamples"] = (extra[-1],)
     last = np.moveaxis(array, series.axes.index("S"), -1)
     return from_channels_last(last, alpha, layout=last.shape, **rest)
+
+
+def _stack(series: Any) -> tuple[int, int, int]:
+    """Pages, height and width."""
+    *pages, height, width = series.shape[:-1] if series.axes.endswith("S") else series.shape
+    return math.prod(pages), height, width
 
 
 def colours_of(page: Any) -> str:

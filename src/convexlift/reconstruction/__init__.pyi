@@ -2,9 +2,10 @@
 
 from convexlift.reconstruction.batch import BatchListener as BatchListener
 from convexlift.reconstruction.batch import BatchResult as BatchResult
-from convexlift.reconstruction.batch import reconstruct as reconstruct
 from convexlift.reconstruction.batch import reconstruct_files as reconstruct_files
-from convexlift.reconstruction.batch import reconstructor_for as reconstructor_for
+from convexlift.reconstruction.calls import reconstruct as reconstruct
+from convexlift.reconstruction.calls import reconstruct_many as reconstruct_many
+from convexlift.reconstruction.calls import reconstructor_for as reconstructor_for
 from convexlift.reconstruction.contents import InputError as InputError
 from convexlift.reconstruction.noise import Noise as Noise
 from convexlift.reconstruction.noise import estimate_noise as estimate_noise

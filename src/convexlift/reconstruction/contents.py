@@ -187,20 +187,23 @@ def open_contents(
     *,
     max_megapixels: float | None = None,
     what: str = "the image",
+    pages: slice | None = None,
 ) -> Contents:
-    """The planes of a file, or of an array (H, W), (C, H, W) or (B, C, H, W).
+    """The planes of a file, or some of its pages, or of an array (H, W), (C, H, W) or (B, C, H, W).
 
     ``choice`` gives the numbers that become 0 and 1, or the rule that finds them; errors call an
     array ``what``.
     """
     is_dicom = is_path(image) and Path(image).suffix.lower() in DICOM
+    if pages is not None and (is_dicom or not is_path(image)):
+        raise InputError("--slices chooses pages of TIFF, NPY and zarr files")
     if is_dicom and is_hounsfield(Path(str(image)), max_megapixels):
         volume = scans.read_dicom(Path(str(image)), max_megapixels=max_megapixels)
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
         return Contents(str(image), picture, images, None, hounsfield, volume=volume)
-    picture, name = open_picture(image, what, max_megapixels, choice)
+    picture, name = open_picture(image, what, max_megapixels, choice, pages)
     if is_dicom and choice == "auto":
         low, high = display_range(picture)
         note = f"its stored numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
@@ -221,13 +224,18 @@ def open_contents(
 
 
 def open_picture(
-    image: ImageLike, what: str, max_megapixels: float | None, choice: RangeChoice = "auto"
+    image: ImageLike,
+    what: str,
+    max_megapixels: float | None,
+    choice: RangeChoice = "auto",
+    pages: slice | None = None,
 ) -> tuple[Picture, str]:
     """The picture of a file or an array, and its name in errors."""
     if is_path(image) and Path(image).suffix.lower() in DICOM:
         return read_dicom_picture(Path(image), max_megapixels), str(image)
     if is_path(image):
-        return read_picture(Path(image), max_megapixels=max_megapixels), str(image)
+        picture = read_picture(Path(image), max_megapixels=max_megapixels, pages=pages)
+        return picture, str(image)
     if not isinstance(image, Tensor | np.ndarray):
         raise InputError(f"{what} is a path, a tensor or an array, got {type(image).__name__}")
     if isinstance(image, Tensor):

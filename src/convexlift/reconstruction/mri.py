@@ -21,6 +21,7 @@ from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import write_numbers
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source
+from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.tasks import Measurement
 
@@ -42,6 +43,8 @@ class MRIReconstructor(MRIOptions, Reconstructor):
     positive = (*Reconstructor.positive, "sigma", "size", "calibration", "acceleration",
                 "read_seconds")  # fmt: skip
     quiet = (*Reconstructor.quiet, "read_seconds")
+    suffixes = K_SPACES
+    ending = ".tif"
 
     def __post_init__(self) -> None:
         super().__post_init__()

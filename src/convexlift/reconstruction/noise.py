@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +117,10 @@ class Noise:
             raise ValueError(f"a noise level is finite and not negative, got {self.level}")
         if self.kind == "salt-and-pepper" and self.level > 1:
             raise ValueError(f"a fraction of pixels is at most 1, got {self.level}")
+
+    def to_json(self) -> dict[str, Any]:
+        """For records."""
+        return {"model": self.kind, "level": self.level, "estimated": self.estimated}
 
     def __str__(self) -> str:
         how = "estimated" if self.estimated else "given"

@@ -5,7 +5,7 @@ quotes are for callers in Python; the command line has its own for these options
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from convexlift.option_values import WATER, AngleUnit, MethodName, NoiseKind, Quantity
@@ -70,6 +70,14 @@ class Options:
     task: ClassVar[str]
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
+    ending: ClassVar[Any] = None
+    """Of results in a folder, if it is not that of their input."""
+    planes_option: ClassVar[str] = "slices"
+    """The option that chooses planes of a file."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The options alone: another process finds its own device, and loads the network itself."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +99,7 @@ class DenoiseOptions(Options):
         tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
             tiles that fit the memory, for images that do not. One certificate covers the whole
             image in either case; there are no proof files and gap maps of images in tiles.
+        slices: pages of a TIFF, NPY or zarr file, FIRST:END (two numbers); all by default.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
     """
@@ -99,6 +108,7 @@ class DenoiseOptions(Options):
     sigma: float | None = None
     range: "RangeChoice" = "auto"
     tiles: int | Literal["auto", "off"] = "auto"
+    slices: tuple[int, ...] | None = None
     simulate: bool = False
     seed: int = 0
 
@@ -184,6 +194,7 @@ class ScanOptions(Options):
     read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
+    planes_option = "rows"
     python_only = (*Options.python_only, "geometry")
 
 

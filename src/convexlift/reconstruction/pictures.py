@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +66,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
         whole = isinstance(self.tiles, int) and self.tiles >= 128 and self.tiles % 16 == 0
         fine = self.tiles in ("auto", "off") or whole
         self.require("tiles", fine, "auto, off, or a multiple of 16 from 128 on")
+        if self.slices is not None:
+            pair = isinstance(self.slices, tuple) and 0 <= self.slices[0] < self.slices[1]
+            self.require("slices", pair, "FIRST:END with FIRST < END, such as 10:20")
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
@@ -127,6 +130,14 @@ class Denoiser(DenoiseOptions, Reconstructor):
             ),
         )  # fmt: skip
 
+    def fixed(self, prepared: PreparedImage) -> Self:
+        """With the noise, the range and the weight of an image, for others like it."""
+        assert prepared.noise is not None
+        return replace(
+            self, noise=prepared.noise.kind, sigma=max(prepared.noise.level, LEAST_SIGMA),
+            range=tuple(prepared.about["range"]), weight=prepared.weight.value, strength=1.0,
+        )  # fmt: skip
+
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
         """Planes as they are, or red, green and blue as one image, for a regularizer of colours."""
         if self.colour is not None and contents.channels == 3:
@@ -165,7 +176,8 @@ class Denoiser(DenoiseOptions, Reconstructor):
             self._truth(contents, image)
 
     def _contents(self, image: ImageLike, target: Path | None) -> Contents:
-        contents = open_contents(image, self.range, max_megapixels=self.max_megapixels)
+        pages = None if self.slices is None else slice(*self.slices)
+        contents = open_contents(image, self.range, max_megapixels=self.max_megapixels, pages=pages)
         if target is not None:
             contents.require_target(target)
         if not contents.scale.nominal and (self.sigma is not None or self.truth is not None):

@@ -32,7 +32,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.claims import relative_gap
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction import weight as weights
-from convexlift.reconstruction.contents import InputError, is_path
+from convexlift.reconstruction.contents import PICTURES, InputError, is_path
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.options import Options
 from convexlift.reconstruction.solution import (
@@ -59,6 +59,7 @@ class Reconstructor(Options, ABC):
     """Options that records leave out: results do not depend on them."""
     division: ClassVar[Any] = "auto"
     """How large images are divided; see ``PiecewiseSolver``."""
+    suffixes: ClassVar[Any] = PICTURES  # of inputs
 
     def __post_init__(self) -> None:
         self.require("tolerance", self.tolerance >= 0, "a relative gap from 0 on, such as 1e-3")
@@ -359,8 +360,7 @@ def record_of(
         "iterations": max(columns["iterations"]),
         "seconds": round(solution.seconds, 4),
         "weight": prepared.weight.to_json(),
-        "noise": noise
-        and {"model": noise.kind, "level": noise.level, "estimated": noise.estimated},
+        "noise": None if noise is None else noise.to_json(),
         **_quality(prepared, prepared.compared(solution.x.cpu())),
         **prepared.about,
         "planes": [

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from convexlift import scans
-from convexlift.files.pictures import read_npy
+from convexlift.files.npy import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import fbp
-from convexlift.reconstruction.contents import Array, ImageLike, InputError, is_path, squeezed
+from convexlift.reconstruction.contents import (
+    DICOM,
+    Array,
+    ImageLike,
+    InputError,
+    is_path,
+    squeezed,
+)
 from convexlift.reconstruction.noise import Noise, photons_of
 from convexlift.reconstruction.options import ScanOptions
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
@@ -30,8 +37,8 @@ from convexlift.reconstruction.slices import (
     write_slices,
 )
 from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.weight import WeightChoice
+from convexlift.reconstruction.sources import SINOGRAMS, Source
+from convexlift.reconstruction.weight import Weight, WeightChoice
 from convexlift.scans.files import files_in, reading
 from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.scans.sinograms import Quantity
@@ -82,9 +89,24 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             )
 
     @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Sinograms, or slices for simulated scans."""
+        return (*DICOM, ".tif", ".tiff", ".png", ".npy") if self.simulate else SINOGRAMS
+
+    @property
+    def ending(self) -> str | None:
+        """TIFF for slices of sinograms."""
+        return None if self.simulate else ".tif"
+
+    @property
     def rule(self) -> WeightChoice:
         """``auto`` unless given; ``card``, which is for the simulated scan, with ``simulate``."""
         return self.weight or ("card" if self.simulate else "auto")
+
+    def fixed(self, prepared: PreparedImage) -> Self:
+        """With the weight and the number of photons of a scan, for others like it."""
+        photons = prepared.about.get("photons", self.photons)
+        return replace(self, weight=prepared.weight.value, strength=1.0, photons=photons)
 
     def settings(self) -> dict[str, Any]:
         """The window as two numbers."""
@@ -161,7 +183,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         bins = scan.projections.shape[2]
         size = self.size or bins
         extent = self.extent or scan.geometry.field_of_view(bins)
-        data, unit, noise, note = self._stated(scan, scan.operator(size, extent), in_mm)
+        data, unit, noise, photons = self._stated(scan, scan.operator(size, extent), in_mm)
         weight = self.choose_weight(data, SparseViewCT.name, None, solver)
         pixel = extent / size
         truth = None if self.truth is None else self._truth(len(data), size, unit)
@@ -186,9 +208,17 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 "bins": bins,
                 "pixel": pixel,
                 "unit": "HU" if in_mm else "per pixel of the detector",
+                **({"photons": photons} if photons else {}),
             },
-            notes=tuple(each for each in (note, weight.note) if each),
+            notes=tuple(self._notes(photons, weight)),
         )  # fmt: skip
+
+    def _notes(self, photons: float | None, weight: Weight) -> Iterator[str]:
+        if photons is not None:
+            how = "given" if self.photons else "estimated"
+            yield f"{photons:.3g} photons in a free ray ({how})"
+        if weight.note:
+            yield weight.note
 
     def _scan(self, image: ScanLike) -> tuple[str, scans.Sinogram]:
         if isinstance(image, scans.Sinogram):
@@ -230,8 +260,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
 
     def _stated(
         self, scan: scans.Sinogram, rays: LinearOperator, in_mm: bool
-    ) -> tuple[Measurement, float, Noise | None, str]:
-        """The data, the attenuation of an image of 1, the noise, and a note about its model."""
+    ) -> tuple[Measurement, float, Noise | None, float | None]:
+        """The data, the attenuation of an image of 1, the noise, and photons in a free ray."""
         quantity, y = self.quantity or scan.quantity, scan.data.float()
         flat, dark = (
             stored if (given := self._field(name)) is None else given
@@ -247,8 +277,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 )
             unit = unit if in_mm else 1.0
             counts = KullbackLeibler(y.round(), self.background)
-            return Measurement(counts, unit * rays, box, counts.y), unit, None, ""
-        noise, note = None, ""
+            return Measurement(counts, unit * rays, box, counts.y), unit, None, None
+        noise, photons = None, None
         if quantity == "counts":
             assert flat is not None
             taken = line_integrals(y, flat, 0.0 if dark is None else dark)
@@ -265,11 +295,9 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                         "the noise of these data cannot be estimated; give --photons or --sigma"
                     )
                 omega = photons * torch.exp(-values.clamp_min(0))  # photons that arrive
-                how = "given" if self.photons else "estimated"
-                note = f"{photons:.3g} photons in a free ray ({how})"
         unit = unit if in_mm else _scale(rays, values)
         fidelity = WeightedL2(values, omega)
-        return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, note
+        return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, photons
 
     def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
         """Raise for options that do not apply to these data."""

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.files.formats import EXPORTS
 from convexlift.files.pictures import PictureFormat
+from convexlift.files.zarr_volumes import Zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
 from convexlift.scans.sinogram_formats import FORMAT
@@ -20,17 +22,35 @@ from convexlift.scans.sinogram_formats import FORMAT
 SINOGRAMS = SinogramFormat.known_suffixes()
 
 
+class Slab(NamedTuple):
+    """The planes ``first`` to ``end`` of a volume, which are stored from ``at`` on."""
+
+    first: int
+    end: int
+    at: int
+
+
 @dataclass(frozen=True)
 class Source:
-    """A file and the place of its result."""
+    """A file, or a slab of a volume, and the place of its result."""
 
     path: Path
     target: Path
+    slab: Slab | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) + ("" if self.slab is None else "[{}:{}]".format(*self.slab))
 
     @property
     def record(self) -> Path:
         """The JSON file beside the result."""
-        return self.target.with_suffix(".json")
+        return self._beside(".json")
+
+    def _beside(self, ending: str) -> Path:
+        if self.slab is None:
+            return self.target.with_suffix(ending)
+        first, end, _ = self.slab
+        return self.target.with_suffix(".records") / f"{first:06d}-{end:06d}{ending}"
 
     @property
     def gap_maps(self) -> list[Path]:
@@ -48,7 +68,7 @@ class Source:
     @property
     def proof(self) -> Path:
         """The proof file."""
-        return self.target.with_suffix(".proof")
+        return self._beside(".proof")
 
     def results(
         self, *, gap_map: bool = True, weight_map: bool = True, proof: bool = True
@@ -73,7 +93,8 @@ def find_sources(
     several = False
     for each in inputs:
         place = Path(each)
-        if not place.is_dir() and (place.exists() or place.is_symlink()):
+        whole = not place.is_dir() or place.suffix in Zarr.suffixes
+        if whole and (place.exists() or place.is_symlink()):
             found.append(place)
             continue
         several = True
@@ -96,7 +117,8 @@ def find_sources(
             raise InputError(f"{path} is {EXPORTS[path.suffix.lower()]}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
-    if len(found) == 1 and not several and output.suffix and not output.is_dir():
+    is_folder = output.is_dir() and output.suffix not in Zarr.suffixes
+    if len(found) == 1 and not several and output.suffix and not is_folder:
         return [Source(found[0], output)]
     if output.is_file():
         raise InputError(
@@ -182,6 +204,8 @@ def glance(path: Path) -> str | None:
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
+        if path.is_dir() and path.suffix in Zarr.suffixes:
+            return None
         if not path.is_file():
             return "there is no such file"
         if path.stat().st_size == 0:
@@ -206,6 +230,7 @@ def check_targets(
     proof: bool = False,
     also_read: Sequence[Path] = (),
     summary: Path | None = None,
+    tables: Sequence[Path] = (),
 ) -> None:
     """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
@@ -220,6 +245,7 @@ def check_targets(
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
+        tables: of all results; ``resume`` may replace them.
     """
     inputs = {resolved(place) for place in also_read}
     for source in sources:
@@ -232,12 +258,13 @@ def check_targets(
         for place in places:
             _require_free(place, inputs, may, resume)
         written |= {resolved(place) for place in places}
-    if summary is not None:
-        _require_free(summary, inputs, force or (resume and _is_ours(summary)), resume)
-        if resolved(summary) in written:
-            raise InputError(f"{summary} is the name of a result; name another file for all")
-    results = [place for source in sources for place in source.results()]
-    results += [] if summary is None else [summary]
+    overviews = [*tables, *([] if summary is None else [summary])]
+    for place in overviews:
+        may = force or (resume and (place in tables or _is_ours(place)))
+        _require_free(place, inputs, may, resume)
+        if resolved(place) in written:
+            raise InputError(f"{place} is the name of a result; name another file for all")
+    results = [*(place for source in sources for place in source.results()), *overviews]
     for folder in {place.parent for place in results}:
         _require_writable(folder)
     remove_leftovers(results)

@@ -1,0 +1,169 @@
+"""Volumes in zarr stores, a few planes at a time: arrays (..., H, W), alone or in OME-Zarr groups.
+
+Volumes are written as OME-Zarr 0.5 with one resolution. Chunks are written atomically, and tasks
+that write whole chunks do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convexlift.files.formats import MEGAPIXELS, load_extra
+from convexlift.files.pictures import Picture, PictureFormat
+
+AXES = "tczyx"
+"""The names of the last axes, if the store has none."""
+
+
+@dataclass(frozen=True)
+class VolumeLayout:
+    """Shape, type and axes of a volume.
+
+    Attributes:
+        shape: (..., H, W).
+        dtype: of the stored numbers.
+        chunks: shape of the blocks that are stored together.
+        axes: name, type and unit of each axis, as OME-Zarr has them.
+        scale: distance of neighbours along each axis.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    axes: tuple[dict[str, str], ...] = ()
+    scale: tuple[float, ...] = ()
+
+    @property
+    def planes(self) -> int:
+        """The product of all but the last two sides."""
+        return int(np.prod(self.shape[:-2]))
+
+    @property
+    def thickness(self) -> int:
+        """Planes of one chunk, as far as they are neighbours."""
+        return self.chunks[-3] if len(self.shape) == 3 else 1
+
+    def resized(self, planes: int, size: Sequence[int]) -> VolumeLayout:
+        """Other planes, which are no longer (..., H, W) unless their number is the same."""
+        if (planes, *size) == (self.planes, *self.shape[-2:]):
+            return self
+        return VolumeLayout((planes, *size), self.dtype, (self.thickness, *size))
+
+    def attributes(self) -> dict[str, Any]:
+        """The metadata of OME-Zarr 0.5."""
+        names = AXES[-len(self.shape) :]
+        kinds = {"t": "time", "c": "channel"}
+        default = tuple({"name": n, "type": kinds.get(n, "space")} for n in names)
+        scale = list(self.scale or (1.0,) * len(self.shape))
+        transformations = [{"type": "scale", "scale": scale}]
+        datasets = [{"path": "0", "coordinateTransformations": transformations}]
+        image = {"axes": list(self.axes or default), "datasets": datasets}
+        return {"ome": {"version": "0.5", "multiscales": [image]}}
+
+
+class Zarr(PictureFormat):
+    """A folder with the chunks of an array (..., H, W)."""
+
+    name = "Zarr"
+    suffixes = (".zarr",)
+    holds_nan = True
+    folder = True
+
+    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+        """All planes."""
+        return self.read_pages(path, slice(None), max_megapixels)
+
+    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+        """Some of the planes; the others are not decoded, except in the same chunks."""
+        with _array(path) as (array, layout):
+            wanted = range(layout.planes)[pages]
+            numbers = len(wanted) * np.prod(layout.shape[-2:]) / 1e6
+            if numbers > (limit := max_megapixels or MEGAPIXELS):
+                raise ValueError(
+                    f"it has {numbers:.4g} megapixels, and the limit is {limit:.4g}; write a .zarr "
+                    "volume, for which it is read slab by slab, or allow it with --max-megapixels"
+                )
+            if len(layout.shape) == 3:
+                stored = array[wanted.start : wanted.stop : wanted.step]
+            else:
+                places = (np.unravel_index(k, layout.shape[:-2]) for k in wanted)
+                stored = np.stack([array[tuple(int(i) for i in place)] for place in places])
+            stored = stored.reshape(-1, *layout.shape[-2:])
+            shape = layout.shape if len(wanted) == layout.planes else stored.shape
+            return Picture(stored, layout=shape)
+
+    def layout(self, path: Path) -> VolumeLayout:
+        """Shape, chunks and axes."""
+        with _array(path) as (_, layout):
+            return layout
+
+    def write(self, picture: Picture, path: Path) -> None:
+        """Write all planes."""
+        stored = picture.stored
+        shape = picture.layout if len(picture.layout) >= 3 else stored.shape
+        create_volume(path, VolumeLayout(shape, stored.dtype, (1,) * len(shape[:-2]) + shape[-2:]))
+        write_planes(path, 0, stored)
+
+    def unwritable(self, picture: Picture) -> str | None:
+        """Colours have their channels last in pictures, and would be planes here."""
+        return "it has colours" if picture.channels > 1 or picture.alpha is not None else None
+
+
+def create_volume(path: Path, layout: VolumeLayout) -> None:
+    """An empty volume; the folder must not exist."""
+    zarr = load_extra("zarr", "zarr volumes", "zarr")
+    group = zarr.open_group(path, mode="w-", zarr_format=3, attributes=layout.attributes())
+    group.create_array("0", shape=layout.shape, chunks=layout.chunks, dtype=layout.dtype)
+
+
+def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
+    """Planes (n, H, W), from number ``first`` on, rounded and clipped for integer types."""
+    with _array(path, "r+") as (array, layout):
+        if layout.dtype.kind in "iu" and values.dtype != layout.dtype:
+            limits = np.iinfo(layout.dtype)
+            values = np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max)
+        if len(layout.shape) == 3:
+            array[first : first + len(values)] = values.astype(layout.dtype)
+            return
+        for k, plane in enumerate(values.astype(layout.dtype), first):
+            array[tuple(int(i) for i in np.unravel_index(k, layout.shape[:-2]))] = plane
+
+
+@contextlib.contextmanager
+def _array(path: Path, mode: str = "r") -> Iterator[tuple[Any, VolumeLayout]]:
+    """The array, or the finest resolution of a group."""
+    zarr = load_extra("zarr", f"{path}: zarr volumes", "zarr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about unknown files in the folder, for example
+        found = zarr.open(path, mode=mode)
+        axes: tuple[dict[str, str], ...] = ()
+        scale: tuple[float, ...] = ()
+        if isinstance(found, zarr.Group):
+            attributes = dict(found.attrs)
+            image = attributes.get("ome", attributes).get("multiscales", [None])[0]
+            if image is None:
+                raise ValueError(
+                    "it is a group without OME-Zarr metadata; give the folder of the array in it, "
+                    "with a name that ends in .zarr"
+                )
+            level = image["datasets"][0]
+            found = found[level["path"]]
+            axes = tuple(dict(axis) for axis in image.get("axes", ()) if isinstance(axis, dict))
+            for step in level.get("coordinateTransformations", ()):
+                scale = tuple(step["scale"]) if step.get("type") == "scale" else scale
+        if found.ndim < 2 or not all(found.shape):
+            raise ValueError(f"it has the shape {found.shape}; write (..., H, W), none of them 0")
+        shape, chunks = tuple(found.shape), tuple(found.chunks)
+        if len(shape) == 2:
+            raise ValueError(f"it has the shape {shape}; a volume has at least one axis more")
+        fit = len(axes) == len(scale) == len(shape)
+        known = (axes, scale) if fit else ((), ())
+        yield found, VolumeLayout(shape, np.dtype(found.dtype), chunks, *known)

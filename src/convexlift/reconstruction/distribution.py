@@ -1,0 +1,117 @@
+"""Many files on the workers of a Dask cluster: each file is a task, and a batch of one.
+
+Workers call ``reconstruct_files`` as a run without them does; the listener hears of results when
+they are written. Images stay on the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from convexlift.models.files import names, pair
+from convexlift.reconstruction import cluster
+from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
+from convexlift.reconstruction.contents import InputError, is_path
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.results import Previews
+from convexlift.reconstruction.sources import Source
+
+
+class _Courier(BatchListener):
+    """Keeps the previews of one file, for the listener on another machine."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wants_previews = wanted
+        self.previews: Previews | None = None
+
+    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
+        self.previews = previews
+
+
+def distribute_files(
+    sources: Sequence[Source],
+    reconstructor: Reconstructor,
+    listener: BatchListener | None = None,
+    *,
+    client: Any,
+    **options: Any,
+) -> BatchResult:
+    """``reconstruct_files``, on the workers of ``client``, a ``distributed.Client``.
+
+    Workers need this version of the package, and see all files under the same names. Ctrl-C ends
+    the run; files that workers have begun are finished. ``options`` are those of
+    ``reconstruct_files``.
+    """
+    result, listener = BatchResult(), listener or BatchListener()
+    left = {_absolute(source): source for source in sources}
+    tasks = cluster.completed(
+        client, _reconstruct_one, list(left), pickle.dumps(_absolute_options(reconstructor)),
+        listener.wants_previews, options, folder=next(iter(left)).target.parent,
+    )  # fmt: skip
+    try:
+        for task, outcome in tasks:
+            source = left.pop(task)
+            if isinstance(outcome, Exception):
+                result.failures.append((source, " ".join(str(outcome).split())))
+                listener.failed(source, outcome)
+                continue
+            one, previews = outcome
+            result.records += one.records
+            result.earlier += one.earlier
+            for record in one.records:
+                listener.finished(task, record, previews)  # whose names are in the record
+            if one.earlier:
+                listener.kept(source)
+            for _, reason in one.failures:
+                result.failures.append((source, reason))
+                listener.failed(source, InputError(reason))
+    except KeyboardInterrupt:
+        result.interrupted = True
+    except ConnectionError as error:
+        warnings.warn(str(error), stacklevel=2)
+    finally:
+        tasks.close()
+    result.left = list(left.values())
+    return result
+
+
+def _absolute_options(reconstructor: Reconstructor) -> Reconstructor:
+    """With absolute paths: workers are in other folders."""
+    paths = {
+        option.name: os.path.abspath(value)
+        for option in fields(reconstructor)
+        if is_path(value := getattr(reconstructor, option.name)) and _names_files(value)
+    }
+    return replace(reconstructor, **paths)  # type: ignore[arg-type]
+
+
+def _names_files(value: str | os.PathLike[str]) -> bool:
+    """Whether there is such a file or folder, or a regularizer saved under the name."""
+    known = value in names()
+    return not known and any(Path(each).exists() for each in (value, *pair(value)))
+
+
+def _absolute(source: Source) -> Source:
+    return replace(source, path=source.path.absolute(), target=source.target.absolute())
+
+
+def _reconstruct_one(
+    source: Source, packed: bytes, previews: bool, options: dict[str, Any]
+) -> tuple[BatchResult, Previews | None]:
+    """On a worker."""
+    courier = _Courier(previews)
+    return reconstruct_files([source], _unpacked(packed), courier, **options), courier.previews
+
+
+@lru_cache(maxsize=2)
+def _unpacked(packed: bytes) -> Reconstructor:
+    """The reconstructor, whose network a worker loads once."""
+    reconstructor: Reconstructor = pickle.loads(packed)
+    return reconstructor

@@ -1,0 +1,347 @@
+"""Files reconstructed by workers of a Dask cluster: the same bytes, whoever fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from reconstruct_runs import QUICK, noisy, run
+
+import convexlift as cl
+from convexlift.images import save_image
+from convexlift.reconstruction import InputError, cluster
+
+distributed = pytest.importorskip("distributed")
+
+OPTIONS = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _single_precision(_double_precision):
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A scheduler and two workers, which are threads of this process."""
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as threads,
+        distributed.Client(threads) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return with_pictures(tmp_path, 4, 16)
+
+
+def with_pictures(folder, count, size):
+    for i in range(count):
+        save_image(folder / "in" / f"{i:02d}.png", torch.from_numpy(noisy(size=size, seed=i)))
+    return folder
+
+
+def pictures(place):
+    return {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
+
+
+def many(folder, output, **more):
+    return cl.reconstruct_many(folder / "in", folder / output, **OPTIONS | more)
+
+
+def test_workers_write_the_bytes_that_a_loop_writes(folder, client):
+    (folder / "in" / "bad.png").write_bytes(b"not a picture")
+    here, there = many(folder, "here"), many(folder, "there", client=client)
+    assert len(pictures(folder / "there")) == 4
+    assert pictures(folder / "here") == pictures(folder / "there")
+    for result in (here, there):
+        assert [source.path.name for source, _ in result.failures] == ["bad.png"]
+        assert "not a PNG file" in result.failures[0][1]
+    gaps = [{record["output"][-6:]: record["gap"] for record in result.records}
+            for result in (here, there)]  # fmt: skip
+    assert gaps[0] == gaps[1]
+
+
+def test_a_run_is_resumed_with_what_is_missing(folder, client):
+    many(folder, "out", client=client)
+    before = pictures(folder / "out")
+    changed = {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
+    (folder / "out" / "01.json").unlink()
+    (folder / "out" / "01.png").unlink()
+    (folder / "out" / "02.png").write_bytes(b"damaged")
+    result = many(folder, "out", client=client, resume=True)
+    assert sorted(record["output"][-6:] for record in result.records) == ["01.png", "02.png"]
+    assert len(result.earlier) == 2
+    assert pictures(folder / "out") == before
+    assert (folder / "out" / "00.png").stat().st_mtime_ns == changed[folder / "out" / "00.png"]
+
+
+def test_results_that_exist_are_not_replaced(folder, client):
+    many(folder, "out", client=client)
+    with pytest.raises(InputError, match=r"exists; name another output, or add force="):
+        many(folder, "out", client=client)
+
+
+def test_relative_paths_are_those_of_the_caller(folder, client, monkeypatch):
+    monkeypatch.chdir(folder)
+    cl.save(cl.TotalVariation(), "saved")
+    options = OPTIONS | {"regularizer": "saved", "weight": 0.02}
+    result = cl.reconstruct_many("in", "out", client=client, **options)
+    assert len(result.records) == 4, result.failures
+    assert result.records[0]["settings"]["regularizer"] == str(folder / "saved")
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv"])
+def test_a_table_has_a_row_for_every_file(folder, client, ending):
+    (folder / "in" / "bad.png").write_bytes(b"not a picture")
+    table = folder / f"all{ending}"
+    many(folder, "out", client=client, table=table)
+    if ending == ".csv":
+        rows = list(csv.DictReader(table.read_text().splitlines()))
+    else:
+        rows = pytest.importorskip("pyarrow.parquet").read_table(table).to_pylist()
+    assert len(rows) == 5
+    for row in rows:
+        if row["input"].endswith("bad.png"):
+            assert "not a PNG file" in row["error"]
+        else:
+            record = json.loads((folder / "out" / f"{row['input'][-6:-4]}.json").read_text())
+            assert float(row["gap"]) == record["gap"]
+            assert row["status"] == "CONVERGED"
+            assert not row["error"]
+
+
+def test_a_table_of_another_kind_is_refused_before_any_work(folder, client):
+    with pytest.raises(InputError, match=r"use the ending \.parquet or \.csv"):
+        many(folder, "out", client=client, table=folder / "all.xlsx")
+    assert not (folder / "out").exists()
+
+
+def double(item, more):
+    if item == 3:
+        raise RuntimeError("three is too many")
+    return 2 * item + more
+
+
+def test_an_item_that_fails_stops_no_other(client, tmp_path):
+    found = dict(cluster.completed(client, double, range(100), 1, folder=tmp_path))
+    assert str(found.pop(3)) == "three is too many"
+    assert found == {i: 2 * i + 1 for i in range(100) if i != 3}
+
+
+@pytest.mark.slow
+def test_ten_thousand_tasks_do_not_fill_the_scheduler(client, tmp_path):
+    most = 0
+    for count, _ in enumerate(cluster.completed(client, double, range(10_000), 1, folder=tmp_path)):
+        if count % 500 == 0:
+            most = max(
+                most, client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+            )
+    assert count == 9_999
+    assert most < 100
+
+
+def test_workers_that_do_not_see_the_folder_get_no_work(client, tmp_path):
+    with (
+        pytest.raises(InputError, match="results need a folder that all machines share"),
+        pytest.warns(UserWarning, match="gets no work"),
+    ):
+        list(cluster.completed(client, double, range(3), 1, folder=tmp_path / "elsewhere"))
+
+
+def test_workers_of_another_version_get_no_work(client, tmp_path, monkeypatch):
+    worker = next(iter(client.nthreads()))
+    ask = cluster._Crew._ask
+
+    def one_is_old(self, workers):
+        return ask(self, workers) | {worker: "it has convexlift 0.0.1, and this is 0.1.0"}
+
+    monkeypatch.setattr(cluster._Crew, "_ask", one_is_old)
+    with pytest.warns(UserWarning, match="it has convexlift 0.0.1"):
+        found = list(cluster.completed(client, at, range(20), folder=tmp_path))
+    assert {address for _, address in found} == set(client.nthreads()) - {worker}
+
+
+def at(item):
+    return distributed.get_worker().address
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        ("local", r"--scheduler is ADDRESS or local\[N\], N >= 1, got 'local'"),
+        ("local[0]", r"local\[N\], N >= 1, got 'local\[0\]'"),
+        ("http://somewhere", "no scheduler answers at http://somewhere"),
+        ("tcp://127.0.0.1:9", "no scheduler answers at tcp://127.0.0.1:9"),
+    ],
+)
+def test_schedulers_that_cannot_be_reached_are_named(folder, scheduler, said, monkeypatch):
+    monkeypatch.setattr(cluster, "SECONDS", 0.5)
+    with pytest.raises(InputError, match=said), cluster.connected(scheduler):
+        pass
+    result = run("denoise", folder / "in", "-o", folder / "out", "--scheduler", scheduler)
+    assert result.exit_code == 2
+    assert scheduler in result.output
+    assert not list((folder / "out").glob("*.png"))
+
+
+# Processes -----------------------------------------------------------------------------------
+
+
+class Machines:
+    """A scheduler and workers, each a process."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, []
+        self.file = folder / "scheduler.json"
+        self.scheduler = self.start("scheduler", "--port", "0", "--no-dashboard", "--no-show")
+
+    def start(self, kind, *words, **variables):
+        log = (self.folder / f"{kind}-{len(self.processes)}.log").open("wb")
+        command = [sys.executable, "-m", "dask", kind, "--scheduler-file", self.file, *words]
+        with log:
+            started = subprocess.Popen(
+                [str(word) for word in command], stdout=log, stderr=log, cwd=self.folder,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            )  # fmt: skip
+        self.processes.append(started)
+        return started
+
+    def worker(self, **variables):
+        return self.start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", **variables)
+
+    @property
+    def address(self):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if self.file.is_file() and (text := self.file.read_text()).endswith("}"):
+                return json.loads(text)["address"]
+            time.sleep(0.05)
+        raise TimeoutError
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    place = tmp_path / "machines"
+    place.mkdir()
+    found = Machines(place)
+    yield found
+    found.end()
+
+
+def begun(folder, machines, *words):
+    files = (str(folder / "in"), "-o", str(folder / "out"))
+    command = [sys.executable, "-m", "convexlift", "reconstruct", "denoise", *files, *QUICK]
+    command += ["--scheduler", machines.address, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(folder, count, process):
+    """Until there are so many results."""
+    deadline = time.monotonic() + 120
+    while len(list((folder / "out").glob("*.json"))) < count and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+class Killer(cl.reconstruction.BatchListener):
+    """Kills a process when three results are written."""
+
+    def __init__(self, process):
+        self.process, self.done = process, 0
+
+    def finished(self, source, record, previews):
+        self.done += 1
+        if self.done == 3:
+            os.kill(self.process.pid, signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_changes_no_byte(tmp_path, machines):
+    count = 12
+    folder = with_pictures(tmp_path, count, 48)
+    workers = [machines.worker(), machines.worker()]
+    with cluster.connected(machines.address) as client:
+        client.wait_for_workers(2, timeout=120)
+        result = many(folder, "out", client=client, listener=Killer(workers[0]))
+    assert workers[0].wait() == -signal.SIGKILL
+    assert len(result.records) == count
+    many(folder, "here")
+    assert pictures(folder / "out") == pictures(folder / "here")
+
+
+@pytest.mark.slow
+def test_everything_that_can_be_killed_is_killed(tmp_path, machines):
+    """The client, then all workers, then the scheduler; the run is resumed and ends the same."""
+    count = 40
+    folder = with_pictures(tmp_path, count, 64)
+    workers = [machines.worker(), machines.worker()]
+    process = begun(folder, machines)
+    wait_for(folder, 4, process)
+    process.kill()
+    process.communicate()
+
+    process = begun(folder, machines, "--resume")
+    wait_for(folder, 12, process)
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(1)
+    machines.worker()
+    wait_for(folder, 20, process)
+    os.kill(machines.scheduler.pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "--resume does the others" in output
+
+    machines.end()
+    again = tmp_path / "again"
+    again.mkdir()
+    others = Machines(again)
+    try:
+        others.worker()
+        process = begun(folder, others, "--resume", "--json", str(folder / "all.json"))
+        output, _ = process.communicate(timeout=240)
+    finally:
+        others.end()
+    assert process.returncode == 0, output
+    assert json.loads((folder / "all.json").read_text())["by_an_earlier_run"] >= 20
+    many(folder, "here")
+    assert pictures(folder / "out") == pictures(folder / "here")
+
+
+@pytest.mark.slow
+def test_workers_without_the_package_and_with_an_older_one_are_named(tmp_path, machines):
+    for name, text in (("without", "raise ImportError('gone')"), ("old", "__version__ = '0.0.1'")):
+        package = tmp_path / name / "convexlift"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(text)
+        machines.worker(PYTHONPATH=str(package.parent))
+    folder = with_pictures(tmp_path, 3, 16)
+    process = begun(folder, machines)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "no worker can do the work" in output
+    machines.worker()
+    process = begun(folder, machines, "--resume")
+    output, _ = process.communicate(timeout=120)
+    if process.returncode == 2:  # the good worker was not there yet
+        process = begun(folder, machines, "--resume")
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "it cannot import convexlift (gone); install it there" in output
+    assert f"it has convexlift 0.0.1, and this is {cl.__version__}" in output
+    assert "3 of 3 files done" in output
