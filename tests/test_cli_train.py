@@ -30,10 +30,7 @@ from convexlift.training.recipes import AdversarialRecipe, validated_task
 FAST = ("--batch-size", "2", "--held-out", "2", "--device", "cpu")
 """With ``--start``, a tiny network, and a preset that searches no weights."""
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def run(*arguments):

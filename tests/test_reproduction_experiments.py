@@ -38,11 +38,7 @@ from experiments.runner.run import finished_parts
 from experiments.setups import Regularizer, Setup
 
 SIZE, ITERATIONS = 64, 60
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def network(folder, smoothing):

@@ -34,11 +34,7 @@ from experiments.training.report import SchemeRow
 from experiments.training.steps import TrainingSettings, training_images
 
 SIZE, ITERATIONS = 32, 80
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def run(experiment, folder):

@@ -16,10 +16,7 @@ from training_runs import KINDS, STEPS, crops
 import convexlift as cl
 from convexlift.images import save_image
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ from convexlift.training import (
     train,
 )
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Exact resumption

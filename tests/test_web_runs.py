@@ -41,9 +41,7 @@ def executor():
         yield executor
 
 
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Jobs

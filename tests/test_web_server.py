@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 from web_runs import crop, long_job
 
@@ -31,10 +30,7 @@ from soak.page_visitor import wait_until
 
 pydicom = pytest.importorskip("pydicom")
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Sessions

@@ -1,0 +1,36 @@
+"""Programs in processes of their own, which fork from one that has imported torch already."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import traceback
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["convexlift.models.store"])
+
+
+def run(code: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a program prints, with these variables in place of all others."""
+    output = folder / "output.txt"
+    process = CONTEXT.Process(target=_execute, args=(code, folder, environment, output))
+    process.start()
+    process.join()
+    printed = output.read_text()
+    output.unlink()
+    assert process.exitcode == 0, printed
+    return printed.strip()
+
+
+def _execute(code: str, folder: Path, environment: dict[str, str], output: Path) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    with output.open("w") as file, contextlib.redirect_stdout(file):
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc(file=file)
+            raise
