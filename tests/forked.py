@@ -6,17 +6,17 @@ import contextlib
 import multiprocessing
 import os
 import traceback
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["convexlift.models.store"])
 
 
-def run(code: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a program prints, with these variables in place of all others."""
+def run(code: str, folder: Path, environment: dict[str, str] | None = None) -> str:
+    """What a program prints that runs in a folder; ``environment`` has further variables."""
     output = folder / "output.txt"
-    process = CONTEXT.Process(target=_execute, args=(code, folder, environment, output))
-    process.start()
+    process = start(code, folder, environment or {}, output)
     process.join()
     printed = output.read_text()
     output.unlink()
@@ -24,11 +24,23 @@ def run(code: str, folder: Path, environment: dict[str, str]) -> str:
     return printed.strip()
 
 
+def start(code: str, folder: Path, environment: dict[str, str], output: Path) -> BaseProcess:
+    """Start a program that prints into a file."""
+    variables = {**os.environ, **environment}
+    process = CONTEXT.Process(target=_execute, args=(code, folder, variables, output))
+    process.start()
+    return process
+
+
 def _execute(code: str, folder: Path, environment: dict[str, str], output: Path) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    with output.open("w") as file, contextlib.redirect_stdout(file):
+    with (
+        output.open("w") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
         try:
             exec(code, {"__name__": "__main__"})
         except BaseException:

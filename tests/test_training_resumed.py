@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
-import training_runs
 from quick_training import Valley, quick, rows, same_weights
 from training_runs import STEPS, crops
 
@@ -35,9 +33,7 @@ pytestmark = pytest.mark.single_precision
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("broken")
-    subprocess.run(
-        [sys.executable, training_runs.__file__, "break", str(folder)], check=True, timeout=300
-    )
+    forked.run(f"import training_runs; training_runs.main('break', {str(folder)!r})", folder)
     return folder, json.loads((folder / "found.json").read_text())
 
 
