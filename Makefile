@@ -6,6 +6,9 @@ ECOSYSTEM := .venv-ecosystem
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Without compiled files, each program that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 

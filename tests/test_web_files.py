@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from marks import require_gradio
 from PIL import Image
 
-pytest.importorskip("gradio", reason='the web page needs gradio: pip install "convexlift[web]"')
+require_gradio()
 
 from web_files import contents, linked, listening, png, server_root, strange_files
 from web_runs import two_widths
