@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 from marks import require_gradio
 from PIL import Image
-
-require_gradio()
-
 from web_files import contents, linked, listening, png, server_root, strange_files
 from web_runs import two_widths
 
@@ -27,6 +24,8 @@ from soak.page_visitor import (
     serving,
     wait_until,
 )
+
+require_gradio()
 
 SLOW = {
     "denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5,
