@@ -6,20 +6,24 @@ ECOSYSTEM := .venv-ecosystem
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Without compiled files, each program that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 
-.PHONY: help test test-slow test-versions test-ecosystem soak lint docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-test: $(VENV)/dev lint docs ## lint, check types and layers, build the documentation, run the quick tests
+test: $(VENV)/dev ## lint, check types and layers, build the documentation, run the quick tests
+	$(MAKE) --jobs 2 lint docs
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: $(VENV)/dev ## the tests marked slow
-	$(BIN)/python -m pytest -n 2 -m slow
+test-slow: $(VENV)/dev ## the tests marked slow, and more examples of those that draw them
+	$(BIN)/python -m pytest -n 2 -m 'slow or hypothesis' --hypothesis-profile thorough
 
 test-versions: ## the quick tests with the lowest and the newest Python and torch that can be installed
 	$(PYTHON) tests/run_versions.py
@@ -32,10 +36,16 @@ soak: $(VENV)/dev ## 20 minutes of hostile problems, files and visitors; fails i
 	$(BIN)/python -m soak.files
 	$(BIN)/python -m soak.page
 
-lint: $(VENV)/dev ## ruff, mypy --strict, import-linter
+lint: style types layers ## ruff, mypy --strict, import-linter
+
+style: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
 	$(BIN)/mypy
+
+layers: $(VENV)/dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/dev ## the documentation, into site/; warnings are errors

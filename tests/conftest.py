@@ -21,8 +21,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
-hypothesis.settings.load_profile("repeatable")
+for profile, examples in (("quick", 25), ("thorough", 200)):  # the latter in `make test-slow`
+    hypothesis.settings.register_profile(
+        profile, deadline=None, derandomize=True, max_examples=examples
+    )
+hypothesis.settings.load_profile("quick")
 torch.set_num_threads(1)
 # Shells start background jobs with Ctrl-C ignored; tests that press it need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,8 +45,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _double_precision():
-    torch.set_default_dtype(torch.float64)
+def _double_precision(request):
+    """Double precision, unless a module is marked ``single_precision``."""
+    single = request.node.get_closest_marker("single_precision")
+    torch.set_default_dtype(torch.float32 if single else torch.float64)
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)

@@ -132,6 +132,7 @@ def test_every_image_may_have_its_noise_level_where_nothing_is_smoothed():
 # Problems
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*zoo.FIDELITIES, "weighted L2"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -233,6 +234,7 @@ def test_strips_give_the_same_iterates(count, monkeypatch):
     torch.testing.assert_close(strips.x, plain.x, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [False, True], ids=["own weights", "shared weights"])
 def test_kernels_give_the_same_iterates(shared):
     pytest.importorskip("triton")

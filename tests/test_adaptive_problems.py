@@ -11,6 +11,7 @@ import pytest
 import torch
 import zoo
 from checked_proofs import confirm
+from marks import slow
 from oracle import optimum
 from parts import OPERATORS
 
@@ -209,7 +210,7 @@ def test_objectives_are_convex_in_x_for_every_y(kind):
 # Batches
 
 
-@pytest.mark.parametrize("operator", SEEN)
+@pytest.mark.parametrize("operator", [*SEEN[:2], *map(slow, SEEN[2:])])
 def test_selected_images_keep_their_weights(operator):
     whole = problem(operator, kind="abs", batch=3, noise=torch.tensor([0.05, 0.1, 0.4]))
     together = cl.solve(whole, stop=CLOSE)
@@ -258,7 +259,7 @@ def test_conditioned_networks_belong_to_their_images():
         assert float(whole.objective[i]) == pytest.approx(best, rel=3e-5)
 
 
-@pytest.mark.parametrize("operator", ["mask", "parallel beam"])
+@pytest.mark.parametrize("operator", ["mask", slow("parallel beam")])
 def test_warm_starts_reach_the_same_optimum(operator):
     stated = problem(operator)
     first = cl.solve(stated, stop=CLOSE)

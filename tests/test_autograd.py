@@ -113,7 +113,7 @@ SMOOTH = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_with_smooth_networks(name):
     state, others = SMOOTH[name]

@@ -43,8 +43,12 @@ def test_subgradient_respects_the_box():
 def test_diminishing_steps_converge_and_constant_ones_stall():
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2")
     value, _ = optimum(problem)
-    constant = float(run(problem, cl.Subgradient(1.0), 400).history[-1].objective)
-    diminishing = float(run(problem, cl.Subgradient(3.0, diminishing=True), 400).objective)
+    stop = cl.StopWhen(gap=None, max_iterations=400, check_every=20)
+    methods = cl.Subgradient(1.0), cl.Subgradient(3.0, diminishing=True)
+    constant, diminishing = (
+        float(cl.solve(problem, method=method, stop=stop).history[-1].objective)
+        for method in methods
+    )
     assert (diminishing - value) / value < 1e-3
     assert (constant - value) > 5 * (diminishing - value)
 

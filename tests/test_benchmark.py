@@ -44,11 +44,7 @@ PROMISED = {
     *("task", "method", "device", "batch", "tolerance", "iterations", "seconds"),
     *("objective_error", "gap", "psnr"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def tiny_network(size, seed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, JpegImagePlugin
 from reconstruct_runs import bits, colours, noisy, run
 
@@ -12,11 +11,7 @@ import convexlift as cl
 from convexlift.files.formats import RAW
 
 ORIENTATION, MAKER, CAMERA_TIME = 274, 271, 306
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.mark.parametrize(("quality", "subsampling"), [(60, 2), (85, 1), (97, 0)])

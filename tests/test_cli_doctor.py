@@ -13,10 +13,7 @@ from convexlift.cli import app, doctor
 from convexlift.cli.app import COMMANDS, load
 from convexlift.cli.help_text import STATUSES, entry
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def test_the_doctor_reports_and_its_test_passes(tmp_path):

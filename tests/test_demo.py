@@ -23,10 +23,7 @@ from convexlift.images import load_image
 from convexlift.networks.adaptive import PREMISE
 from convexlift.problems.claims import CAVEAT
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.fixture(scope="module")

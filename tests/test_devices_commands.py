@@ -16,12 +16,10 @@ from convexlift.web.pictures import InputPicture
 from convexlift.web.result import record, write_files
 from convexlift.web.run import PageJob, Run
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.single_precision,
+]
 
 
 @pytest.fixture

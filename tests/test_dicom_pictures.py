@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pydicom
 import pytest
-import torch
 from reconstruct_runs import run
 from scan_files import bundled
 
@@ -19,10 +18,7 @@ from convexlift.scans.dicom_pictures import (
     write_dicom_picture,
 )
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def changed(place, name="MR_small.dcm", **elements):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from marks import slow
 
 import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
@@ -113,18 +114,20 @@ def test_one_layer(padding, smoothing, fidelity, kernel, size):
     compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
 
 
-def test_a_pooled_layer_and_the_rest_of_the_network():
-    compare(baseline(), [4, 3])
+@pytest.mark.parametrize("blocks", [[2, 1], slow([4, 3])], ids=str)
+def test_a_pooled_layer_and_the_rest_of_the_network(blocks):
+    compare(baseline(), blocks)
 
 
-def test_multipliers_of_blocks():
+@pytest.mark.parametrize("count", [2, slow(4)])
+def test_multipliers_of_blocks(count):
     """What a saturated head leaves: one number for each channel and block of 16 x 16 pixels."""
     single = baseline(smooth=False)
     heads = [SaturatedHead.of(problem) for problem in (single, single.to(dtype=torch.float64))]
-    compare(heads[0].problem, [4], heads[1].problem)
+    compare(heads[0].problem, [count], heads[1].problem)
 
 
-@pytest.mark.parametrize("reads", [("output",), ("output", "biases")], ids=str)
+@pytest.mark.parametrize("reads", [("output", "biases"), slow(("output",))], ids=str)
 def test_weights_and_biases_of_pixels(reads):
     """Both images have their own."""
     torch.manual_seed(2)

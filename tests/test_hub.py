@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import forked
 import pytest
 from model_files import CARD, same, save_toy
 
@@ -106,15 +104,12 @@ def run(code: str, server: Server, folder: Path, **environment: str) -> str:
     """The output of a program for which the server is the Hub; its cache is in a folder."""
     pytest.importorskip("huggingface_hub")
     own = {
-        **os.environ, "HF_ENDPOINT": server.address, "HF_HOME": str(folder / "cache"),
+        "HF_ENDPOINT": server.address, "HF_HOME": str(folder / "cache"),
         "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1",
         **environment,
     }  # fmt: skip
-    command = [sys.executable, "-c", f"import convexlift as cl\n{code}"]
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return forked.run(f"import convexlift as cl\n{code}", folder, own)
 
 
 FAILING = """

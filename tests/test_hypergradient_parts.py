@@ -59,7 +59,7 @@ def test_the_lagrangian_of_a_smooth_network_is_its_energy(name):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINKS)
 def test_the_lagrangian_has_the_gradient_of_the_optimal_value(name):
     """At kinks the energy itself does not."""

@@ -47,7 +47,7 @@ def agree(problem: cl.VariationalProblem, **options) -> None:
     assert float(solution.objective) == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("case", CASES + FIRST_LAYER_CASES + RESIDUAL_LAST, ids=", ".join)
 def test_optimum(case):
     architecture, activation, fidelity, box = case
@@ -71,7 +71,7 @@ def test_optimum_with_every_other_box(case):
     agree(zoo.problem(architecture, zoo.MONOTONE[activation], fidelity, box))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("boundary", ["zero", "circular", "reflect"])
 @pytest.mark.parametrize("fidelity", ["L1", "L2", "KL"])
 @pytest.mark.parametrize("box", [(0.0, 1.0), (0.0, None)], ids=["box", "x >= 0"])

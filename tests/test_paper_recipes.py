@@ -30,10 +30,7 @@ from convexlift.training.initialization import start_uniformly_
 from convexlift.training.objectives import Loss, Objective
 from convexlift.training.recipes import training_card
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def slope(network: cl.InputConvexNetwork, x: Tensor) -> float:

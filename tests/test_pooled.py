@@ -150,12 +150,12 @@ def test_few_passes(h, dtype, monkeypatch):
         return inner(self, y, eta)
 
     monkeypatch.setattr(type(h), "mean_at_prox", counted)
-    y = torch.randn(400, 256, dtype=dtype) * torch.logspace(-2, 1, 400, dtype=dtype)[:, None]
+    y = torch.randn(100, 256, dtype=dtype) * torch.logspace(-2, 1, 100, dtype=dtype)[:, None]
     for sigma_p in (0.01, 1.0, 100.0):
         calls.clear()
-        project(h, y, torch.linspace(-1, 1, 400, dtype=dtype), 1.0, sigma_p)
+        project(h, y, torch.linspace(-1, 1, 100, dtype=dtype), 1.0, sigma_p)
         assert len(calls) <= 12
-        assert sum(calls) <= 6 * 400
+        assert sum(calls) <= 6 * 100
 
 
 @every_activation
@@ -327,7 +327,7 @@ def test_pooled_only_where_it_may_be(name):
     assert_same_optimum(problem)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fidelity", ["L2", "masked L2", "L1"])
 @pytest.mark.parametrize("activation", ["leaky", "smoothed"])
 @pytest.mark.parametrize("architecture", ["plain", "deep"])

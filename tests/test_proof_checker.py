@@ -37,7 +37,7 @@ def assert_agreement(tmp_path, problem, known=None, rel=1e-9):
     return verdicts
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("activation", ALL)
 def test_it_confirms_every_kind_of_problem(tmp_path, architecture, activation):
@@ -56,7 +56,7 @@ def test_it_confirms_every_combination(tmp_path, architecture, activation):
         assert_agreement(tmp_path, zoo.problem(architecture, ALL[activation], fidelity, box))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", proof_files.OPERATORS)
 @pytest.mark.parametrize("fidelity", [cl.SquaredL2, cl.L1], ids=["L2", "L1"])
 @pytest.mark.parametrize("box", [None, (-0.1, 1.0)], ids=["no box", "box"])

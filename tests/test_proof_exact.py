@@ -30,6 +30,7 @@ def recorded(monkeypatch) -> dict[int, np.ndarray]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("hostile", [False, True], ids=["ordinary", "hostile"])
 @pytest.mark.parametrize("kind", ["SquaredL2", "L1", "WeightedL2"])
 @pytest.mark.parametrize("network", ["one layer", "four layers", "one by pixel", "four by pixel"])

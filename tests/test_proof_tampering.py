@@ -241,6 +241,7 @@ def test_theta_below_one_needs_a_network_that_is_bounded_below(tmp_path):
     assert reason == "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["L2", "L1", "KL", "masked L2"])
 def test_worse_duals_prove_less_and_never_more(tmp_path, kind):
     """Random dual variables are a proof as well, of a bound below the optimum."""

@@ -20,7 +20,7 @@ CASES = [(f, name) for f in ("L2", "L1") for name in OPERATORS] + [("KL", n) for
 single, double = torch.float32, torch.float64
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(
     ("box", "dtype"),
     [((0.0, None), single), ((0.0, 1.0), double), ((None, 2.0), single), (None, double)],

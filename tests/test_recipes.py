@@ -15,13 +15,10 @@ from convexlift.tasks import Inpainting, SparseViewCT
 from convexlift.training import TrainingOptions, follow, presets
 from convexlift.training.recipes import AdversarialRecipe, BilevelRecipe
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_runs(name):
     recipe = presets.PRESETS[name]

@@ -23,10 +23,7 @@ from convexlift.reconstruction.reconstructor import PreparedImage, record_of
 from convexlift.reconstruction.weight import Weight, card_weight, texture_of
 from convexlift.tasks import GaussianDenoising
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Formats ------------------------------------------------------------------------------------------

@@ -19,11 +19,7 @@ from convexlift.reconstruction import InputError, reconstructor_for
 
 FAST = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40}
 NOT_COMPARED = {"seconds", "input", "output", "inputs", "output_sha256", "settings"}
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def numbers(record):

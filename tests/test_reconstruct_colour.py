@@ -21,10 +21,7 @@ OPTIONS = {"regularizer": "photo-open", "sigma": SIGMA, "noise": "gaussian", "to
 WORDS = ["--regularizer", "photo-open", "--sigma", SIGMA, "--noise", "gaussian",
          "--tolerance", 1e-2, "--max-iterations", 60]  # fmt: skip
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def colours(batch: int = 1) -> torch.Tensor:

@@ -19,11 +19,7 @@ from convexlift.scans import attenuation_to_hounsfield, hounsfield_to_attenuatio
 
 SIZE, EXTENT, PHOTONS = 24, 200.0, 1e5
 QUICK = ["--regularizer", "tv", "--tolerance", "2e-2", "--max-iterations", "200"]
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def run(*arguments):
@@ -63,7 +59,7 @@ def scans(tmp_path_factory):
     return folder, mu
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -18,10 +18,7 @@ import convexlift as cl
 from convexlift.images import load_image, save_image
 from convexlift.reconstruction import contents
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):

@@ -22,10 +22,7 @@ from convexlift.reconstruction.contents import PICTURES, InputError
 from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
 from convexlift.scans.sinogram_formats import FORMAT
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def test_bad_files_are_listed_and_the_others_done(tmp_path):

@@ -17,11 +17,7 @@ from convexlift.reconstruction.contents import InputError, open_contents, seen_p
 from convexlift.reconstruction.sources import companion
 
 GREY = noisy(size=24)
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def test_nan_is_missing(tmp_path):

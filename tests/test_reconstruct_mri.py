@@ -21,10 +21,7 @@ SIZE, COILS, SIGMA = 48, 3, 2e-6
 SCALE = 1e-4
 """Of k-space: files of fastMRI have such small numbers."""
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def images(slices: int = 2) -> torch.Tensor:

@@ -30,10 +30,7 @@ from convexlift.reconstruction.noise import (
     spread,
 )
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def generator(seed=0):

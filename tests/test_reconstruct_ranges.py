@@ -17,11 +17,7 @@ from convexlift.reconstruction.ranges import number_range
 
 X = load_example("camera")[0, 0, 60:156, 80:176].numpy().astype(np.float32)
 QUICK = {"task": "denoise", "regularizer": "tv", "tolerance": 1e-2, "max_iterations": 20}
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def noisy(sigma, clean=X, seed=0):

@@ -19,11 +19,7 @@ from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.images import load_image, save_image
 
 FILES = 4
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.fixture

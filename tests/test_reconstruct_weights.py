@@ -29,11 +29,7 @@ from convexlift.reconstruction.weight import (
 from convexlift.tasks import Measurement
 
 KINDS = ("gaussian", "inpainting", "impulses", "integrals", "photons")
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def generator(seed=0):

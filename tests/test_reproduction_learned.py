@@ -34,11 +34,7 @@ from experiments.training.report import SchemeRow
 from experiments.training.steps import TrainingSettings, training_images
 
 SIZE, ITERATIONS = 32, 80
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def run(experiment, folder):
@@ -162,6 +158,7 @@ def test_bilevel_learning_is_better_than_adversarial_training(schemes):
         assert parts[scheme].values["validation_psnr"] > before
 
 
+@pytest.mark.slow
 def test_solvers_that_converge_agree_in_psnr(schemes):
     _, parts, document = schemes
     for scheme in ("adversarial", "bilevel-proposed"):
@@ -174,6 +171,7 @@ def test_solvers_that_converge_agree_in_psnr(schemes):
                      29.80, 29.72, 26.47, 29.80, 12.21, 28.38, 30.27, 30.47]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_files_of_training(schemes):
     folder, _, _ = schemes
     for name in ("curves", "crops"):

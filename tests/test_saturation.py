@@ -53,7 +53,7 @@ def test_without_the_head_r_plus_the_constant_is_a_minorant():
         assert float(head.problem.objective(x) + constant) <= float(full.objective(x)) + 1e-9
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fidelity", ["L2", "masked L2", "L1", "KL"])
 @pytest.mark.parametrize("activation", [cl.LeakyReLU(0.2), zoo.MONOTONE["smoothed"]], ids=str)
 @pytest.mark.parametrize("shift", [5.0, 0.0, -0.5], ids=["on", "mixed", "off"])

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import slow
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,15 +27,19 @@ def soak(*arguments):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits of memory are those of Linux")
-def test_damaged_files_are_refused_by_name(tmp_path):
-    ended = soak("--mutations", 1000, "--seconds", 120, "--seed", 7, "--json", tmp_path / "a.json")
+@pytest.mark.parametrize("mutations", [1000, slow(4000)])
+def test_damaged_files_are_refused_by_name(mutations, tmp_path):
+    ended = soak(
+        "--mutations", mutations, "--seconds", 120, "--seed", 7, "--json", tmp_path / "a.json"
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "a.json").read_text())
-    assert found["mutations"] == 1000
+    assert found["mutations"] == mutations
     assert found["violations"] == []
     assert all(counts.get("refused") for counts in found["readers"].values())
 
 
+@pytest.mark.slow
 def test_a_case_can_be_repeated():
     ended = soak("--seed", 7, "--case", 3)
     assert ended.returncode == 0, ended.stderr
@@ -79,7 +84,7 @@ files.READERS = (
     reader("contained", lambda path: os.abort(), contained=True),
 )
 files.HANG = 0.5
-run = files.Soak(seed=0, mutations=60, seconds=60)
+run = files.Soak(seed=0, mutations=35, seconds=60)
 run.run()
 print(sorted({each["reader"] for each in run.violations}))
 print(dict(run.counts["good"]).keys() <= {"refused", "accepted"})
@@ -99,5 +104,5 @@ def test_misbehaviour_is_found():
         timeout=300,
     )
     assert ended.stdout.splitlines() == [
-        "['bare', 'crash', 'hang', 'memory', 'nameless']", "True", "True 60",
+        "['bare', 'crash', 'hang', 'memory', 'nameless']", "True", "True 35",
     ], ended.stderr  # fmt: skip

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import safetensors.torch
 import torch
@@ -310,22 +309,16 @@ class Wide(cl.Huber, name="Wide"):
 def test_an_activation_of_ones_own_is_saved_and_loaded_where_it_is_registered(tmp_path):
     """In another process: first without the module that defines it, then with it."""
     (tmp_path / "own.py").write_text(OWN)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-
-    def run(code):
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-
-    made = run(
-        "import convexlift as cl, own; layer = cl.ConvexLayer(own.Wide(0.5), channels=2, "
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import convexlift as cl\n"
+    forked.run(
+        f"{start}import own; layer = cl.ConvexLayer(own.Wide(0.5), channels=2, "
         "bias=False, skip=cl.networks.ForwardDifferences()); "
-        "cl.save(cl.InputConvexNetwork([layer]), 'wide')"
+        "cl.save(cl.InputConvexNetwork([layer]), 'wide')",
+        tmp_path,
     )
-    assert made.returncode == 0, made.stderr
-    read = "cl.load('wide').layers[0].activation)"
-    assert run(f"import convexlift as cl, own; print({read}").stdout == "Wide(delta=0.5)\n"
-    unknown = run(f"import convexlift as cl; print({read}").stderr
+    read = "print(cl.load('wide').layers[0].activation)"
+    assert forked.run(f"{start}import own; {read}", tmp_path) == "Wide(delta=0.5)"
+    attempt = f"try:\n    {read}\nexcept ValueError as error:\n    print(error)"
+    unknown = forked.run(start + attempt, tmp_path)
     assert "'Wide' is unknown" in unknown
     assert "If it is a class of your own, import its module first" in unknown

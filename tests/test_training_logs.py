@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from quick_training import Told, Valley, quick, rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_runs import ingredients
 
 from convexlift.training import TrainingOptions, train
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def test_the_table_has_a_row_for_each_step(tmp_path):

@@ -24,11 +24,7 @@ from convexlift.training import (
 from convexlift.training.objectives import Loss, Objective
 
 SHORT = cl.StopWhen(gap=1e-3, max_iterations=60)
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # It learns

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 import training_runs
@@ -16,10 +14,7 @@ from training_runs import KINDS, STEPS, crops
 import convexlift as cl
 from convexlift.images import save_image
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +28,19 @@ def shared(tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(port)),
-        *(training_runs.__file__, "share", str(folder)),
+    announced = {  # by torchrun
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    code = f"import training_runs; training_runs.main('share', {str(folder)!r})"
+    outputs = [folder / f"printed-{rank}.txt" for rank in (0, 1)]
+    processes = [
+        forked.start(code, folder, {**announced, "RANK": str(rank), "LOCAL_RANK": str(rank)}, path)
+        for rank, path in enumerate(outputs)
     ]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    for process, path in zip(processes, outputs, strict=True):
+        process.join(300)
+        assert process.exitcode == 0, path.read_text()
     return folder
 
 

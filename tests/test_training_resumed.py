@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
-import training_runs
 from quick_training import Valley, quick, rows, same_weights
 from training_runs import STEPS, crops
 
@@ -26,10 +24,7 @@ from convexlift.training import (
     train,
 )
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Exact resumption
@@ -38,9 +33,7 @@ def _single_precision(_double_precision):
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("broken")
-    subprocess.run(
-        [sys.executable, training_runs.__file__, "break", str(folder)], check=True, timeout=300
-    )
+    forked.run(f"import training_runs; training_runs.main('break', {str(folder)!r})", folder)
     return folder, json.loads((folder / "found.json").read_text())
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM, DRIVER, Visitor, browser, served
+from marks import require_gradio
 from PIL import Image
 from web_runs import letters
 
 from convexlift.images import load_example, load_image, save_image
 
-pytest.importorskip("gradio", reason='the web page needs gradio: pip install "convexlift[web]"')
+require_gradio()
 pytest.importorskip("selenium", reason="the browser is driven by selenium")
 if not (CHROMIUM and DRIVER):
     pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)

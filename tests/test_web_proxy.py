@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from browser import CHROMIUM, DRIVER, Visitor, browser, served
+from marks import require_gradio
 
-pytest.importorskip("gradio", reason='the web page needs gradio: pip install "convexlift[web]"')
+require_gradio()
 pytest.importorskip("selenium", reason="the browser is driven by selenium")
 if not (CHROMIUM and DRIVER):
     pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)

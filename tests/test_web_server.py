@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
+from marks import require_gradio
 from typer.testing import CliRunner
 from web_runs import crop, long_job
 
@@ -31,10 +31,7 @@ from soak.page_visitor import wait_until
 
 pydicom = pytest.importorskip("pydicom")
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Sessions
@@ -264,14 +261,14 @@ def test_the_url_of_the_page():
     ],
 )
 def test_bad_addresses_are_errors_of_one_sentence(options, said):
-    pytest.importorskip("gradio")
+    require_gradio()
     result = CliRunner().invoke(app, ["serve", "--no-open", *options])
     assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
     assert said in " ".join(result.output.split())
 
 
 def test_a_port_in_use_is_an_error():
-    pytest.importorskip("gradio")
+    require_gradio()
     with listen(ServerOptions(port=0)) as place:
         port = place.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "--no-open", "--port", str(port)])
@@ -282,7 +279,7 @@ def test_a_port_in_use_is_an_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_the_server_leaves_nothing_behind(ending, tmp_path):
-    pytest.importorskip("gradio")
+    require_gradio()
     with subprocess.Popen(
         [sys.executable, "-m", "convexlift", "serve", "--port", "0", "--no-open"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -311,7 +308,7 @@ def test_without_gradio_it_says_what_to_install(monkeypatch):
 
 
 def test_who_may_use_a_regularizer_is_said_where_it_is_chosen():
-    pytest.importorskip("gradio")
+    require_gradio()
     from convexlift.web.run import shipped
     from convexlift.web.tabs import permission, regularizer_choices
 

@@ -23,10 +23,7 @@ from convexlift.web.uploads import read_layer, read_slice, read_upload, shown_na
 
 pydicom = pytest.importorskip("pydicom")
 
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 # Limits and uploads

@@ -1,7 +1,7 @@
 """Small trainings, and a program that kills them: for tests of the loop.
 
-python tests/training_runs.py break FOLDER     unbroken, killed and interrupted runs
-python tests/training_runs.py share FOLDER     under torchrun: runs of several processes
+main("break", FOLDER)     unbroken, killed and interrupted runs
+main("share", FOLDER)     in processes as torchrun starts them: runs of several processes
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -179,6 +178,7 @@ def _command(folder: Path, batch_size: int):
     return CliRunner().invoke(app, arguments)
 
 
-if __name__ == "__main__":
+def main(runs: str, folder: str) -> None:
+    """The program."""
     torch.set_num_threads(1)
-    {"break": break_runs, "share": share_runs}[sys.argv[1]](Path(sys.argv[2]))
+    {"break": break_runs, "share": share_runs}[runs](Path(folder))

@@ -267,8 +267,12 @@ class Chain(LinearMap, name="Chain"):
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:
-    """Uniform in +-1/sqrt(fan_in); or nonnegative, with rows that sum to 1 on average."""
+    """Uniform in +-1/sqrt(fan_in); or nonnegative, with rows that sum to 1 on average.
+
+    In place: on the device ``meta``, where models are built before they are loaded, other products
+    import all of torch's compiler, which takes a second.
+    """
     fan_in = math.prod(shape[1:])
     if nonnegative:
-        return torch.rand(shape) * (2 / fan_in)
-    return (2 * torch.rand(shape) - 1) / math.sqrt(fan_in)
+        return torch.rand(shape).mul_(2 / fan_in)
+    return torch.rand(shape).mul_(2).sub_(1).div_(math.sqrt(fan_in))
