@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with small limits."""
-    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "60", "--runs", "2")
+    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "300", "--runs", "2")
     with served(tmp_path_factory.mktemp("server"), *limits) as address:
         yield address
 
