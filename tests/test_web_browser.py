@@ -74,7 +74,7 @@ def run(visitor, tab):
 
     # A short run ends between two looks.
     visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")) or verdict(), "a picture")
-    visitor.wait(verdict, "a verdict")
+    visitor.wait(verdict, "a verdict", 300)
     visitor.wait(lambda: visitor.find(f"#{tab}-slider img"), "the slider")
     assert visitor.find(f"#{tab}-plot polyline")
 
