@@ -68,7 +68,7 @@ class Visitor:
         found = self.driver.find_elements("css selector", selector)
         return found[0] if found else None
 
-    def wait(self, condition, what: str, seconds: float = 40.0):
+    def wait(self, condition, what: str, seconds: float = 120.0):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if result := self._tried(condition):

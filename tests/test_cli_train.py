@@ -244,6 +244,13 @@ def test_a_fixed_mask(here, tmp_path):
     assert cl.models.card(tmp_path / "model").recipe["tasks"][0][0]["mask"]["shape"] == [16, 16]
 
 
+def test_of_few_pictures_a_fifth_is_held_out(tmp_path, here):
+    words = ("bilevel", here / "pictures", "--channels", 2, "--kernel", 3, "--crop", 8)
+    result = run(*words, "--output", tmp_path, "--steps", 1, "--batch-size", 2)
+    assert result.exit_code == 0, result.output
+    assert "5 to train on, 1 held out for validation" in result.output
+
+
 SP = ("--preset", "paper-salt-and-pepper")
 
 

@@ -167,8 +167,11 @@ def test_formulas_are_mathml_and_code_is_left_alone():
 @pytest.mark.parametrize("name", pages.documentation())
 def test_every_formula_of_a_page_can_be_drawn(name):
     text = pages.documentation()[name].read_text()
-    for latex in re.findall(r"^ *```math\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
-        drawn = tool("formulas").mathml(latex, "block")
+    formulas = tool("formulas")
+    found = re.findall(r"^ *```math\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)
+    for latex in found + re.findall(formulas.DOLLARS, prose):
+        drawn = formulas.mathml(latex, "block")
         ElementTree.fromstring(drawn)
         assert "\\" not in re.sub('alttext="[^"]*"', "", drawn)  # commands that are not known
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with small limits."""
-    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "60", "--runs", "2")
+    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "300", "--runs", "2")
     with served(tmp_path_factory.mktemp("server"), *limits) as address:
         yield address
 
@@ -75,7 +75,7 @@ def run(visitor, tab):
 
     # A short run ends between two looks.
     visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")) or verdict(), "a picture")
-    visitor.wait(verdict, "a verdict")
+    visitor.wait(verdict, "a verdict", 300)
     visitor.wait(lambda: visitor.find(f"#{tab}-slider img"), "the slider")
     assert visitor.find(f"#{tab}-plot polyline")
 

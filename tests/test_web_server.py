@@ -46,10 +46,12 @@ def test_sessions_are_separate_and_leave_nothing(tmp_path):
     for session in (one, two):
         assert session.folder.parent.parent == tmp_path  # whatever the key says
         assert session.folder.stat().st_mode & 0o077 == 0
-    (one.new_folder() / "a.png").write_bytes(b"x")
-    first = one.folder / "result-1"
-    one.new_folder(), one.new_folder()
-    assert not first.exists()  # only the last two results are kept
+    first = one.new_folder("denoise")
+    (first / "a.png").write_bytes(b"x")
+    one.new_folder("denoise"), one.new_folder("ct"), one.new_folder("ct"), one.new_folder("ct")
+    assert first.exists()  # another tab's results do not count
+    one.new_folder("denoise")
+    assert not first.exists()  # only the last two of a tab are kept
     canvas = one.new_canvas()
     canvas.write_bytes(b"x")
     assert one.new_canvas() != canvas
@@ -91,7 +93,7 @@ def test_sessions_end_with_the_last_connection_of_their_page(tmp_path):
     with pytest.raises(PageError, match="closed"):
         sessions.of("key")  # a late event creates no new session
     with pytest.raises(PageError, match="closed"):
-        session.new_folder()  # nor does a result
+        session.new_folder("ct")  # nor does a result
     assert not list(tmp_path.iterdir())
     sessions.arrived("key")
     assert sessions.of("key").folder.exists()

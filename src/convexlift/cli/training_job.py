@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     _check_output(job)
     colour = recipe.network.in_channels == 3
     images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels, colour=colour)
-    _check_held_out(recipe, len(images))
+    recipe = _holding_out(recipe, job, len(images))
     damaged = None
     if (folder := damaged_folder(job)) is not None:
         damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels, colour=colour)
@@ -266,10 +266,17 @@ def _check_output(job: TrainOptions) -> None:
         )
 
 
-def _check_held_out(recipe: AnyRecipe, count: int) -> None:
-    """Raise unless images remain for training; a single image is handled later."""
-    if validated_task(recipe) is None or count < 2 or 0 <= recipe.held_out < count:
-        return
+def _holding_out(recipe: AnyRecipe, job: TrainOptions, count: int) -> AnyRecipe:
+    """The recipe, which holds out a fifth of few images unless the option says how many.
+
+    Raises unless images remain for training; a single image is handled later.
+    """
+    if validated_task(recipe) is None or count < 2:
+        return recipe
+    if job.held_out is None and 2 * recipe.held_out > count:
+        return replace(recipe, held_out=max(1, count // 5))
+    if 0 <= recipe.held_out < count:
+        return recipe
     raise UserError(
         f"{recipe.held_out} of {count} images cannot be held out with some left for training. "
         f"Use --held-out with a number from 0 to {count - 1}, or more images."

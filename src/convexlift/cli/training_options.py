@@ -96,7 +96,10 @@ class TrainOptions:
     channels: Annotated[int | None, Option(help="Number of filters of the network.")] = None
     kernel: Annotated[int | None, Option(help="Size of its filters.")] = None
     images: Annotated[int | None, Option(help="Number of images to train on.")] = None
-    held_out: Annotated[int | None, Option(help="Images held out for validation; 0: none.")] = None
+    held_out: Annotated[
+        int | None,
+        Option(help="Images held out for validation; 0: none. Of few images, a fifth."),
+    ] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
     seed: Annotated[int | None, Option(help="Seed of all random choices.")] = None
     # torchrun takes --start for an abbreviation of one of its own options, wherever it appears.

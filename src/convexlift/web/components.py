@@ -275,7 +275,7 @@ class RunDisplay:
         numbers = record(result)
         if session.job is result.job and numbers["lower_bound"] is not None:
             session.bound = numbers["lower_bound"]
-        files = write_files(result, numbers, session.new_folder())
+        files = write_files(result, numbers, session.new_folder(self.name))
         return {
             self.status: html.verdict(result),
             self.picture: gr.update(visible=False),

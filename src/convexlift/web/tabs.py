@@ -129,7 +129,7 @@ class Tab(ABC):
         choices = regularizer_choices(self.task, first.size)
         self.regularizer = gr.Dropdown(
             choices, value=choices[0][1], label="Regularizer", filterable=False,
-            info="Companies may take those for any use.", elem_id=f"{self.name}-regularizer",
+            info="Companies may use those marked any use.", elem_id=f"{self.name}-regularizer",
         )  # fmt: skip
         self.tolerance = gr.Radio(
             [(f"{100 * value:g} %", value) for value in TOLERANCES],

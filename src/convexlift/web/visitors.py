@@ -141,7 +141,7 @@ class Session:
         self.used = time.monotonic()
         self._running: Computation[Any, Any] | None = None
         self._lock = threading.Lock()
-        self._results = 0
+        self._results: dict[str, int] = {}  # their number, by tab
         self._canvas: Path | None = None
         self._closed = False
 
@@ -169,15 +169,14 @@ class Session:
             running.stop()
         return running is not None
 
-    def new_folder(self) -> Path:
-        """A folder for the files of one result; the last two results are kept."""
+    def new_folder(self, tab: str) -> Path:
+        """A folder for the files of one result; the last two results of each tab are kept."""
         with self._lock:
             if self._closed:
                 raise PageError("The page was closed.", "Reload it.")
-            self._results += 1
-            number = self._results
-        shutil.rmtree(self.folder / f"result-{number - 2}", ignore_errors=True)
-        folder = self.folder / f"result-{number}"
+            number = self._results[tab] = self._results.get(tab, 0) + 1
+        shutil.rmtree(self.folder / f"{tab}-{number - 2}", ignore_errors=True)
+        folder = self.folder / f"{tab}-{number}"
         folder.mkdir(parents=True, mode=0o700)
         return folder
 
