@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from convexlift.problems.variational import VariationalProblem, require_problem
+from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.problems.weakly_convex import WeaklyConvexProblem
 from convexlift.solvers.autograd import attach_gradients, refuse_gradients
 from convexlift.solvers.convex_sequence import solve_sequence
@@ -66,15 +66,6 @@ def solve(
         gradients = {"differentiable": differentiable, "hypergradient": hypergradient}
         solution = solve(here, **options, **gradients)  # type: ignore[arg-type]
         return replace(solution, x=solution.x.to(problem.fidelity.y.device))
-    if isinstance(problem, WeaklyConvexProblem):
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is for convex problems: a critical point of a weakly convex "
-                "one need not move smoothly with the data"
-            )
-        image = start if start is None or isinstance(start, Tensor) else start.x
-        inner = partial(solve_roughly, method=method)
-        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     if hypergradient is not None and not isinstance(hypergradient, Hypergradient):
         raise TypeError(
             "hypergradient must be cl.Implicit(), cl.ValueFunction(), cl.Unrolled(steps) or "
@@ -82,6 +73,20 @@ def solve(
         )
     if hypergradient is not None and not differentiable:
         raise ValueError("hypergradient=... is for differentiable=True; write both, or neither")
+    if isinstance(problem, WeaklyConvexProblem):
+        if differentiable:
+            raise ValueError(
+                "differentiable=True is for convex problems: a critical point of a weakly convex "
+                "one need not move smoothly with the data"
+            )
+        if stop is not None and not isinstance(stop, StopWhen):
+            raise TypeError(f"stop must be a cl.StopWhen, got {stop!r}")
+        refuse_gradients(problem.convex)
+        image = getattr(start, "x", start)  # of a state, or itself
+        if image is not None:
+            image = checked_image(problem.convex, image, "start")
+        inner = partial(solve_roughly, method=method)
+        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     find = partial(run, method=method, stop=stop, start=start, callback=callback)
     if differentiable:
         return attach_gradients(problem, find, hypergradient)
