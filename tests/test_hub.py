@@ -11,6 +11,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from model_files import CARD, same, save_toy
 
 import convexlift as cl
@@ -125,7 +126,7 @@ def test_a_network_goes_to_the_hub_and_comes_back(server, tmp_path):
     net, path = save_toy(tmp_path)
     code = f"""
 net = cl.load({str(path)!r})
-print(cl.push_to_hub(net, "group/toy"))
+print(net.push_to_hub("group/toy"))
 net = cl.load("group/toy")
 cl.save(net, "again", net.card)
 """
@@ -192,8 +193,27 @@ def test_the_readme_states_licence_and_results():
     assert (metadata(odd)["license"], metadata(odd)["license_name"]) == ("other", "Ask us")
 
 
+@pytest.mark.parametrize("kind", ["convex", "weakly convex", "adaptive"])
+def test_the_example_in_the_readme_is_for_the_network(kind):
+    layer = cl.ConvexLayer(
+        cl.Huber(0.1), channels=2, skip=cl.networks.Convolution(1, 2, 3), bias=False
+    )
+    net = {
+        "convex": lambda: cl.InputConvexNetwork([layer]),
+        "weakly convex": lambda: cl.WeaklyConvexNetwork([layer]),
+        "adaptive": lambda: cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1),
+    }[kind]()
+    net.card = CARD
+    text = readme(CARD, "group/toy", net)
+    assert ("A weakly convex regularizer" in text) == (kind == "weakly convex")
+    code = text.split("```python\n")[1].split("```")[0].replace('cl.load("group/toy")', "net")
+    exec(code, {"net": net, "y": torch.rand(1, 1, 8, 8), "sigma": 0.1})
+
+
 def test_bad_input_is_refused_before_any_request():
     net = cl.networks.ridge(channels=2, kernel=3)
+    with pytest.raises(ValueError, match="a repository is named org/name, got 'a b'"):
+        net.push_to_hub("a b", CARD)
     with pytest.raises(ValueError, match="a repository is named org/name, got 'toy'"):
         cl.push_to_hub(net, "toy", CARD)
     with pytest.raises(ValueError, match=r"needs a card: push_to_hub\(\.\.\., card=ModelCard"):

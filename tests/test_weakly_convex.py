@@ -105,8 +105,35 @@ def test_large_images_have_a_bound_unless_edges_forbid_one():
         V = filters(kind).operator((1, 64, 50))
         bound = largest_eigenvalue(V, torch.ones(4), (1, 64, 50))
         assert V.norm((1, 64, 50)) ** 2 / 1.02**2 <= bound < 50 * V.norm((1, 64, 50)) ** 2
-    reflected = filters("reflect").operator((1, 64, 50))
-    assert largest_eigenvalue(reflected, torch.ones(4), (1, 64, 50)) == float("inf")
+
+
+def test_other_paddings_have_a_bound_by_row_sums_however_large_the_image(tmp_path):
+    V = filters("reflect").operator((1, 64, 50))
+    bound = largest_eigenvalue(V, torch.ones(4), (1, 64, 50))
+    assert V.norm((1, 64, 50)) ** 2 / 1.02**2 <= bound < 200 * V.norm((1, 64, 50)) ** 2
+    y = torch.rand(1, 1, 36, 40)
+    stated = cl.WeaklyConvexProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network("reflect"), weight=0.5
+    )
+    solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-3, max_iterations=20_000))
+    assert solution.guarantee[0] is cl.Guarantee.CRITICAL
+    (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
+    assert verdict.guarantee == "CRITICAL"
+
+
+def test_the_symbol_of_a_chain_is_no_bound():
+    """Shifted to both sides and back, then subtracted: 0 inside, but not at the edges."""
+    chain = Chain(Convolution(1, 2, 3), Convolution(2, 1, 3))
+    first, second = (link.weight.data.zero_() for link in chain.maps)
+    first[0, 0, 1, 2] = first[1, 0, 1, 0] = 1
+    second[0, 0, 1, 0], second[0, 1, 1, 2] = 1, -1
+    spectra = [torch.fft.fft2(kernel, s=(64, 64)) for kernel in (first, second)]
+    symbol = torch.einsum("oixy,icxy->ocxy", spectra[1], spectra[0]).abs().max()
+    assert float(symbol) < 1e-12
+    for size in (8, 40):
+        V = chain.operator((1, size, size))
+        assert largest_eigenvalue(V, torch.ones(1), (1, size, size)) >= 1
+        assert float(V(torch.ones(1, 1, size, size)).detach().abs().max()) == 1
 
 
 # Bounds

@@ -197,6 +197,27 @@ def test_single_precision_and_an_operator_that_knows_no_other():
     assert float(solution.gap) <= 1e-3
 
 
+def test_bad_arguments_of_solve_are_refused_before_any_work():
+    problem = stated("blur")
+    y = problem.fidelity.y.clone().requires_grad_()
+    learned = cl.WeaklyConvexProblem(
+        fidelity=cl.SquaredL2(y), operator=problem.operator, regularizer=problem.regularizer,
+        weight=1.0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="the fidelity of the problem require gradients"):
+        cl.solve(learned)
+    with pytest.raises(ValueError, match="differentiable=True is for convex problems"):
+        cl.solve(learned, differentiable=True)
+    with pytest.raises(ValueError, match="start is nan at index"):
+        cl.solve(problem, start=torch.full_like(y, float("nan")).detach())
+    with pytest.raises(TypeError, match=r"start must be a torch\.Tensor"):
+        cl.solve(problem, start=y.detach().numpy())
+    with pytest.raises(TypeError, match=r"stop must be a cl\.StopWhen"):
+        cl.solve(problem, stop=1e-3)
+    with pytest.raises(ValueError, match="write both, or neither"):
+        cl.solve(problem, hypergradient=cl.Implicit())
+
+
 def test_a_changed_dual_variable_of_the_data_proves_less(tmp_path):
     import json
 

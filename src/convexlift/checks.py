@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from convexlift.double_precision import as_double
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
@@ -303,8 +304,9 @@ def _adjoint_error(operator: LinearOperator, like: Tensor) -> float:
         Aty = operator.adjoint(y)
     if Aty.shape != x.shape:
         return math.inf
-    left, right = (float((a.double() * b.double()).sum()) for a, b in ((Ax, y), (x, Aty)))
-    scale = float(Ax.double().norm() * y.double().norm())
+    x, y, Ax, Aty = (as_double(each) for each in (x, y, Ax, Aty))
+    left, right = (float((a * b).sum()) for a, b in ((Ax, y), (x, Aty)))
+    scale = float(Ax.norm() * y.norm())
     return abs(left - right) / scale if scale > 0 else 0.0
 
 

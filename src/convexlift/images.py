@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from convexlift.double_precision import as_double, near_double
 from convexlift.files.atomic import atomic_path as atomic_path
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_plane, to_float
@@ -78,7 +79,7 @@ def psnr(x: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
         peak: the value of white.
     """
     _require_same_size(x, truth)
-    error = ((x - truth) ** 2).flatten(1).mean(1, dtype=torch.float64)
+    error = near_double((x - truth) ** 2).flatten(1).mean(1, dtype=torch.float64)
     return 10 * torch.log10(torch.as_tensor(peak**2, dtype=torch.float64) / error)
 
 
@@ -96,11 +97,11 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
     """
     _require_same_size(x, truth)
     if min(x.shape[-2:]) < len(_GAUSSIAN):
-        return torch.full((len(x),), math.nan, dtype=torch.float64, device=x.device)
+        return torch.full((len(x),), math.nan, dtype=torch.float64, device=near_double(x).device)
     # One image at a time, so that memory does not grow with the batch.
     size = (max(len(x), len(truth)), *x.shape[1:])
     pairs = zip(x.expand(size), truth.expand(size), strict=True)
-    return torch.stack([_similarity_map(a.double(), b.double()).mean() for a, b in pairs])
+    return torch.stack([_similarity_map(as_double(a), as_double(b)).mean() for a, b in pairs])
 
 
 def _similarity_map(x: Tensor, y: Tensor) -> Tensor:

@@ -681,6 +681,8 @@ def smallest_curvature(proof: Proof) -> float:
         bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
     if (chain or bound == math.inf) and math.prod(image) <= 1024:
         bound = min(bound, matrix_bound(proof, V, rho))
+    sums = V.pull(rho * V.push(Ball(np.zeros((1, *image)), 1.0)))  # rows of |V|^T rho |V|
+    bound = min(bound, float(sums.error.max()) * (1 + 1e-9))
     least = float(np.min(proof.data[1]))
     return (least - bound) - 1e-12 * (least + bound)
 

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift.double_precision import has_double
 from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.terms import Box
 from convexlift.networks.icnn import InputConvexNetwork
@@ -84,6 +85,8 @@ class ProximalMap:
     @torch.no_grad()
     def __call__(self, v: Tensor, step: float) -> Tensor:
         """prox_{step R}(v); the result does not carry gradients."""
+        if not has_double(v.device.type):
+            return self(v.cpu(), step).to(v.device)
         v = v.detach()
         problem = VariationalProblem(
             fidelity=SquaredL2(v), regularizer=matching(self.regularizer, v), weight=step,

@@ -11,6 +11,7 @@ from convexlift.models.files import ModelCard
 from convexlift.models.repositories import FORM, STEM, imported_hub
 from convexlift.models.store import save
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 
 LICENSES = {
     "mit": "mit", "apache 2.0": "apache-2.0", "cc0": "cc0-1.0", "cc0 1.0": "cc0-1.0",
@@ -45,7 +46,7 @@ def push_to_hub(
     api = imported_hub().HfApi()
     with TemporaryDirectory() as folder:
         save(network, Path(folder) / STEM, card)
-        (Path(folder) / "README.md").write_text(readme(card, repository), encoding="utf-8")
+        (Path(folder) / "README.md").write_text(readme(card, repository, network), encoding="utf-8")
         made = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message=f"{card.name}, by convexlift"
@@ -53,9 +54,19 @@ def push_to_hub(
     return str(made)
 
 
-def readme(card: ModelCard, repository: str) -> str:
-    """The model card of the Hub: metadata between dashes (JSON values are YAML), then text."""
+def readme(card: ModelCard, repository: str, network: InputConvexNetwork | None = None) -> str:
+    """The model card of the Hub: metadata between dashes (JSON values are YAML), then text.
+
+    The example states the problem that the network is for: a weakly convex one has its own.
+    """
     meta = "\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata(card).items())
+    weak = isinstance(network, WeaklyConvexNetwork)
+    problem, kind = ("WeaklyConvexProblem", "weakly convex") if weak else (
+        "VariationalProblem", "convex")  # fmt: skip
+    proof = "a proof of what it is" if weak else "a certified\noptimality gap"
+    noise = (
+        ",\n    noise=sigma,  # of the data" if network is not None and network.reads_data else ""
+    )
     return f"""---
 {meta}
 ---
@@ -64,15 +75,14 @@ def readme(card: ModelCard, repository: str) -> str:
 
 {card.summary}
 
-A convex regularizer R for  min_x D(A x, y) + weight R(x):  every image comes with a certified
-optimality gap.
+A {kind} regularizer R for  min_x D(A x, y) + weight R(x):  every image comes with {proof}.
 
 ```python
 import convexlift as cl
 
 network = cl.load("{repository}")
-problem = cl.VariationalProblem(
-    fidelity=cl.SquaredL2(y), regularizer=network, weight=network.card.weight
+problem = cl.{problem}(
+    fidelity=cl.SquaredL2(y), regularizer=network, weight=network.card.weight{noise}
 )
 solution = cl.solve(problem)
 ```

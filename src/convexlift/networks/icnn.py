@@ -12,6 +12,7 @@ counted from 1 and their maps and biases from 0.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -238,6 +239,11 @@ class InputConvexNetwork(Described, nn.Module):
         """
         first, *others = self.layers
         return None if others or first.skip is None else first.skip.radius
+
+    def push_to_hub(self, repository: str, card: Any = None, *, private: bool = False) -> str:
+        """``convexlift.push_to_hub(self, ...)``, under the name that others on the Hub have."""
+        library = sys.modules[__name__.partition(".")[0]]  # models are made of networks
+        return str(library.push_to_hub(self, repository, card, private=private))
 
     @torch.no_grad()
     def project_(self) -> None:

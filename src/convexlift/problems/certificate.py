@@ -89,6 +89,8 @@ def certify(
         radius: the radius of local guarantees (see ``Guarantee.WITHIN_RADIUS``).
     """
     require_problem(problem)
+    if (here := problem.with_double()) is not problem:
+        return certify(here, x.cpu(), duals, tolerance=tolerance, radius=radius)
     if not radius > 0:
         raise ValueError(f"radius must be positive, got {radius}")
     x = checked_image(problem, x, "x")

@@ -1,12 +1,17 @@
 """Proven upper bounds on the largest eigenvalue of  V* diag(w) V,  w >= 0 one for each channel.
 
-Lanczos' method estimates norms from below, which is no proof. Two bounds are:
+Lanczos' method estimates norms from below, which is no proof. Three bounds are:
 
 - A zero-padded convolution is a piece of a circular one on a larger torus, whose eigenvalues are
   those of the matrices (F k)* diag(w) (F k), one for each frequency; of a chain of convolutions,
   the product of the bounds of its links.
+- The largest row sum of |V|* diag(w) |V|, for convolutions with any padding.
 - Of a small matrix M, lambda + |E| if lambda I - M = L L^T + E: whatever the accuracy of the
   Cholesky factor L, L L^T has no negative eigenvalue.
+
+The symbol of a whole chain, (F k_2 F k_1)* diag(w) (F k_2 F k_1), is no bound: between its links a
+chain loses what leaves the image, and with it what would have cancelled. Shift to the right and to
+the left, shift back, and subtract: the symbol is 0, yet the first and last columns remain.
 """
 
 from __future__ import annotations
@@ -31,14 +36,25 @@ CHUNK = 64
 @torch.no_grad()
 def largest_eigenvalue(V: LinearOperator, w: Tensor, shape: Shape) -> float:
     """An upper bound on the largest eigenvalue of V* diag(w) V; infinite if there is none."""
-    bounds = [math.inf]
     links = V.steps(shape)
-    if all(isinstance(link, ConvolutionOperator) and link.stride == 1 and
-           link.boundary in ("zero", "circular") for link, _ in links):  # fmt: skip
-        bounds.append(_product_of_links(links, w))
-    if (len(links) > 1 or math.isinf(bounds[-1])) and math.prod(shape) <= LARGEST_MATRIX:
+    on_torus = all(isinstance(link, ConvolutionOperator) and link.stride == 1 and
+                   link.boundary in ("zero", "circular") for link, _ in links)  # fmt: skip
+    bounds = [_product_of_links(links, w) if on_torus else math.inf]
+    if (len(links) > 1 or math.isinf(bounds[0])) and math.prod(shape) <= LARGEST_MATRIX:
         bounds.append(_of_matrix(V, w, shape))
+    if all(isinstance(link, ConvolutionOperator) for link, _ in links):
+        bounds.append(_row_sums(links, w))
     return min(bounds)
+
+
+def _row_sums(links: Sequence[tuple[LinearOperator, Shape]], w: Tensor) -> float:
+    sizes = w.double().new_ones((1, links[0][1][0], 1, 1))
+    for link, shape in links:
+        sizes = link.magnitude(sizes, shape)
+    sizes = sizes * w.double().reshape(1, -1, 1, 1)
+    for link, shape in reversed(links):
+        sizes = link.magnitude(sizes, shape, adjoint=True)
+    return float(sizes.max()) * (1 + 1e-9)
 
 
 def _product_of_links(links: Sequence[tuple[LinearOperator, Shape]], w: Tensor) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.descriptions import SHOWN, Described, Description, is_picture, picture
+from convexlift.double_precision import has_double
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -151,6 +152,12 @@ class VariationalProblem(Described, TensorRecord):
         number = weight.item() if isinstance(weight, Tensor) else weight
         return self._changed(fidelity=data, operator=operator, weight=number)
 
+    def with_double(self) -> VariationalProblem:
+        """The same problem, with its graph, where there is double precision: here, or on a CPU."""
+        if has_double(self.fidelity.y.device.type):
+            return self
+        return self.with_network(self.trainable_network).to(device="cpu")
+
     @cached_property
     def sensitivity(self) -> Tensor:
         """A* 1 over the measured data: how much they see of each pixel."""
@@ -205,6 +212,8 @@ class VariationalProblem(Described, TensorRecord):
 
     def objective(self, x: Tensor) -> Tensor:
         """D(A x, y) + weight R(x) for each image, +inf outside the box."""
+        if (here := self.with_double()) is not self:
+            return here.objective(x.cpu())
         with torch.no_grad(), full_precision():
             return self.evaluate(x).objective
 

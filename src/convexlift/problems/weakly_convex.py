@@ -28,6 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from convexlift.double_precision import has_double
 from convexlift.functionals.data_terms import SquaredL2, WeightedL2
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
@@ -163,6 +164,10 @@ class WeaklyConvexProblem(TensorRecord):
         enough = 2 * abs(m) + SLIGHT * data
         finite = math.isfinite(self.bounds.lower) and math.isfinite(self.bounds.upper)
         return (0.0, enough) if finite and m >= -SLIGHT * data else (enough,)
+
+    def with_double(self) -> WeaklyConvexProblem:
+        """The same problem where there is double precision: here, or on a CPU."""
+        return self if has_double(self.fidelity.y.device.type) else self.to(device="cpu")
 
     def pull(self, x: Tensor) -> Tensor:
         """M x."""

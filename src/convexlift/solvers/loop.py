@@ -72,6 +72,7 @@ def explain(problem: VariationalProblem, *, method: Method | None = None) -> Exp
     Operator norms are computed, as ``solve`` does before its first iteration.
     """
     require_problem(problem)
+    problem = problem.with_double()
     method, why = _chosen_method(problem, method)
     with torch.no_grad(), full_precision():
         choices = [Choice("method", str(method), why), *method.solver(problem).choices]

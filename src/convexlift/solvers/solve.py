@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from convexlift.problems.variational import VariationalProblem, require_problem
+from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.problems.weakly_convex import WeaklyConvexProblem
 from convexlift.solvers.autograd import attach_gradients, refuse_gradients
 from convexlift.solvers.convex_sequence import solve_sequence
@@ -31,7 +32,8 @@ def solve(
 
     Ctrl-C, like every other way to end, returns the best images so far. Objective, lower bound and
     gap are recomputed at the end in double precision with rounding accounted for, whatever the
-    precision of the problem.
+    precision of the problem. Problems on a device without double precision (MPS) are solved on the
+    CPU; ``x`` comes back to the device, and everything else of the solution stays.
 
     With ``differentiable``, ``solution.x`` carries gradients to everything in the problem that
     requires them: data, backgrounds and weights of the fidelity, tensors of the operator, the
@@ -56,16 +58,14 @@ def solve(
         hypergradient: how to differentiate: ``Implicit(...)`` for smooth networks,
             ``ValueFunction(...)`` for networks with kinks; by default the one that suits.
     """
-    if isinstance(problem, WeaklyConvexProblem):
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is for convex problems: a critical point of a weakly convex "
-                "one need not move smoothly with the data"
-            )
-        image = start if start is None or isinstance(start, Tensor) else start.x
-        inner = partial(solve_roughly, method=method)
-        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
-    require_problem(problem)
+    if not isinstance(problem, WeaklyConvexProblem):
+        require_problem(problem)
+    if (here := problem.with_double()) is not problem:
+        start = start.cpu() if isinstance(start, Tensor) else start
+        options = {"method": method, "stop": stop, "start": start, "callback": callback}
+        gradients = {"differentiable": differentiable, "hypergradient": hypergradient}
+        solution = solve(here, **options, **gradients)  # type: ignore[arg-type]
+        return replace(solution, x=solution.x.to(problem.fidelity.y.device))
     if hypergradient is not None and not isinstance(hypergradient, Hypergradient):
         raise TypeError(
             "hypergradient must be cl.Implicit(), cl.ValueFunction(), cl.Unrolled(steps) or "
@@ -73,6 +73,20 @@ def solve(
         )
     if hypergradient is not None and not differentiable:
         raise ValueError("hypergradient=... is for differentiable=True; write both, or neither")
+    if isinstance(problem, WeaklyConvexProblem):
+        if differentiable:
+            raise ValueError(
+                "differentiable=True is for convex problems: a critical point of a weakly convex "
+                "one need not move smoothly with the data"
+            )
+        if stop is not None and not isinstance(stop, StopWhen):
+            raise TypeError(f"stop must be a cl.StopWhen, got {stop!r}")
+        refuse_gradients(problem.convex)
+        image = getattr(start, "x", start)  # of a state, or itself
+        if image is not None:
+            image = checked_image(problem.convex, image, "start")
+        inner = partial(solve_roughly, method=method)
+        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     find = partial(run, method=method, stop=stop, start=start, callback=callback)
     if differentiable:
         return attach_gradients(problem, find, hypergradient)

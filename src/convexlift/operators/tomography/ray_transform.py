@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.double_precision import near_double
 from convexlift.operators.convolution import frequencies
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.filtered_backprojection import (
@@ -114,11 +115,11 @@ class RayTransform(LinearOperator):
         }
 
     def _projector(self, dtype: torch.dtype) -> Projector:
-        key = self.angles.device, dtype
+        device = near_double(self.angles).device  # paths of rays are in double precision
         known = self._shared.projectors
-        if key not in known:
-            known[key] = projector(self.lines(), self.grid, self.angles.device, dtype)
-        return known[key]
+        if (device, dtype) not in known:
+            known[device, dtype] = projector(self.lines(), self.grid, device, dtype)
+        return known[device, dtype]
 
     def forward(self, x: Tensor) -> Tensor:
         """A x."""
@@ -175,8 +176,9 @@ class RayTransform(LinearOperator):
                 f"{type(self).__name__} is on {self.angles.device} and its argument on "
                 f"{data.device}; write operator.to(device={str(data.device)!r})"
             )
-        result: Tensor = _Product.apply(data[:, 0], self._projector(data.dtype), transposed)  # type: ignore[no-untyped-call]
-        return result[:, None]
+        values = near_double(data[:, 0])
+        result: Tensor = _Product.apply(values, self._projector(data.dtype), transposed)  # type: ignore[no-untyped-call]
+        return result[:, None].to(data.device)
 
 
 @dataclass(eq=False)

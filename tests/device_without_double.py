@@ -1,0 +1,181 @@
+"""A device that is a CPU without double precision, as Apple's GPUs are: ``python FILE``.
+
+Tensors there are wrapped, run on the CPU, and raise what MPS raises for float64. The device is
+registered for the whole process, so tests start this file in one of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import convexlift as cl
+
+KIND = "single"
+MOVES = ("aten::_to_copy", "aten::copy_")
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on the device."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
+            dtype=inner.dtype, device=KIND, requires_grad=inner.requires_grad,
+        )  # fmt: skip
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __repr__(self):
+        return f"Elsewhere({self.inner})"
+
+    def tolist(self):
+        """Which torch has for its own class only."""
+        return self.inner.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return computed(func, args, kwargs or {})
+
+
+class Device(TorchDispatchMode):
+    """Inside, tensors can be made on the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return computed(func, args, kwargs or {})
+
+
+def computed(func, args, kwargs):
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    there = [t for t in tensors if isinstance(t, Elsewhere)]
+    mixed = there and any(t.ndim > 0 and not isinstance(t, Elsewhere) for t in tensors)
+    if mixed and func._schema.name not in MOVES:
+        raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+    args, kwargs = tree_map(lambda t: t.inner if isinstance(t, Elsewhere) else t, (args, kwargs))
+    target = KIND if there else "cpu"
+    if kwargs.get("device") is not None:
+        target, kwargs = torch.device(kwargs["device"]).type, {**kwargs, "device": "cpu"}
+
+    def placed(value):
+        if not isinstance(value, torch.Tensor) or target != KIND:
+            return value
+        if value.dtype == torch.float64:
+            raise TypeError(f"Cannot convert a tensor to float64 on this device ({func})")
+        return Elsewhere(value)
+
+    found = func(*args, **kwargs)
+    if func._schema.name.endswith("_"):  # in place
+        return there[0] if there else found
+    return tree_map(placed, found)
+
+
+def register() -> torch.library.Library:
+    """The device, and what ``torch.as_tensor(number, device=...)`` calls without the mode."""
+    _setup_privateuseone_for_python_backend(KIND)
+    library = torch.library.Library("aten", "IMPL")
+
+    def empty(size, stride, *, dtype=None, **_):
+        return Elsewhere(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+    def copy(target, source, non_blocking=False):
+        target.inner.copy_(source)
+        return target
+
+    library.impl("empty_strided", empty, "PrivateUse1")
+    library.impl("copy_", copy, "PrivateUse1")
+    return library
+
+
+def problem_of(name: str) -> cl.VariationalProblem:
+    torch.manual_seed(0)
+    image, box, noise = torch.rand(2, 1, 12, 12).to(KIND), (0, 1), None
+    net, A, fidelity = cl.networks.ridge(channels=3, kernel=3).to(KIND), cl.Identity(), cl.SquaredL2
+    match name:
+        case "mask":
+            A = cl.Mask(torch.rand(12, 12) > 0.3).to(device=KIND)
+        case "blur":
+            A = cl.Blur.gaussian(0.7).to(device=KIND)
+        case "rays":
+            A = cl.ParallelBeam(12, 7, 19).to(device=KIND)
+        case "Poisson":
+            fidelity, box = cl.KullbackLeibler, (0, None)
+        case "L1":
+            fidelity = cl.L1
+        case "pooled":
+            net = cl.networks.baseline(12, channels=3, pool=4, hidden=4, kernel=3).to(KIND)
+        case "adaptive":
+            net = cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1).to(KIND)
+            noise = 0.1
+    return cl.VariationalProblem(
+        fidelity=fidelity(A(image)), operator=A, regularizer=net, weight=0.1, box=box, noise=noise
+    )
+
+
+def solved(name: str) -> None:
+    problem = problem_of(name)
+    solution = cl.solve(problem)
+    assert solution.x.device.type == KIND, solution.x.device
+    assert (solution.gap <= 1e-3).all()
+    assert solution.objective.dtype is torch.float64
+    assert torch.allclose(problem.objective(solution.x), solution.objective, rtol=1e-5)
+    certificate = cl.certify(problem, solution.x, solution.duals)
+    assert (certificate.gap <= 1.01e-3).all()
+    again = cl.solve(problem, start=solution.state, stop=cl.StopWhen(gap=1e-4))
+    assert (again.iterations <= solution.iterations + 200).all()
+    cl.solve(problem, start=solution.x)
+    assert "method" in str(cl.explain(problem))
+
+
+def differentiated() -> None:
+    y = torch.rand(1, 1, 8, 8).to(KIND).requires_grad_()
+    net = cl.networks.ridge(channels=3, kernel=3, smoothing=0.1).to(KIND)
+    weight = torch.tensor(0.2).to(KIND).requires_grad_()
+    problem = cl.VariationalProblem(fidelity=cl.SquaredL2(y), regularizer=net, weight=weight)
+    x = cl.solve(problem, differentiable=True).x
+    assert x.device.type == KIND
+    waiting, reached = [x.grad_fn], set()  # the engine has no queue for this device
+    while waiting:
+        node = waiting.pop()
+        reached.add(getattr(node, "variable", None))
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    assert {id(y), id(weight), id(net.output)} <= {id(each) for each in reached}
+
+
+def weakly_convex() -> None:
+    layer = cl.ConvexLayer(
+        cl.Huber(0.1), channels=3, skip=cl.networks.Convolution(1, 3, 3), bias=False
+    )
+    net = cl.WeaklyConvexNetwork([layer])
+    net.concavity.data.fill_(0.01)
+    problem = cl.WeaklyConvexProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8).to(KIND)), regularizer=net.to(KIND), weight=0.1
+    )
+    solution = cl.solve(problem)
+    assert solution.x.device.type == KIND
+    assert (solution.gap <= 1e-3).all()
+
+
+def proximal_map() -> None:
+    from convexlift.proximal_map import ProximalMap
+
+    point = ProximalMap(cl.TotalVariation())(torch.rand(1, 1, 8, 8).to(KIND), 0.1)
+    assert point.device.type == KIND
+
+
+if __name__ == "__main__":
+    kept = register()
+    with Device():
+        try:
+            torch.zeros(1).to(KIND).double()
+        except TypeError:
+            print("no double precision")
+        for name in ("plain", "mask", "blur", "rays", "Poisson", "L1", "pooled", "adaptive"):
+            solved(name)
+            print(name)
+        for check in (differentiated, weakly_convex, proximal_map):
+            check()
+            print(check.__name__)
