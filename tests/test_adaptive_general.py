@@ -236,7 +236,7 @@ def test_steps_do_not_depend_on_the_factors_of_other_images():
         assert lanczos_norm(weakened, (4, 8, 8)) <= map_.norm((4, 8, 8))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two layers", "linked"])
 def test_warm_starts_reach_the_same_optimum(kind):
     whole = problem("parallel beam", regularizer=network(kind))
