@@ -321,7 +321,7 @@ def test_a_loaded_network_gives_the_same_solution_to_the_last_bit(reads, tmp_pat
     cl.save(net, tmp_path / "net")
     again = cl.load(tmp_path / "net")
     assert (again.reads, again.largest_bias) == (reads, 1.5)
-    short = cl.StopWhen(max_iterations=200)
+    short = cl.StopWhen(max_iterations=60)
     first, second = (cl.solve(problem(regularizer=each), stop=short) for each in (net, again))
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.lower_bound, second.lower_bound)
