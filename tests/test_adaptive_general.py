@@ -236,7 +236,7 @@ def test_steps_do_not_depend_on_the_factors_of_other_images():
         assert lanczos_norm(weakened, (4, 8, 8)) <= map_.norm((4, 8, 8))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two layers", "linked"])
 def test_warm_starts_reach_the_same_optimum(kind):
     whole = problem("parallel beam", regularizer=network(kind))
@@ -321,7 +321,7 @@ def test_a_loaded_network_gives_the_same_solution_to_the_last_bit(reads, tmp_pat
     cl.save(net, tmp_path / "net")
     again = cl.load(tmp_path / "net")
     assert (again.reads, again.largest_bias) == (reads, 1.5)
-    short = cl.StopWhen(max_iterations=200)
+    short = cl.StopWhen(max_iterations=60)
     first, second = (cl.solve(problem(regularizer=each), stop=short) for each in (net, again))
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.lower_bound, second.lower_bound)

@@ -185,6 +185,7 @@ def agree(one: cl.VariationalProblem, folder: Path) -> None:
 KINDS = ("groups", "mixture", "two layers", "residual")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [{"operator": "mask", "kind": kind, "channels": n} for kind in KINDS for n in (1, 3)]

@@ -53,7 +53,7 @@ def test_diminishing_steps_converge_and_constant_ones_stall():
     assert (constant - value) > 5 * (diminishing - value)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "method",
     [cl.NMAPG(), cl.NMAPG(step=10.0), cl.NMAPG.as_released(), cl.LBFGS(), cl.LBFGS(3)],

@@ -64,6 +64,7 @@ def test_the_bound_holds_for_every_combination(architecture, activation, tmp_pat
         torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=rounding)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", COMBINATIONS[:: len(COMBINATIONS) // 24], ids=", ".join)
 def test_never_above_the_optimum_whatever_the_duals(case):
     """Random x and random dual variables still give a bound below CVXPY's optimum."""
@@ -89,6 +90,7 @@ def test_never_above_the_optimum_whatever_the_duals(case):
         assert float(certificate.lower_bound) <= value + 1e-6 * abs(value)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("architecture", [*zoo.ARCHITECTURES, "residual last"])
 @pytest.mark.parametrize("activation", zoo.MONOTONE)
 def test_the_sum_of_local_terms_is_the_duality_gap(architecture, activation):

@@ -37,6 +37,7 @@ def plateaus(image: torch.Tensor) -> torch.Tensor:
     return (highest - lowest < 1e-9) & (image > 0.15)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("name", BEAMS)
 def test_values_of_a_phantom_come_back(name, filter):

@@ -138,7 +138,7 @@ def test_weights_and_biases_of_pixels(reads):
     problem = cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=0.1, box=(0, 1)
     ).to(device=DEVICE, dtype=torch.float32)
-    compare(problem, [4, 3])
+    compare(problem, [2, 1])
 
 
 def test_the_old_state_stays_as_it_is():

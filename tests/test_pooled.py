@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # than so small a tolerance
 @pytest.mark.parametrize("case", CASES)
 @every_activation
@@ -70,6 +71,7 @@ def test_projection_is_that_of_cvxpy(h, case):
     assert (float(mu) == 0) == inside
 
 
+@pytest.mark.sampled(2)
 @every_activation
 @pytest.mark.parametrize("count", [1, 4, 256])
 def test_optimality_conditions(h, count):

@@ -53,6 +53,7 @@ def by_hand(y: torch.Tensor, weight: float = 1.0, seen: torch.Tensor | None = No
 # Arrays
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [(3, 48, 64), (1, 3, 48, 64), (2, 3, 48, 64)])
 @pytest.mark.parametrize("kind", ["tensor", "array"])
 def test_arrays_are_solved_as_by_hand(shape, kind):
@@ -133,6 +134,7 @@ FILES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_solved_as_by_hand_and_keep_their_kind(name, tmp_path):
     FILES[name](tmp_path / name)

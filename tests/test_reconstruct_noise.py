@@ -37,6 +37,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", example_names())
 @pytest.mark.parametrize(
     ("sigma", "accuracy"), [(0.02, 0.25), (0.05, 0.1), (0.1, 0.05), (0.2, 0.05)]
@@ -198,6 +199,7 @@ def test_missing_pixels_are_not_looked_at():
     assert estimate_noise(spoiled, mask).kind == "gaussian"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", example_names())
 @pytest.mark.parametrize("missing", [0.5, 0.7, 0.9])
 @pytest.mark.parametrize(

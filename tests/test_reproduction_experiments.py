@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from experiment_runs import app_of
+from marks import slow
 from typer.testing import CliRunner
 
 import convexlift as cl
@@ -169,19 +170,22 @@ def test_the_default_is_nearest_to_the_optimum_and_proves_most(denoised):
     assert found.own_gap(default, ITERATIONS) < found.own_gap(found.best("sm-d"), ITERATIONS)
 
 
-def test_bounds_are_bounds(denoised, inpainted):
-    for _, found in (denoised, inpainted):
-        for run in found.runs.values():
-            assert (run.curve.lower_bound <= found.optimum.objective * (1 + 1e-6)).all()
-            assert np.isfinite(run.curve.psnr).all()
+@pytest.mark.parametrize("name", ["denoised", slow("inpainted")])
+def test_bounds_are_bounds(name, request):
+    _, found = request.getfixturevalue(name)
+    for run in found.runs.values():
+        assert (run.curve.lower_bound <= found.optimum.objective * (1 + 1e-6)).all()
+        assert np.isfinite(run.curve.psnr).all()
 
 
+@pytest.mark.slow
 def test_inpainting_pdhg_is_below_the_gradient_methods(inpainted):
     _, found = inpainted
     gradient = [*found.family("sm-c"), *found.family("sm-d")]
     assert_proved(found, found.runs["searched"], gradient)
 
 
+@pytest.mark.slow
 def test_times_to_an_error(inpainted):
     folder, found = inpainted
     results = json.loads((folder / "results.json").read_text())

@@ -90,6 +90,7 @@ def test_pdhg_ends_below_the_subgradient_methods_and_the_certificate_proves_it(s
     assert (largest - found.optimum.objective[0]) / largest > found.optimum.gap[0]
 
 
+@pytest.mark.slow
 def test_pdhg_with_the_printed_steps_is_near_the_optimum(scanned):
     _, parts, _ = scanned
     found = SideBySide.of(parts, 20, ITERATIONS)
@@ -101,6 +102,7 @@ def test_pdhg_with_the_printed_steps_is_near_the_optimum(scanned):
     assert min(tried, key=lambda each: each["objective"])["numbers"] == list(searched.parameters)
 
 
+@pytest.mark.slow
 def test_files_and_tables_of_tomography(scanned):
     folder, parts, document = scanned
     for name in ("printed-steps", "released-steps", "certificates", "pictures"):
@@ -179,6 +181,7 @@ def test_files_of_training(schemes):
     assert (folder / "tables" / "psnr.md").read_text().count("Bilevel + ") == 3
 
 
+@pytest.mark.slow
 def test_a_trained_network_is_what_its_part_holds(scanned):
     _, parts, _ = scanned
     slices = phantom_slices(SIZE, SliceCounts(2, 1, 1))
