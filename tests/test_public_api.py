@@ -101,7 +101,7 @@ def test_solving_on_a_processor_does_not_load_triton():
 
 def test_modules_stay_small():
     """All but one: the checker of proofs is a single file that anybody can read and copy."""
-    limits = {"src/convexlift/proof_checker.py": 890}
+    limits = {"src/convexlift/proof_checker.py": 920}
     long = {
         name: count
         for folder in ("src", "experiments")
