@@ -15,7 +15,9 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
     """
     if size < 3 or size % 2 == 0:
         raise ValueError(f"size must be odd and at least 3, got size={size}")
-    image, seen = data * mask, mask.expand_as(data)
+    shape, mask = data.shape, mask.expand_as(data)
+    data, mask = (each.reshape(-1, *shape[-3:]) for each in (data, mask))  # slices of volumes
+    image, seen = data * mask, mask
     while bool((seen == 0).any()):
         count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
         total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
@@ -25,7 +27,7 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
         mean = total / count.clamp_min(1)
         image = torch.where((seen == 0) & reached, mean, image)
         seen = torch.maximum(seen, reached.to(seen))
-    return image
+    return image.reshape(shape)
 
 
 def median_of_neighbours(image: Tensor, size: int = 5) -> Tensor:

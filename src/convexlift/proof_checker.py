@@ -43,8 +43,6 @@ TINY = 1e-200  # the error that underflow makes in a short formula
 TOLERANCE = 1e-6  # how much less than its claims a file may prove, relative to the objective
 BUDGET = 2**30  # numbers that the maps of a problem may make; larger problems are refused
 CHANGED = "was changed after the proof was written"
-DIFFERENCES = np.zeros((2, 1, 3, 3))  # of neighbours down and to the right
-DIFFERENCES[:, 0, 1, 1], DIFFERENCES[0, 0, 2, 1], DIFFERENCES[1, 0, 1, 2] = -1, 1, 1
 PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
@@ -190,33 +188,57 @@ def fourier(shape: Shape, axis: int) -> Map:
 
 
 def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
-    """Correlation with kernels (out, in, rows, columns); if in = 1, of each channel by itself."""
+    """Correlation with kernels (out, in, sides ...); if in = 1, of each channel by itself."""
     (outputs, inputs, *kernel), size = weight.shape, [-(-n // stride) for n in shape[1:]]
-    margins, extensions = [(0, 0), (0, 0)], []  # extensions continue columns or rows, as matrices
+    margins, extensions = [(0, 0), (0, 0)], []  # extensions continue an axis, as matrices
     for k, n in zip(kernel, shape[1:], strict=True):
         require(k % 2 and k < 2 * n + 128 if mode else n % k == 0, "its kernels do not fit")
         margins.append((k // 2, k // 2) if mode else (0, 0))
         extensions.append(np.pad(np.eye(n), (margins[-1], (0, 0)), mode or "edge"))
-    above, beside = extensions
 
-    def seen(padded: Array, i: int, j: int) -> Array:
-        return padded[:, :, i : i + stride * size[0] : stride, j : j + stride * size[1] : stride]
+    def seen(padded: Array, at: Shape) -> Array:
+        sides = (slice(i, i + stride * n, stride) for i, n in zip(at, size, strict=True))
+        return padded[(slice(None), slice(None), *sides)]
 
     def push(w: Array, x: Array) -> Any:
         padded = np.pad(x.reshape(-1, inputs, *shape[1:]), margins, mode or "edge")
-        taps = ((w[:, :, i, j], seen(padded, i, j)) for i, j in np.ndindex(*kernel))
+        taps = ((w[(..., *at)], seen(padded, at)) for at in np.ndindex(*kernel))
         return sum(tap @ part.reshape(len(part), inputs, -1) for tap, part in taps)
 
     def pull(w: Array, y: Array) -> Any:
         planes = y.reshape(-1, outputs, math.prod(size))
-        padded = np.zeros((len(planes), inputs, len(above), len(beside)))
-        for i, j in np.ndindex(*kernel):
-            seen(padded, i, j)[...] += (w[:, :, i, j].T @ planes).reshape(-1, inputs, *size)
-        return above.T @ padded @ beside if mode else padded
+        padded = np.zeros((len(planes), inputs, *map(len, extensions)))
+        for at in np.ndindex(*kernel):
+            seen(padded, at)[...] += (w[(..., *at)].T @ planes).reshape(-1, inputs, *size)
+        for extension in extensions if mode else ():  # each takes the first of the axes that remain
+            padded = np.tensordot(padded, extension, (2, 0))
+        return padded
 
     # A padded image holds at most as many copies of a pixel as the kernel has entries.
     terms = max(inputs, outputs + 1) * math.prod(kernel)
     return linear(weight, (outputs * shape[0] // inputs, *size), shape, terms, push, pull)
+
+
+def differences(axes: int) -> Array:
+    """Kernels of the differences to the next neighbour along each axis."""
+    weight = np.zeros((axes, 1, *[3] * axes))
+    for i, next_one in enumerate(1 + np.eye(axes, dtype=int)):
+        weight[(i, 0, *[1] * axes)], weight[(i, 0, *next_one)] = -1, 1
+    return weight
+
+
+def stacked(made: Map, depth: int) -> Map:
+    """A map of images, applied to the slices of volumes (channels, depth, ...)."""
+
+    def by_slices(way: Callable[[Ball], Ball], volumes: Ball) -> Ball:
+        parts = (np.swapaxes(part, 1, 2) for part in (volumes.value, volumes.error))
+        found = way(Ball(*(part.reshape(-1, *part.shape[2:]) for part in parts)))
+        parts = (part.reshape(-1, depth, *part.shape[1:]) for part in (found.value, found.error))
+        return Ball(*(np.swapaxes(part, 1, 2) for part in parts))
+
+    shape = (made.shape[0], depth, *made.shape[1:])
+    ways = lambda x: by_slices(made.push, x), lambda y: by_slices(made.pull, y)
+    return Map(shape, *ways, made.diagonal, made.nonnegative)
 
 
 def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
@@ -345,7 +367,7 @@ def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
     return Activation(-high if even else 0.0, high, value, dual, 1, steepest, len(w) + 1)
 
 
-def activation(described: Any, shares: Array | None = None) -> Activation:
+def activation(described: Any, shares: Array | None = None, axes: int = 2) -> Activation:
     """The activation with this description, and of a mixture the shares, (channels, J)."""
     ((kind, q),) = described.items()
     if kind in ("HuberMixture", "QuadraticSpline"):
@@ -354,9 +376,9 @@ def activation(described: Any, shares: Array | None = None) -> Activation:
         shares = np.ones((1, knots.size)) if shares is None else shares
         usable = shares.shape[1] == knots.size and (shares >= 0).all() and shares.any(1).all()
         require(usable, f"the shares of a {kind} are too few, negative, or zero")
-        shares = shares.T[:, :, None, None]
+        shares = shares.T.reshape(knots.size, -1, *[1] * axes)
         if kind == "HuberMixture":
-            return mixture(knots[:, None, None, None], shares)
+            return mixture(knots.reshape(-1, *[1] * (axes + 1)), shares)
         return spline(np.append(0.0, knots), shares, number(q["tail"], 0), bool(q["even"]))
     if kind == "GroupNorm":
         ((profile, options),) = q["profile"].items()
@@ -450,7 +472,8 @@ class Proof:
         self.unused, self.budget = set(self.arrays), BUDGET
         self.x = self.tensor("x")
         self.batch, *image = self.x.shape
-        require(len(image) == 3 and image == problem["image_shape"], "'x' is not of image_shape")
+        fits = len(image) in (3, 4) and image == problem["image_shape"]
+        require(fits, "'x' is not of image_shape")
         low, high = problem["box"]
         self.lower = -np.inf if low is None else number(low, -1e100)
         self.upper = np.inf if high is None else number(high, -1e100)
@@ -475,7 +498,7 @@ class Proof:
         whole = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
         read = any(each.shape[2:] not in ((), (1, 1)) for each in whole)
         self.premise = "given the weights that the guide read from these data, " * read
-        output = output if output.ndim == 4 else output.reshape(*channels, 1, 1)
+        output = output if output.ndim > 1 else output.reshape(*channels, *[1] * (len(every) - 2))
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
         self.output = np.broadcast_to(output, every)
         self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
@@ -490,6 +513,7 @@ class Proof:
             if not (squares and problem["operator"] == {"Identity": {}}):  # D(A x) >= <A* v, x> ...
                 self.v, self.data = self.tensor("dual.data", shape), (np.zeros(1), 0.0)
             fits = len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
+            fits &= len(image) == 3
             require(fits, "a weakly convex problem has one layer, of one channel at a time")
             require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
             require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
@@ -533,10 +557,11 @@ class Proof:
                 weight = np.broadcast_to(self.tensor(values), (self.batch, *shape))
                 return linear(weight, shape, shape)
             case {"Blur": {"kernel": kernel, "boundary": boundary}}:
-                weight = self.tensor(kernel)[None, None, ::-1, ::-1]
+                weight = np.flip(self.tensor(kernel))[None, None]
                 return convolution(weight, shape, 1, PADDINGS[boundary])
             case {"Convolution": {"out_channels": outputs, "kernel_size": k} as options}:
-                weight = self.tensor(f"network.{name}.weight", (outputs, shape[0], k, k))
+                sides = [k] * (len(shape) - 1)
+                weight = self.tensor(f"network.{name}.weight", (outputs, shape[0], *sides))
                 stride, mode = number(options["stride"], 1), PADDINGS[options["padding"]]
                 return convolution(weight, shape, stride, mode)
             case {"AveragePool": {"size": k}}:
@@ -547,7 +572,13 @@ class Proof:
                 pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
                 return linear(weight, (shape[0], 1, 1), shape, math.prod(shape[1:]), push, pull)
             case {"ForwardDifferences": _}:
-                return convolution(DIFFERENCES, shape, 1, "edge")
+                return convolution(differences(len(shape) - 1), shape, 1, "edge")
+            case {"Slices": {"operator": inner, "depth": depth}}:
+                require(len(shape) == 4 and depth == shape[1], "Slices does not fit the volume")
+                self.batch *= depth  # for the tensors of the map
+                made = self.map(inner, name, (shape[0], *shape[2:]))
+                self.batch //= depth
+                return stacked(made, depth)
             case {"Dense": {"out_features": outputs}}:
                 weight = self.tensor(f"network.{name}.weight", (outputs, math.prod(shape)))
                 push = lambda w, x: x.reshape(len(x), -1) @ w.T
@@ -594,7 +625,6 @@ class Proof:
         name, links = f"layers.{i}", described["links"]
         mixed = any(kind in described["activation"] for kind in ("HuberMixture", "QuadraticSpline"))
         shares = self.tensor(f"network.{name}.shares") if mixed else None
-        h = activation(described["activation"], shares)
         sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
         maps = []
         for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
@@ -606,10 +636,11 @@ class Proof:
                 maps.append((j, made))
                 fine = j == 0 or made.nonnegative
                 require(fine, f"{name}.{which} has negative weights, so R need not be convex")
-        alone = all(j == 0 for j, _ in maps)
-        require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
+        h = activation(described["activation"], shares, len(size))
+        alone = all(j == 0 for j, _ in maps)
+        require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
         fits = channels == described["channels"] and channels % h.group == 0
         require(fits, f"{name} has {channels} channels, which do not fit")
         z, residual = (channels // h.group, *size), bool(described["residual"])
@@ -617,7 +648,8 @@ class Proof:
         self.shapes.append(z)
         named, read = described["bias"], f"network.bias_{i + 1}"
         bias = self.tensor(f"network.{name}.bias", (channels,)) if named else np.zeros(channels)
-        p, bias = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape), bias[:, None, None]
+        p = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape)
+        bias = bias.reshape(-1, *[1] * len(size))
         if read in self.arrays and not named:
             bias = np.broadcast_to(self.tensor(read), p.shape)
         return h, maps, bias, residual, p
@@ -761,7 +793,7 @@ def minorant(proof: Proof) -> tuple[Ball, Ball]:
             t[i - 1] = t[i - 1] + t[i]
     h, _, _, _, p = proof.layers[-1]
     lowest = -(h.conjugate(h.slope(0 * p, p)) * top).total()  # weight times the minimum of R
-    c = Ball(proof.theta[:, None, None, None]) * t[0]
+    c = Ball(proof.theta.reshape(-1, *[1] * (t[0].value.ndim - 1))) * t[0]
     return c, theta * beta + (one + -theta) * lowest
 
 
@@ -810,7 +842,7 @@ def lower_bound(proof: Proof) -> tuple[Ball, Any]:
         near = pixels(np.maximum(low, proof.lower), np.minimum(high, proof.upper))
         bounds = choose(free, near, bounds)
     constant = choose(known, Ball(0.0), -f.conjugate(slopes))
-    return bounds.total() + constant.total() + beta, np.any(free, axis=(1, 2, 3))
+    return bounds.total() + constant.total() + beta, free.reshape(len(free), -1).any(1)
 
 
 class Verdict(NamedTuple):

@@ -115,6 +115,7 @@ def ridge(
     inner_kernel: int = 3,
     profiles: int = 1,
     levels: Sequence[float] = (),
+    dimensions: int = 2,
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <W_1, h(V_0 x)>, h the Huber function; for any image size.
 
@@ -138,17 +139,21 @@ def ridge(
         levels: makes a network for all noise levels c, c^2 R(x / c), that is told the level by
             problems with ``noise=c``; then ``smoothing`` is in units of the noise. The weights W
             are learned at these levels and interpolated; at one level, they are the same for all.
+        dimensions: 3 for volumes (B, C, D, H, W), with filters of three dimensions.
     """
+    if levels and dimensions == 3:
+        raise ValueError("levels are for images: guides have no third dimension")
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
     require_at_least(1, profiles=profiles)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     if profiles > 1:
         profile = HuberMixture(tuple(smoothing * 2.0**j for j in range(profiles)))
-    filters = Convolution(in_channels, channels, kernel, padding=padding)
+    filters = Convolution(in_channels, channels, kernel, padding=padding, dimensions=dimensions)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
     own = not levels  # a bias has units
-    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=own)
+    convolution = partial(Convolution, padding=padding, dimensions=dimensions)
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, convolution, biases=own)
     if not levels:
         return InputConvexNetwork(layers, in_channels=in_channels)
     guide = NoiseGuide(in_channels, layers[-1].outputs, levels=levels)
@@ -197,7 +202,8 @@ def adaptive(
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
-    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=False)
+    convolution = partial(Convolution, padding=padding)
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, convolution, biases=False)
     outputs = sum(place.channels for place in places_read(layers, reads))
     return AdaptiveNetwork(
         layers,
@@ -222,16 +228,23 @@ class TotalVariation(InputConvexNetwork):
         joint: |.| is the Euclidean norm of the differences of all channels, in place of a sum over
             channels: edges are at the same places in all of them, and the real and the imaginary
             part of a complex image are treated as one number.
+        dimensions: 3 for volumes (B, C, D, H, W), with differences between slices as well.
     """
 
-    def __init__(self, isotropic: bool = True, in_channels: int = 1, joint: bool = False) -> None:
+    def __init__(
+        self,
+        isotropic: bool = True,
+        in_channels: int = 1,
+        joint: bool = False,
+        dimensions: int = 2,
+    ) -> None:
         if joint and not isotropic:
             raise ValueError("joint=True takes the Euclidean norm of all differences: isotropic")
-        size = 2 * in_channels if joint else 2
+        size = dimensions * in_channels if joint else dimensions
         layer = ConvexLayer(
             GroupNorm(size) if isotropic else Abs(),
-            channels=2 * in_channels,
-            skip=ForwardDifferences(),
+            channels=dimensions * in_channels,
+            skip=ForwardDifferences(dimensions=dimensions),
             bias=False,
         )
         super().__init__([layer], in_channels=in_channels)
@@ -272,15 +285,14 @@ def _mix(
     channels: int,
     kernel: int,
     smoothing: float,
-    padding: Boundary,
+    convolution: partial[Convolution],
     *,
     biases: bool,
 ) -> None:
     """Append nonnegative convolutions and (smoothed) ReLUs, up to ``depth`` layers."""
     h: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
-    convolution = partial(Convolution, kernel_size=kernel, padding=padding, nonnegative=True)
     while len(layers) < depth:
-        mix = convolution(layers[-1].outputs, channels)
+        mix = convolution(layers[-1].outputs, channels, kernel, nonnegative=True)
         layers.append(ConvexLayer(h, channels=channels, previous=mix, bias=biases))
 
 

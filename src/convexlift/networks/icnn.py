@@ -27,6 +27,8 @@ from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, first_non_finite
 
+SIZES = {2: "H, W", 3: "D, H, W"}
+
 
 class ConvexLayer(nn.Module):
     """z_i = h(V x + W z_{i-1} + sum_j W_j z_j + b), plus z_{i-1} if residual.
@@ -191,8 +193,11 @@ class InputConvexNetwork(Described, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
-        if x.ndim != 4:
-            raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
+        if x.ndim != 2 + self.dimensions:
+            raise ValueError(
+                f"images have shape (batch, channels, {SIZES[self.dimensions]}), got "
+                f"{tuple(x.shape)}"
+            )
         bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
@@ -346,17 +351,23 @@ class InputConvexNetwork(Described, nn.Module):
                         f"layer {number} has both previous=... and a link from layer {source}"
                     )
 
-    def _probe_size(self) -> tuple[int, int]:
+    @property
+    def dimensions(self) -> int:
+        """2 for images (B, C, H, W), 3 for volumes (B, C, D, H, W)."""
+        return max(each.dimensions for each in self.modules() if isinstance(each, LinearMap))
+
+    def _probe_size(self) -> tuple[int, ...]:
         """A small image size that every pooling divides, to check channels of any-size nets."""
         maps = [module for module in self.modules() if isinstance(module, LinearMap)]
         # Divisible by all reductions in turn, and still as large as any kernel after them.
         size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
-        return (size, size)
+        return (size,) * self.dimensions
 
     def _check_image_shape(self, image_shape: Shape) -> None:
-        size = self.image_size
-        if image_shape[0] != self.in_channels or (size and tuple(image_shape[1:]) != size):
-            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else 'H, W'})"
+        size, axes = self.image_size, self.dimensions
+        fits = image_shape[0] == self.in_channels and len(image_shape) == 1 + axes
+        if not fits or (size and tuple(image_shape[1:]) != size):
+            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else SIZES[axes]})"
             raise ValueError(
                 f"the network takes images of shape {expected}, got {tuple(image_shape)}"
             )

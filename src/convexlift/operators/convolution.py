@@ -1,11 +1,14 @@
-"""Convolutions of images that continue past their edges, and filters in Fourier space."""
+"""Convolutions of images that continue past their edges, and filters in Fourier space.
+
+Images are (B, C, H, W), or volumes (B, C, D, H, W) for kernels of three dimensions.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -31,38 +34,41 @@ in double precision."""
 
 
 class Padding(LinearOperator):
-    """x continued past its edges by ``margin`` = (rows, columns); the adjoint folds back."""
+    """x continued past its edges by ``margin`` = (rows, columns); the adjoint folds back.
 
-    def __init__(self, input_shape: Shape, margin: tuple[int, int], boundary: Boundary) -> None:
-        height, width = input_shape[-2:]
-        limits = {"circular": (height, width), "reflect": (height - 1, width - 1)}
-        if any(m > n for m, n in zip(margin, limits.get(boundary, margin), strict=True)):
-            raise ValueError(
-                f"a {boundary} margin of {margin} does not fit an image of {height} x {width}"
-            )
+    The margin of volumes is (slices, rows, columns).
+    """
+
+    def __init__(self, input_shape: Shape, margin: tuple[int, ...], boundary: Boundary) -> None:
+        sides = input_shape[-len(margin) :]
+        less = {"circular": 0, "reflect": 1}.get(boundary)
+        if less is not None and any(m > n - less for m, n in zip(margin, sides, strict=True)):
+            size = " x ".join(str(n) for n in sides)
+            raise ValueError(f"a {boundary} margin of {margin} does not fit an image of {size}")
         self.input_shape = input_shape
         self.margin = margin
         self.boundary: Boundary = boundary
 
     def forward(self, x: Tensor) -> Tensor:
         """The larger image."""
-        rows, columns = self.margin
         mode = "constant" if self.boundary == "zero" else self.boundary
-        return F.pad(x, (columns, columns, rows, rows), mode=mode)
+        return F.pad(x, [m for m in reversed(self.margin) for _ in range(2)], mode=mode)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Every copy of a pixel added back to it."""
-        folded = _fold(y, -1, self.margin[1], self.boundary)
-        return _fold(folded, -2, self.margin[0], self.boundary)
+        for axis, margin in enumerate(reversed(self.margin), start=1):
+            y = _fold(y, -axis, margin, self.boundary)
+        return y
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Larger by twice the margin."""
-        height, width = input_shape[-2:]
-        return (*input_shape[:-2], height + 2 * self.margin[0], width + 2 * self.margin[1])
+        axes = len(self.margin)
+        sides = zip(input_shape[-axes:], self.margin, strict=True)
+        return (*input_shape[:-axes], *(n + 2 * m for n, m in sides))
 
 
-def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
-    """The most copies of a pixel in the padded image, the product over both axes."""
+def most_copies(margin: tuple[int, ...], boundary: Boundary) -> int:
+    """The most copies of a pixel in the padded image, the product over all axes."""
     if boundary == "zero":
         return 1
     # Wrapped or mirrored, a pixel has one copy on each side; repeated, it has all of a margin.
@@ -102,8 +108,8 @@ class ConvolutionOperator(LinearOperator):
         stride: int = 1,
         padding: Boundary = "zero",
     ) -> None:
-        out_channels, in_channels, height, width = weight.shape
-        if len(input_shape) != 3 or input_shape[0] != in_channels:
+        out_channels, in_channels, *kernel = weight.shape
+        if len(input_shape) != 1 + len(kernel) or input_shape[0] != in_channels:
             raise ValueError(
                 f"a convolution with {in_channels} input channels "
                 f"does not fit an input of shape {input_shape}"
@@ -111,22 +117,24 @@ class ConvolutionOperator(LinearOperator):
         self.weight = weight
         self.input_shape = input_shape
         self.stride = stride
-        self.margin = (height // 2, width // 2)
+        self.margin = tuple(side // 2 for side in kernel)
         self.boundary: Boundary = padding
         self.padding = Padding(input_shape, self.margin, padding)
         # F.conv2d pads with zeros by itself.
-        self._zeros = self.margin if padding == "zero" else (0, 0)
+        self._zeros = self.margin if padding == "zero" else tuple(0 for _ in kernel)
         self._out_channels = out_channels
+        self._flat = len(kernel) == 2
+        self._convolve: Callable[..., Tensor] = F.conv2d if self._flat else F.conv3d
 
     @property
     def convolution(self) -> ConvolutionOperator | None:  # type: ignore[override]
-        """V itself, for stride 1."""
-        return self if self.stride == 1 else None
+        """V itself, for stride 1 and images: volumes have no strips, tiles and kernels."""
+        return self if self.stride == 1 and self._flat else None
 
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
         """sum |F k|^2 over all kernels k, nowhere near zero; for small kernels and stride 1."""
         small = max(self.weight.shape[-2:]) <= min(LARGEST_KERNEL, *self._resolve(None)[-2:])
-        if self.stride != 1 or not small or not self.weight.any():
+        if self.stride != 1 or not self._flat or not small or not self.weight.any():
             return None
         spectra: Tensor = torch.fft.rfft2(self.weight, s=(height, width))
         squares = spectra.abs().square().sum((0, 1))
@@ -141,7 +149,7 @@ class ConvolutionOperator(LinearOperator):
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
         x = x if self.boundary == "zero" else self.padding(x)
-        return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
+        return self._convolve(x, self.weight, stride=self.stride, padding=self._zeros)
 
     def on_padded(self, padded: Tensor, bias: Tensor | None) -> Tensor:
         """V x + bias from x already continued past its edges by ``padding``; for stride 1.
@@ -163,17 +171,16 @@ class ConvolutionOperator(LinearOperator):
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         slow = y.device.type == "cpu" or y.dtype == torch.float64
-        if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
+        if self.stride == 1 and self._flat and slow and self.weight.shape[1] <= FEW_CHANNELS:
             return self.padding.adjoint(self.adjoint_on_padded(y))
-        sizes = self.input_shape[-2:]
+        sizes = self.input_shape[1:]
         # Rows and columns at the far edge that the stride skips and the transpose must restore.
         rest = [
             (n + 2 * m - k) % self.stride
-            for n, m, k in zip(sizes, self.margin, self.weight.shape[-2:], strict=True)
+            for n, m, k in zip(sizes, self.margin, self.weight.shape[2:], strict=True)
         ]
-        x = F.conv_transpose2d(
-            y, self.weight, stride=self.stride, padding=self._zeros, output_padding=rest
-        )
+        transposed = F.conv_transpose2d if self._flat else F.conv_transpose3d
+        x = transposed(y, self.weight, stride=self.stride, padding=self._zeros, output_padding=rest)
         return x if self.boundary == "zero" else self.padding.adjoint(x)
 
     def adjoint_on_padded(self, y: Tensor) -> Tensor:
@@ -212,18 +219,19 @@ class ConvolutionOperator(LinearOperator):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(out_channels, ceil(H / stride), ceil(W / stride))."""
-        return (self._out_channels, *(-(-n // self.stride) for n in input_shape[-2:]))
+        return (self._out_channels, *(-(-n // self.stride) for n in input_shape[1:]))
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """The sums of |w_{oi}| over the taps, as a matrix from channel to channel."""
-        matrix = self.weight.abs().sum((2, 3))
+        matrix = self.weight.abs().flatten(2).sum(2)
         matrix = matrix.T * self._copies if adjoint else matrix
-        return (bound.flatten(1) @ matrix.T)[:, :, None, None]
+        found = bound.flatten(1) @ matrix.T
+        return found.reshape(*found.shape, *(1 for _ in self.margin))
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """Taps times channels; then copies of a pixel are added up."""
-        out_channels, in_channels, height, width = self.weight.shape
-        return height * width * (out_channels if adjoint else in_channels) + self._copies
+        out_channels, in_channels, *kernel = self.weight.shape
+        return math.prod(kernel) * (out_channels if adjoint else in_channels) + self._copies
 
     @property
     def _copies(self) -> int:
@@ -258,15 +266,15 @@ class ConvolutionOperator(LinearOperator):
         if bool((kernel >= 0).all()):
             if folded:
                 return self._nonnegative_norm(kernel, shape)
-            return float(torch.linalg.matrix_norm(kernel.sum((-2, -1)), ord=2))
+            return float(torch.linalg.matrix_norm(kernel.flatten(2).sum(2), ord=2))
         if self.weight.shape[1] <= FEW_CHANNELS and self.stride == 1:
-            pad = (0, 0) if self.boundary == "circular" else self.margin
-            torus = [n + 2 * m for n, m in zip(shape[-2:], pad, strict=True)]
-            if all(k <= n for k, n in zip(kernel.shape[-2:], torus, strict=True)):
+            pad = 0 if self.boundary == "circular" else 2
+            torus = [n + pad * m for n, m in zip(shape[1:], self.margin, strict=True)]
+            if all(k <= n for k, n in zip(kernel.shape[2:], torus, strict=True)):
                 inside = _norm_on_torus(kernel, torus)
                 if not folded:
                     return inside
-                small = self._cropped(self.weight.detach(), shape, 4 * max(kernel.shape[-2:]))
+                small = self._cropped(self.weight.detach(), shape, 4 * max(kernel.shape[2:]))
                 at_edges = lanczos_norm(small, small._resolve(None))
                 return max(inside, NORM_MARGIN * at_edges)
         return super()._norm(shape)
@@ -279,9 +287,9 @@ class ConvolutionOperator(LinearOperator):
         """
         products = 4
         small = self._cropped(kernel, shape, 4 * products * max(self.margin) + 1)
-        _, _, right = torch.linalg.svd(kernel.sum((-2, -1)))
+        _, _, right = torch.linalg.svd(kernel.flatten(2).sum(2))
         u = right[0].abs() + 1e-3 * right[0].abs().max()
-        q = u[None, :, None, None].expand(1, *small._resolve(None))
+        q = u.reshape(1, -1, *(1 for _ in self.margin)).expand(1, *small._resolve(None))
         bound = math.inf
         for _ in range(products):
             product = small.adjoint(small(q))
@@ -292,19 +300,20 @@ class ConvolutionOperator(LinearOperator):
 
     def _cropped(self, weight: Tensor, shape: Shape, size: int) -> ConvolutionOperator:
         """The convolution with stride 1, on an image of at most ``size`` x ``size``."""
-        smaller = (shape[0], *(min(n, size) for n in shape[-2:]))
+        smaller = (shape[0], *(min(n, size) for n in shape[1:]))
         return ConvolutionOperator(weight, smaller, 1, self.boundary)
 
 
 def _norm_on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
     """The largest spectral norm among the matrices sum_k (F k)* (F k), one for each frequency."""
     # Filter by filter: all spectra together would be larger than V x.
-    spectra = (torch.fft.rfft2(one, s=torus) for one in kernel)
+    axes = tuple(range(1, kernel.ndim - 1))
+    spectra = (torch.fft.rfftn(one, s=torus, dim=axes) for one in kernel)
     if kernel.shape[1] == 1:
         return math.sqrt(
             float(functools.reduce(Tensor.add_, (f.abs().square() for f in spectra)).max())
         )
-    grams = (torch.einsum("cij,dij->ijcd", f.conj(), f) for f in spectra)
+    grams = (torch.einsum("c...,d...->...cd", f.conj(), f) for f in spectra)
     return math.sqrt(float(torch.linalg.eigvalsh(functools.reduce(Tensor.add_, grams)).max()))
 
 

@@ -28,7 +28,7 @@ from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.tensors import Blocks, choose_images, full_precision
+from convexlift.tensors import Blocks, choose_images, expand_per_image, full_precision
 
 ROUNDING = 64
 """Relative errors of objectives and gaps, in units of the last place, are less than this."""
@@ -252,24 +252,25 @@ def _strong_convexity(problem: VariationalProblem) -> Tensor:
 
 def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
     """All local terms on the image's grid, (B, 1, H, W)."""
-    height, width = evaluation.x.shape[-2:]
-    theta = bound.data.theta.to(evaluation.x.dtype)[:, None, None, None]
+    x = evaluation.x
+    size = x.shape[2:]
+    theta = expand_per_image(bound.data.theta.to(x.dtype), x)
     total = bound.data.pixels.sum(1, keepdim=True)
     data = bound.data.data
-    if data.shape != evaluation.x.shape:  # data that are not pixels have no place on the grid
+    if data.shape != x.shape:  # data that are not pixels have no place on the grid
         data = data.flatten(1)
-    total = total + _spread(data, height, width)
+    total = total + _spread(data, size)
     for loss in bound.layers:
-        total = total + theta * _spread(loss, height, width)
-    rest = (1 - bound.data.theta) * bound.constant / (height * width)
-    return total + rest.to(total.dtype)[:, None, None, None]
+        total = total + theta * _spread(loss, size)
+    rest = (1 - bound.data.theta) * bound.constant / size.numel()
+    return total + expand_per_image(rest.to(total.dtype), total)
 
 
-def _spread(values: Tensor, height: int, width: int) -> Tensor:
+def _spread(values: Tensor, size: torch.Size) -> Tensor:
     """Local terms spread over the image's grid, keeping their sum; others go everywhere."""
-    if values.ndim == 4 and height % values.shape[-2] == 0 and width % values.shape[-1] == 0:
-        rows, columns = height // values.shape[-2], width // values.shape[-1]
-        coarse = values.sum(1, keepdim=True) / (rows * columns)
-        return F.interpolate(coarse, scale_factor=(rows, columns), mode="nearest")
-    flat = values.flatten(1).sum(1) / (height * width)
-    return flat[:, None, None, None].expand(-1, 1, height, width)
+    coarse = values.shape[2:]
+    if len(coarse) == len(size) and all(n % m == 0 for n, m in zip(size, coarse, strict=True)):
+        blocks = values.sum(1, keepdim=True) * (coarse.numel() / size.numel())
+        return F.interpolate(blocks, size=tuple(size), mode="nearest")
+    flat = values.flatten(1).sum(1) / size.numel()
+    return flat.reshape(-1, 1, *(1 for _ in size)).expand(-1, 1, *size)

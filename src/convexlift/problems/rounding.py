@@ -181,7 +181,7 @@ def channel_sums(values: Tensor) -> Tensor:
 
 def channel_means(values: Tensor) -> Tensor:
     """The mean over the pixels of each channel, (B, C, H, W) -> (B, C, 1, 1)."""
-    return values if values.ndim == 2 else values.mean((2, 3), keepdim=True)
+    return values if values.ndim == 2 else values.mean(tuple(range(2, values.ndim)), keepdim=True)
 
 
 def block_sum(values: Tensor) -> Tensor:

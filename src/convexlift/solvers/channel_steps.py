@@ -103,4 +103,5 @@ def _response_sizes(V: LinearOperator, problem: VariationalProblem) -> Tensor:
     if V.convolution is not None:
         return V.convolution.weight.square().sum((1, 2, 3)).sqrt().reshape(1, -1, 1, 1)
     noise = torch.randn(problem.image_shape, generator=torch.Generator().manual_seed(0))
-    return V(noise[None].to(problem.fidelity.y)).square().mean((2, 3), keepdim=True).sqrt()
+    responses = V(noise[None].to(problem.fidelity.y)).square()
+    return responses.mean(tuple(range(2, responses.ndim)), keepdim=True).sqrt()

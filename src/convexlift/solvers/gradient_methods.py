@@ -83,7 +83,7 @@ class SubgradientSolver(Solver[SubgradientState]):
         """The paper's update."""
         g = self.problem.subgradient(self.problem.evaluate(state.x))
         eta = self.method.step / (state.k + 1) if self.method.diminishing else self.method.step
-        eta = torch.as_tensor(eta, dtype=g.dtype, device=g.device).reshape(-1, 1, 1, 1)
+        eta = expand_per_image(torch.as_tensor(eta, dtype=g.dtype, device=g.device), g)
         return SubgradientState(self.problem.bounds.project(state.x - eta * g), state.k + 1)
 
 
