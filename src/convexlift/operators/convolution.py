@@ -25,6 +25,8 @@ LARGEST_KERNEL = 11
 """The largest kernel with a symbol: symbols ignore boundaries, which reach as far as kernels do."""
 FLOOR = 5e-2
 """Where an operator sees nothing, its symbol is this fraction of the largest value."""
+PATCHES = 2**21
+"""Numbers in the patches that a convolution in double precision copies at once (16 MB)."""
 FEW_CHANNELS = 3
 """Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
 in double precision."""
@@ -138,10 +140,34 @@ class ConvolutionOperator(LinearOperator):
         smaller = (channels, *(min(size, side) for side in sides))
         return ConvolutionOperator(self.weight, smaller, self.stride, self.boundary)
 
+    def some_channels(self, channels: slice) -> ConvolutionOperator:
+        """Some channels of V x."""
+        assert self.input_shape is not None
+        return ConvolutionOperator(
+            self.weight[channels], self.input_shape, self.stride, self.boundary
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
+        patches = x.numel() * math.prod(self.weight.shape[-2:])
+        copied = x.dtype == torch.float64 and x.device.type == "cpu"
+        if copied and self.stride == 1 and patches > PATCHES:
+            return self._in_strips(self.padding(x))
         x = x if self.boundary == "zero" else self.padding(x)
         return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
+
+    def _in_strips(self, padded: Tensor) -> Tensor:
+        """V x, a few rows at a time.
+
+        In double precision torch copies all patches of an image first: more than the result.
+        """
+        taps = math.prod(self.weight.shape[1:])
+        rows = max(1, PATCHES // (taps * padded.shape[-1] * len(padded)))
+        size = self.output_shape(self._resolve(None))
+        result = padded.new_empty((len(padded), *size))
+        for strip, halo in self.strips(rows):
+            result[:, :, strip] = F.conv2d(padded[:, :, halo], self.weight)
+        return result
 
     def on_padded(self, padded: Tensor, bias: Tensor | None) -> Tensor:
         """V x + bias from x already continued past its edges by ``padding``; for stride 1.
