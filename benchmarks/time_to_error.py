@@ -207,8 +207,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     curves = [row for row in rows if row.get("curve") and row["face"] == 0]
     titles = list(dict.fromkeys((row["regularizer"], row["task"]) for row in curves))
-    height = -(-len(titles) // 3)
-    figure, axes = plt.subplots(height, 3, figsize=(10, 2.6 * height), squeeze=False)
+    width = min(3, len(titles))
+    height = -(-len(titles) // width)
+    size = 3.6 * width, 2.8 * height
+    figure, axes = plt.subplots(height, width, figsize=size, squeeze=False)
     for axis, title in zip(axes.flat, titles, strict=False):
         for row in curves:
             if (row["regularizer"], row["task"]) == title:
