@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Scalar, Shape, TensorRecord, sum_per_image
+from convexlift.tensors import Scalar, Shape, TensorRecord, channel_slices, sum_per_image
 
 Apply = Callable[[Tensor], Tensor]
 """v -> H v."""
 IMAGE = 0
 """The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
+PARTS = 6
+"""The most parts into which a network is divided: each convolves the whole image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,34 @@ class BoundNetwork(TensorRecord):
         lowest = (self.output * -last.activation.conjugate(flat)).flatten(1)
         repeated = torch.Size(last.shape).numel() // lowest.shape[1]  # over the pixels of a channel
         return repeated * lowest.sum(1, dtype=torch.float64)
+
+    def in_parts(self, most: int) -> list[tuple[slice, BoundNetwork]]:
+        """Networks with some of the channels each, whose sum is R, and the channels of a.
+
+        As few as have at most ``most`` numbers a for each image, but no more than ``PARTS``. Only
+        one convolution of the image can be divided; others are one part.
+        """
+        first, *others = self.layers
+        whole: list[tuple[slice, BoundNetwork]] = [(slice(None), self)]
+        operator = first.operators[IMAGE].convolution if IMAGE in first.operators else None
+        if others or operator is None or len(first.operators) > 1 or first.residual:
+            return whole
+        h, (channels, *size) = first.activation, first.shape
+        count = min(PARTS, channels, -(-h.group * math.prod(first.shape) // most))
+        if count <= 1:
+            return whole
+        parts = []
+        for outputs, inputs in channel_slices(h.group, channels, -(-channels // count)):
+            output = self.output[:, outputs]
+            layer = replace(
+                first,
+                activation=h.select(outputs),
+                operators={IMAGE: operator.some_channels(inputs)},
+                bias=None if first.bias is None else first.bias[:, inputs],
+                shape=(operator.weight[inputs].shape[0] // h.group, *size),
+            )
+            parts.append((inputs, BoundNetwork((layer,), output)))
+        return parts
 
     def source_shape(self, source: int, image_shape: Shape) -> Shape:
         """The shape of x, or of a layer's z."""

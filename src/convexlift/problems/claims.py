@@ -17,8 +17,10 @@ from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rounding import (
+    PART,
     Rounded,
     activated,
     channel_means,
@@ -185,7 +187,9 @@ def claim(
     where the global gap is above the tolerance.
     """
     y = problem.fidelity.y
-    witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})
+    witness = Blocks(
+        {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
+    )
     duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
     bounds = bounds_below(double, x.double(), duals, radius)
@@ -226,7 +230,16 @@ def data_term_above(fidelity: Fidelity, operator: LinearOperator, x: Tensor) -> 
 
 
 def regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """weight R(x) for each image, rounded up."""
+    """weight R(x) for each image, rounded up: the sum over parts that fit the memory."""
+    (_, first), *others = problem.network.in_parts(PART)
+    value = _regularizer_above(problem.with_network(first), x)
+    for _, network in others:
+        more = _regularizer_above(problem.with_network(network), x)
+        value = (value + more) + gamma(2) * (value.abs() + more.abs())
+    return value
+
+
+def _regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
     network, weight = problem.network, problem.weight
     values = [Rounded.exact(x)]
     *hidden, last = network.layers

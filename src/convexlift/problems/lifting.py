@@ -44,6 +44,7 @@ from convexlift.functionals.terms import (
 from convexlift.networks.bound_network import BackwardPass, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
 from convexlift.operators.linear import Composition, Identity, LinearOperator
+from convexlift.problems.packed_slopes import feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord
 
@@ -67,11 +68,14 @@ BOX_DUAL = "vx"
 def made_feasible(
     network: BoundNetwork, weight: Scalar, like: Tensor, duals: Blocks, *, to_image: bool = True
 ) -> BackwardPass:
-    """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*."""
+    """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*.
+
+    Dual variables may be packed (``packed_slopes``).
+    """
     count = len(network.layers)
 
     def clip(i: int, t: Tensor) -> Tensor:
-        return network.layers[i - 1].activation.clip_to_slopes(duals[dual_names(i, count)[0]], t)
+        return feasible(network.layers[i - 1].activation, duals[dual_names(i, count)[0]], t)
 
     return network.backward(weight, like, clip, to_image=to_image)
 

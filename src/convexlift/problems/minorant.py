@@ -35,6 +35,7 @@ from convexlift.networks.bound_network import (
 )
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import dual_names, pooled_layers
+from convexlift.problems.packed_slopes import feasible
 from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
 CACHED = 2**18
@@ -141,7 +142,7 @@ class OnePass:
             a = self._preactivation(padded, image, rows, halo)
             for outputs, inputs in self._channels(a):
                 t = above.multipliers((image, outputs, rows))
-                p = h.clip_to_slopes(v[image, inputs, rows], t)
+                p = feasible(h, v[image, inputs, rows], t)
                 z, loss = h.select(outputs).value_and_loss(a[:, inputs], p, t)
                 above.take((image, outputs, rows), z)
                 slack[image] += sum_per_image(loss)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,11 +25,12 @@ from torch import Tensor
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
-from convexlift.networks.bound_network import IMAGE
+from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import LEVELS, MIXTURES, Scopes, best_of
 from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
+    PART,
     UNIT,
     Rounded,
     channel_means,
@@ -78,7 +79,29 @@ class RoundedMinorant:
 
 
 def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
-    """The affine minorant of weight R from any dual variables, rounded down."""
+    """The affine minorant of weight R from any dual variables, rounded down.
+
+    R is divided into parts that fit the memory; the sum of their minorants is one of R.
+    """
+    (channels, network), *others = problem.network.in_parts(PART)
+    if not others:
+        return _minorant_below(problem, duals)
+    (name,) = dual_names(1, 1)
+
+    def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
+        return _minorant_below(
+            problem.with_network(network), Blocks({name: duals[name][:, channels]})
+        )
+
+    total = part(channels, network)
+    for channels, network in others:
+        more = part(channels, network)
+        rounding = gamma(2) * (total.beta.abs() + more.beta.abs())
+        total = RoundedMinorant(total.c + more.c, total.beta + more.beta - rounding, total.constant)
+    return replace(total, constant=_constant(problem))
+
+
+def _minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
     t: dict[int, Rounded] = {

@@ -23,6 +23,8 @@ UNIT = 2.0**-53
 """Half the distance of 1 to the next number: the largest relative error of one operation."""
 CACHED = 2**17
 """Numbers per step on a CPU (1 MB)."""
+PART = 2**22
+"""Numbers of a layer that are computed at once (32 MB); larger ones are divided into channels."""
 BLOCK = 1024
 """Sums are taken in blocks of this size: n numbers collect n/BLOCK + BLOCK errors, not n."""
 

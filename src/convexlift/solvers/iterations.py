@@ -16,6 +16,7 @@ from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.problems.packed_slopes import CODES, can_be_packed, feasible, pack
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import Coupling, PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory
@@ -25,6 +26,10 @@ STRIP = 2**19
 """Numbers of v in a strip (2 MB)."""
 WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
+LARGE = 2**24
+"""Size of v from which v and the anchor of a single image are packed in 16 bits."""
+SAMPLED = 8
+"""Of a packed v, displacements are measured on every row with this distance."""
 Displacement = tuple[Blocks, Blocks]
 """Upper bounds on the movement of each row of K (``Coupling.reach``), and ||dv||; each (B,)."""
 
@@ -117,6 +122,10 @@ class TiledIterations(Iterations):
         v <- prox_{f*}(w + sigma K x_bar),    w <- a v + b w + e anchor,    c <- K* w,
 
     on strips that stay in a processor's cache, reads and writes w once instead of a dozen times.
+
+    It works in place on the w of the last state, of which earlier states of the same solver have
+    no copy. A large v is packed (``packed_slopes``), so that three arrays of its size suffice: w,
+    and in 16 bits each v, the v of the best bound, and the anchor.
     """
 
     name = "tiled"
@@ -139,14 +148,68 @@ class TiledIterations(Iterations):
         size = torch.Size(operator.output_shape(saddle.K.shapes["x"])).numel()
         if size < WORTHWHILE:
             raise DoesNotApply(f"{size} dual variables are few enough for a cache")
-        self.operator, self.term = operator, term
+        self.operator, self.term, self.size = operator, term, size
+        self._stored: RestartState | None = None
 
     def load(self, state: RestartState) -> None:
-        """Copy w_v, which iterations overwrite, and compute c = K* w_v."""
+        """Take w over from the last state; from others, copy it, and compute c = K* w_v."""
         super().load(state)
+        self.origin_v = state.origin_v
+        if state is self._stored:
+            return
+        self._stored = None
         self.w = state.w_v[self.row].clone()
         self.w_v = Blocks({self.row: self.w})
-        self.c = self.operator.adjoint(self.w)
+        self.c = self._pulled()
+        single = len(self.w) == 1 and self.w.dtype is torch.float32
+        self.packed = self.size >= LARGE and single and can_be_packed(self.term.activation)
+        if self.packed and state.anchor_v[self.row].dtype is not CODES:
+            self.anchor_v = self._packed(state.anchor_v)
+            self.origin_v = _sampled(self._packed(state.origin_v))
+
+    def store(self, state: RestartState) -> RestartState:
+        """The state with the current w, which the next call continues in place."""
+        self._stored = replace(super().store(state), origin_v=self.origin_v)
+        return self._stored
+
+    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
+        """As in the plain iterations; of a packed v, on a sample of its rows."""
+        if not self.packed:
+            return super().displacements(state)
+        rows = slice(None, None, SAMPLED)
+        v, anchor = (self._numbers(_sampled(each), rows) for each in (self.v, self.anchor_v))
+        scale = (self.w.shape[-2] / v[self.row].shape[-2]) ** 0.5
+        way, far = self.coupling.way, self.coupling.dual_distances
+        return (
+            (way(self.u, state.origin_u), scale * far(v, self._numbers(self.origin_v, rows))),
+            (way(self.u, self.anchor_u), scale * far(v, anchor)),
+        )
+
+    def _packed(self, v: Blocks) -> Blocks:
+        """The codes of numbers, strip by strip."""
+        part = v[self.row]
+        codes = torch.empty_like(part, dtype=CODES)
+        for strip, _ in self.operator.strips(self._rows):
+            t = local(self.term.weights, slice(None), slice(None), strip)
+            codes[:, :, strip] = pack(self.term.activation, part[:, :, strip], t)
+        return Blocks({self.row: codes})
+
+    def _numbers(self, v: Blocks, rows: slice) -> Blocks:
+        """The numbers of codes at some rows."""
+        t = local(self.term.weights, slice(None), slice(None), rows)
+        return Blocks({self.row: feasible(self.term.activation, v[self.row], t)})
+
+    def _pulled(self) -> Tensor:
+        """K* w, strip by strip."""
+        padded = self.operator.padding(torch.zeros_like(self.w_u["x"]))
+        for strip, halo in self.operator.strips(self._rows):
+            padded[:, :, halo] += self.operator.adjoint_on_padded(self.w[:, :, strip])
+        return self.operator.padding.adjoint(padded)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a strip."""
+        return max(16, STRIP // (self.w.shape[1] * self.w.shape[3]))
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
@@ -155,7 +218,8 @@ class TiledIterations(Iterations):
             self.old_u = self.w_u
             self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
             x_bar = (2 * self.u - self.w_u)["x"]
-            v = torch.empty_like(self.w) if k == count else None
+            kind = CODES if self.packed else self.w.dtype
+            v = torch.empty_like(self.w, dtype=kind) if k == count else None
             self._pass(x_bar, sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
                 self.v = Blocks({self.row: v})
@@ -177,21 +241,24 @@ class TiledIterations(Iterations):
         padded = self.operator.padding(x_bar)
         c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
-        rows = max(16, STRIP // (w.shape[1] * w.shape[3]))
         for i in range(w.shape[0]):
             one = slice(i, i + 1)
             a, b, e = (float(part[i]) for part in mix)
-            for strip, halo in self.operator.strips(rows):
+            for strip, halo in self.operator.strips(self._rows):
                 here = w[one, :, strip]
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
+                t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    v[one, :, strip] = new
+                    kept = pack(self.term.activation, new, t) if self.packed else new
+                    v[one, :, strip] = kept
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
                 # b == 0 occurs in restarts only, where a == 1.
                 here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
                 if e:
-                    here.add_(anchor[one, :, strip], alpha=e)
+                    past = anchor[one, :, strip]
+                    past = feasible(self.term.activation, past, t) if self.packed else past
+                    here.add_(past, alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         self.c = self.operator.padding.adjoint(c)
 
@@ -202,3 +269,8 @@ class TiledIterations(Iterations):
         y = self.operator.on_padded(x_bar, here).add_(w, alpha=1 / float(sigma))
         weights = local(self.term.weights, *place)
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
+
+
+def _sampled(v: Blocks) -> Blocks:
+    """Some rows, in memory of their own."""
+    return Blocks({name: part[:, :, ::SAMPLED].clone() for name, part in v.items()})

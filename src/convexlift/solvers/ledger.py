@@ -223,7 +223,8 @@ class Ledger:
         if some is None or some_double is None:  # an operator that works on the whole batch only
             rows = torch.arange(len(x), device=x.device)
             some, some_double = problem, double
-        witness = Blocks({name: part[rows] for name, part in self.witness.items()})
+        whole = len(rows) == len(x)  # not copied: dual variables are large
+        witness = Blocks({n: p if whole else p[rows] for n, p in self.witness.items()})
         best, tolerance = x[rows], self.tolerance or 0.0
         claimed = claim(some, some_double, best, witness, tolerance=tolerance)
         start = self.start[rows]

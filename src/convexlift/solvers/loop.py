@@ -40,9 +40,11 @@ def run(
     problem = problem.detach()
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
-        state = _first_state(problem, solver, start)
-        ledger = Ledger(problem, state, stop, callback, rigorous=rigorous)
-        return _iterate(ledger, solver, state, stop)
+        # Nobody but the ledger holds the first state, which is large, when another one replaces it.
+        first = _first_state(problem, solver, start)
+        ledger = Ledger(problem, first, stop, callback, rigorous=rigorous)
+        del first
+        return _iterate(ledger, solver, stop)
 
 
 solve_roughly = partial(run, rigorous=False)
@@ -107,8 +109,8 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
-def _iterate(ledger: Ledger, solver: Solver[State], state: State, stop: StopWhen) -> Solution:
-    iteration = 0
+def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
+    iteration, state = 0, ledger.state
     try:
         wanted = ledger.check(iteration, state)
         while ledger.active.any() and wanted:

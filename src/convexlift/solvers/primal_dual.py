@@ -24,7 +24,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from convexlift.functionals.terms import Box, PooledEpigraphTerm
+from convexlift.functionals.terms import Box, LastLayerTerm, PooledEpigraphTerm
 from convexlift.problems.lifting import (
     BOX_DUAL,
     DATA_DUAL,
@@ -35,6 +35,7 @@ from convexlift.problems.lifting import (
     primal_name,
 )
 from convexlift.problems.minorant import OnePass
+from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.tensors import Blocks
@@ -237,9 +238,19 @@ class PDHGSolver(Solver[StateT]):
     def resume(self, state: State) -> StateT | None:
         """Continue from (u, v), or from the duals of another lift if these fit the network."""
         if isinstance(state, PDHGState) and state.fits(self.saddle):
-            return self._restarted(state)
+            return self._restarted(replace(state, v=self._unpacked(state.v)))
         duals = fitting_duals(self.problem.network, state.x, state.duals)
         return None if duals is None else self.start(state.x, duals)
+
+    def _unpacked(self, v: Blocks) -> Blocks:
+        """Dual variables as numbers, of a state that may have them packed."""
+        packed = {
+            names[0]: term
+            for names, term in self.saddle.f
+            if isinstance(term, LastLayerTerm) and v[names[0]].dtype is CODES
+        }
+        numbers = {n: feasible(term.activation, v[n], term.weights) for n, term in packed.items()}
+        return Blocks({**v, **numbers})
 
 
 class FixedStepPDHG(PDHGSolver[PDHGState]):
