@@ -7,6 +7,7 @@ the linear-programming codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) R
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
+from convexlift.solvers.matrix_steps import MatrixCoupling, data_factors
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
     AdaptiveSteps,
@@ -72,6 +74,10 @@ class PDHG(Method):
         return SaturatedPDHG(problem, head, without, lambda: self._adaptive(problem))
 
     def _adaptive(self, problem: VariationalProblem) -> RestartedPDHG:
+        if self.dualise_fidelity is not False:
+            saddle = lift(problem, dualise_box=True)
+            with contextlib.suppress(DoesNotApply):
+                return RestartedPDHG(problem, saddle, MatrixCoupling(saddle, problem, data_factors(problem)))
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             saddle = lift(problem, dualise_box=True)
             return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))

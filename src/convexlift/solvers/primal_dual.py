@@ -48,7 +48,7 @@ def pdhg_update(
 ) -> tuple[Blocks, Blocks]:
     """One step of the paper's iteration, with theta = 1."""
     # u^{k+1} = prox_g^T (u^k - T K* v^k)
-    u_next = saddle.prox_g(u - tau * saddle.K.adjoint(v), tau)
+    u_next = saddle.prox_g(u - tau * saddle.force(v), tau)
     # u_bar = u^{k+1} + theta (u^{k+1} - u^k)
     u_bar = 2 * u_next - u
     # v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar)
@@ -320,7 +320,8 @@ def lifted_start(
             u[block] = term.block_means(u[block])
             v[names[1]] = term.size**2 * term.block_means(v[names[1]])
     if DATA_DUAL in saddle.K.rows:
-        slope = problem.fidelity.gradient(problem.operator(x))
+        # An image outside the domain of D has no slope: start at 0 there.
+        slope = problem.fidelity.gradient(problem.operator(x)).nan_to_num(0.0, 0.0, 0.0)
         known = None if duals is None else duals.get(DATA_DUAL)
         if known is not None and known.shape == slope.shape:  # else of another scanner
             slope = known
