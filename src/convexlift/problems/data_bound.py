@@ -92,17 +92,14 @@ def can_hold_everywhere(problem: VariationalProblem) -> bool:
     """Whether a tight bound over all images of the box can be expected of this problem.
 
     It cannot where a pixel is neither seen nor bounded on both sides; where an operator that is
-    not diagonal meets no bounds at all, or one-sided bounds and data that no shift moves towards
-    them; nor where the fidelity's conjugate has a bounded domain (or the box one side) and R no
-    constant minorant to mix with.
+    not diagonal meets no bounds at all; nor where the fidelity's conjugate has a bounded domain
+    (or the box one side) and R no constant minorant to mix with.
     """
     box, diagonal = problem.bounds, problem.operator.diagonal
     if math.isfinite(box.lower) and math.isfinite(box.upper):
         return True
     if diagonal is None:
-        seen = problem.sensitivity
-        one_way = bool((seen > 0).all()) or bool((seen < 0).all())
-        return not box.is_everything and problem.network.bounded_below and one_way
+        return not box.is_everything and problem.network.bounded_below
     everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
     seen = problem.fidelity.measured & (diagonal != 0)
     return bool(seen.all()) and (everywhere_finite or problem.network.bounded_below)

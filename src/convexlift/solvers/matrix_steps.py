@@ -2,16 +2,18 @@
 
     T = SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1,    S_i = sigma_i D_i,
 
-over all primal blocks together, is the largest T with ||S^(1/2) K T^(1/2)|| < 1 up to the tiny
-part. Each step in u then solves a least-squares problem exactly, as in ADMM and the
-Douglas-Rachford method, and the condition numbers of A and of the layers do not matter any more.
-The inverse is computed anew at every restart. The box is dualised, as in ``spectral_steps``.
+over all primal blocks together, is the largest T with ||S^(1/2) K T^(1/2)|| < 1, but for the tiny
+part. A step in u then solves a least-squares problem exactly, as in ADMM and the Douglas-Rachford
+method, however badly A and the layers are conditioned. D_0 holds the weights omega of a weighted
+data term, where v_0 = omega (A x - y): all data are measured in units of their noise. The other
+D_i are I. T is computed anew at every restart, in double precision. The box is dualised, as in
+``spectral_steps``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,15 +23,14 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice, DoesNotApply
 from convexlift.solvers.primal_dual import SAFETY
 from convexlift.solvers.scaled_steps import ScaledCoupling
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, expand_per_image
 
-LARGEST = 2048
-"""Unknowns up to which the matrix is made: its inverse costs as much as a few hundred products."""
+LARGEST = 512
+"""Unknowns up to which T is made. Inverses of larger matrices take longer than they save."""
 ENTRIES = 2**25
-"""Entries of the matrices of a whole batch (256 MB in double precision)."""
-TINY = 0.03
-"""Times the root of the unit of rounding and the largest diagonal entry: for directions that no
-row of K sees. Less would amplify the rounding errors of K* v."""
+"""Entries of T for a whole batch (256 MB)."""
+TINY = 1e-9
+"""Relative to the largest diagonal entry: for directions that no row of K sees."""
 LEAST = 1e-8
 """Smallest factor, also of data that were not measured, whose dual variables are zero."""
 STEPS = "T"
@@ -46,7 +47,7 @@ class MatrixSteps(Blocks):
         together = torch.cat([part.flatten(1) for part in other.values()], 1)
         moved = (self[STEPS] @ together.unsqueeze(-1)).squeeze(-1)
         sizes = [part[0].numel() for part in other.values()]
-        pieces = zip(other.items(), moved.split(sizes, 1), strict=True)
+        pieces = zip(other.items(), torch.split(moved, sizes, 1), strict=True)
         return Blocks({name: piece.reshape(part.shape) for (name, part), piece in pieces})
 
     def step(self, name: str, like: Tensor) -> Tensor:
@@ -55,96 +56,91 @@ class MatrixSteps(Blocks):
 
 
 class MatrixCoupling(ScaledCoupling):
-    """The matrices K_i* D_i K_i, (1, N, N) or (B, N, N) each."""
+    """K_i* D_i K_i for every row i, (1, N, N) or (B, N, N). ``DoesNotApply`` if N is large."""
 
     recent = True
     choice = Choice(
-        "steps", "a matrix for all unknowns", "few unknowns behind an operator that mixes pixels"
+        "steps", "a matrix for all unknowns", "they are few, behind an operator that mixes pixels"
     )
 
-    def __init__(
-        self, saddle: SaddlePointProblem, problem: VariationalProblem, factors: Mapping[str, Tensor]
-    ) -> None:
-        _require_small(saddle, problem)
-        self.saddle, self.factors = saddle, factors
-        self.grams = dict(_grams(saddle, factors, problem.fidelity.y))
-        self.weights, first = {v: {} for v in saddle.K.rows}, 0
-        for name, shape in saddle.K.shapes.items():
-            last = first + math.prod(shape)
+    def __init__(self, saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
+        count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
+        if DATA_DUAL not in saddle.K.rows:
+            raise DoesNotApply("the data term has a closed-form prox")
+        if count > LARGEST or problem.batch_size * count**2 > ENTRIES:
+            raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+        self.saddle, self.factors = saddle, data_factors(problem)
+        self.grams = {v: self._gram(v, problem.fidelity.y) for v in saddle.K.rows}
+        self.weights = {v: {} for v in saddle.K.rows}
+        for name, part in self._slices():
             for v, row in saddle.K.rows.items():
                 if name in row:  # for moves of unknown direction
-                    squares = self.grams[v].diagonal(dim1=1, dim2=2)[:, first:last]
-                    self.weights[v][name] = float(squares.mean())
+                    squares = self.grams[v].diagonal(dim1=1, dim2=2)[:, part]
+                    self.weights[v][name] = squares.mean(1)
+
+    def _slices(self) -> Iterator[tuple[str, slice]]:
+        """The places of the primal blocks among the N unknowns."""
+        first = 0
+        for name, shape in self.saddle.K.shapes.items():
+            last = first + math.prod(shape)
+            yield name, slice(first, last)
             first = last
+
+    def _gram(self, v: str, like: Tensor) -> Tensor:
+        """K_i* D_i K_i, from the images of all unit vectors."""
+        K = self.saddle.K
+        blocks = {}
+        for name, operator in K.rows[v].items():
+            size = math.prod(K.shapes[name])
+            basis = torch.eye(size, dtype=like.dtype, device=like.device)
+            blocks[name] = operator(basis.reshape(size, *K.shapes[name]))
+        one, *_ = blocks.values()
+        missing = {n: one.new_zeros(math.prod(s), *one.shape[1:]) for n, s in K.shapes.items()}
+        transposed = torch.cat([blocks.get(n, zeros) for n, zeros in missing.items()])
+        weighted = transposed[None] * self.factors.get(v, one.new_ones(1)).unsqueeze(1)
+        return weighted.flatten(2) @ transposed.flatten(1).T
 
     def tau(self, sigma: Blocks) -> Blocks:
         """SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1."""
-        metric = sum(sigma[v].double()[:, None, None] * gram for v, gram in self.grams.items())
-        assert isinstance(metric, Tensor)
-        largest = metric.diagonal(dim1=1, dim2=2).amax(1)
-        tiny = TINY * torch.finfo(sigma[DATA_DUAL].dtype).eps ** 0.5
-        metric.diagonal(dim1=1, dim2=2).add_(tiny * largest[:, None])
+        parts = [sigma[v][:, None, None] * gram for v, gram in self.grams.items()]
+        metric = torch.stack(parts).sum(0)
+        diagonal = metric.diagonal(dim1=1, dim2=2)
+        diagonal += TINY * diagonal.amax(1, keepdim=True)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(metric))
-        return MatrixSteps({STEPS: (SAFETY * inverse).to(sigma[DATA_DUAL]), **sigma})
+        return MatrixSteps({STEPS: SAFETY * inverse, **sigma})
 
     def way(self, u: Blocks, other: Blocks) -> Blocks:
         """||D_i^(1/2) K_i (u - other)|| for every row i."""
-        rows = self.saddle.K(u - other)
-        scaled = {n: p * self.factors[n].sqrt() if n in self.factors else p for n, p in rows.items()}
-        return Blocks(scaled).norms()
+        moved = self.saddle.K(u - other)
+        return Blocks({v: self.factors[v].sqrt() * part if v in self.factors else part
+                       for v, part in moved.items()}).norms()  # fmt: skip
 
     def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
-        """<du, T^-1 du>, row by row of K."""
-        ways = self.way(du, 0 * du)
-        return Blocks({v: tau[v] * way.square() for v, way in ways.items()})
+        """<du, T^-1 du>, in its parts sigma_i ||D_i^(1/2) K_i du||^2."""
+        return Blocks({v: tau[v] * way.square() for v, way in self.way(du, 0 * du).items()})
 
 
-def _require_small(saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
-    """Raise DoesNotApply for other problems."""
-    count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
-    if DATA_DUAL not in saddle.K.rows:
-        raise DoesNotApply("the data term has a closed-form prox")
-    if count > LARGEST or problem.batch_size * count**2 > ENTRIES:
-        raise DoesNotApply(f"{count} unknowns are too many for a matrix")
-    if problem.operator.select(torch.tensor([0])) is None:
-        raise DoesNotApply("an operator that may treat the images of a batch differently")
+def require_few_pixels(problem: VariationalProblem) -> None:
+    """Raise DoesNotApply where a matrix is out of the question, before anything is computed."""
+    pixels = math.prod(problem.image_shape)
+    if pixels > LARGEST:
+        raise DoesNotApply(f"{pixels} pixels are too many for a matrix")
+    A, batch = problem.operator, problem.batch_size
+    if A.select(torch.tensor([0])) is None:
+        raise DoesNotApply("the operator may treat every image of a batch differently")
     seed = torch.Generator().manual_seed(0)
-    probe = torch.randn(problem.image_shape, generator=seed).to(problem.fidelity.y)
-    rows = problem.operator(probe.expand(problem.batch_size, *probe.shape))
-    if not torch.allclose(rows, rows[:1].expand_as(rows), rtol=1e-4, atol=1e-4 * float(rows.abs().max())):
-        raise DoesNotApply("an operator that treats the images of a batch differently")
-
-
-def _grams(
-    saddle: SaddlePointProblem, factors: Mapping[str, Tensor], like: Tensor
-) -> Iterator[tuple[str, Tensor]]:
-    """K_i* D_i K_i for every row i, in double precision."""
-    sizes = {name: math.prod(shape) for name, shape in saddle.K.shapes.items()}
-    for v, row in saddle.K.rows.items():
-        columns = []  # of the transpose of K_i
-        for name, size in sizes.items():
-            if name in row:
-                basis = torch.eye(size, dtype=like.dtype, device=like.device)
-                columns.append(row[name](basis.reshape(size, *saddle.K.shapes[name])).flatten(1))
-            else:
-                columns.append(like.new_zeros(size, 1))
-        length = max(part.shape[1] for part in columns)
-        matrix = torch.cat([part.expand(-1, length) for part in columns]).double()
-        scaled = matrix[None]
-        if v in factors:
-            shape = next(K.output_shape(saddle.K.shapes[name]) for name, K in row.items())
-            d = factors[v].expand(len(factors[v]), *shape)
-            scaled = matrix * d.flatten(1)[:, None]
-        yield v, scaled @ matrix.T
-
+    noise = torch.randn(problem.image_shape, generator=seed).to(problem.fidelity.y)
+    rows = A(noise.expand(batch, *noise.shape))
+    if float((rows - rows[:1]).abs().max()) > 1e-4 * float(rows.abs().max()):
+        raise DoesNotApply("the operator treats the images of a batch differently")
 
 
 def data_factors(problem: VariationalProblem) -> dict[str, Tensor]:
-    """The curvature of quadratic data terms with weights, as factors of v_0; the largest is 1.
-
-    There v_0 = omega (A x - y), and S_0 = sigma_0 omega measures all data in units of their noise.
-    """
-    omega = problem.fidelity.curvature
-    if not isinstance(omega, Tensor) or not bool((omega > 0).any()):
+    """D_0: the weights of a quadratic data term, the largest of each image being 1."""
+    y, omega = problem.fidelity.y, problem.fidelity.curvature
+    if not isinstance(omega, Tensor):
         return {}
-    return {DATA_DUAL: (omega / omega.max()).clamp_min(LEAST).expand_as(problem.fidelity.y)}
+    omega = omega.expand_as(y)
+    largest = omega.flatten(1).amax(1)
+    shares = omega / expand_per_image(torch.where(largest > 0, largest, 1.0), omega)
+    return {DATA_DUAL: shares.clamp_min(LEAST)}

@@ -61,6 +61,7 @@ class PDHGState:
     """u = (x, z_1, ...), v, and the step sizes of each block and image.
 
     ``box`` holds the bounds on the images if the box is dualised: u_x may then lie outside.
+    ``dtype`` is the precision of the problem, if iterations have another one.
     """
 
     u: Blocks
@@ -68,16 +69,18 @@ class PDHGState:
     tau: Blocks
     sigma: Blocks
     box: Box | None = field(default=None, kw_only=True)
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     @property
     def x(self) -> Tensor:
         """The images among the primal blocks."""
-        return self.u["x"] if self.box is None else self.box.project(self.u["x"])
+        x = self.u["x"].to(self.dtype)
+        return x if self.box is None else self.box.project(x)
 
     @property
     def duals(self) -> Blocks:
         """All dual blocks."""
-        return self.v
+        return self.v if self.dtype is None else self.v.to_dtype(self.dtype)
 
     def fits(self, saddle: SaddlePointProblem) -> bool:
         """Whether the state has the blocks of this lift."""
@@ -106,7 +109,7 @@ class Coupling:
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
         squared = saddle.K.squared_norms()
-        self.weights = {
+        self.weights: dict[str, dict[str, float | Tensor]] = {
             v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
         }
 

@@ -1,7 +1,7 @@
-"""Dual step sizes that differ inside a row of K, by given factors d:  S_i = sigma_i diag(d_i).
+"""Dual step sizes that differ inside a row of K by given factors,  S_i = sigma_i D_i.
 
-With v_i = D_i^(1/2) v, K_i = D_i^(-1/2) K this is PDHG with one step for all of v: factors change
-the units in which dual variables are measured.
+They choose the units of dual variables: PDHG with S_i for v_i and K_i is PDHG with the single step
+sigma_i for D_i^(-1/2) v_i and D_i^(1/2) K_i.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ScaledSteps(Blocks):
         self.factors = factors
 
     def step(self, name: str, like: Tensor) -> Tensor:
-        """sigma_i d_i, of a shape that fits the dual block."""
+        """sigma_i D_i, of a shape that fits the dual block."""
         step = super().step(name, like)
         return step * self.factors[name] if name in self.factors else step
 
@@ -36,10 +36,11 @@ class ScaledSteps(Blocks):
 
 
 class ScaledCoupling(Coupling):
-    """Sizes of dual variables in units of the factors; subclasses have the norms that belong to it.
+    """Sizes of dual variables in these units; subclasses know the norms of D_i^(1/2) K_i.
 
-    Attributes:
-        factors: d_i > 0 for some rows i, of a shape that fits the dual block.
+    Args:
+        saddle: the lifted problem.
+        factors: the diagonals of D_i > 0 for some rows i, of shapes that fit their dual blocks.
     """
 
     scalar = False
