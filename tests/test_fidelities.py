@@ -168,3 +168,18 @@ def test_a_wrong_prox_is_caught():
 
     with pytest.raises(cl.CheckFailed, match="prox is not optimal"):
         cl.check_functional(Wrong(Y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_prox_of_empty_counts_survives_a_division(dtype):
+    """w = -r is the edge of the domain; behind a diagonal d the image is w / d, and d (w / d) has
+    another rounding error."""
+    generator = torch.Generator().manual_seed(0)
+    r, d = (torch.rand((2, 1, 1, 1, 1000), generator=generator, dtype=torch.float64) + 0.1).to(
+        dtype
+    )
+    f = cl.KullbackLeibler(torch.zeros_like(d), r)
+    w = f.prox(-10 * torch.ones_like(d), torch.ones_like(d))
+    torch.testing.assert_close(w, -r)
+    assert torch.isfinite(f.density(d * (w / d))).all()
+    assert torch.isfinite(f.density(-d * (w / -d))).all()

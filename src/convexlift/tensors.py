@@ -282,6 +282,10 @@ class Blocks(Mapping[str, Tensor]):
         together = torch.stack(list(self.values())).to(device)
         return Blocks(dict(zip(self, together, strict=True)))
 
+    def to_dtype(self, dtype: torch.dtype) -> Blocks:
+        """In another precision."""
+        return Blocks({name: part.to(dtype) for name, part in self.items()})
+
     def total(self) -> Tensor:
         """The sum of all blocks, which must have one shape."""
         return torch.stack(list(self.values())).sum(0)

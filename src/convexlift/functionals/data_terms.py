@@ -300,6 +300,8 @@ class KullbackLeibler(Fidelity, name="KullbackLeibler"):
         # The same root twice; the second form does not cancel for negative b.
         flipped = 2 * step * self.y / (root - b).clamp_min(torch.finfo(b.dtype).tiny)
         mean = torch.where(b >= 0, (b + root) / 2, flipped)
+        # Where the mean is 0, rounding w must not leave the domain.
+        mean = torch.maximum(mean, 8 * torch.finfo(b.dtype).eps * self.background)
         return mean - self.background
 
     def conjugate(self, v: Tensor) -> Tensor:

@@ -145,11 +145,20 @@ class SaddlePointProblem(TensorRecord):
     f: tuple[tuple[tuple[str, ...], DualTerm], ...]
     g: dict[str, PrimalTerm]
 
+    def force(self, v: Blocks) -> Blocks:
+        """K* v, plus the slopes of the linear terms in g."""
+        found = dict(self.K.adjoint(v))
+        for name, term in self.g.items():
+            if isinstance(term, LinearTerm):
+                found[name] = found[name] + term.cost
+        return Blocks(found)
+
     def prox_g(self, u: Blocks, tau: Blocks) -> Blocks:
-        """prox_g^T, block by block; the free blocks stay."""
+        """prox_g^T of the other terms, block by block; the free blocks stay."""
+        curved = {n: term for n, term in self.g.items() if not isinstance(term, LinearTerm)}
         return Blocks(
             {
-                name: self.g[name].prox(part, tau.step(name, part)) if name in self.g else part
+                name: curved[name].prox(part, tau.step(name, part)) if name in curved else part
                 for name, part in u.items()
             }
         )

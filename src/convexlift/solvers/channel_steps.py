@@ -21,8 +21,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import SaddlePointProblem, dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
-from convexlift.solvers.primal_dual import Coupling
-from convexlift.tensors import Blocks
+from convexlift.solvers.scaled_steps import ScaledCoupling
 
 (ROW,) = dual_names(1, 1)
 SPREAD = 4.0
@@ -31,37 +30,15 @@ LEAST = 1e-30
 """Smallest factor, also of channels without weight, whose dual variables are zero."""
 
 
-class ChannelSteps(Blocks):
-    """S: one number for each image (B,), times the factors of channels."""
-
-    __slots__ = ("factors",)
-
-    def __init__(self, parts: Blocks, factors: Tensor) -> None:
-        super().__init__(parts)
-        self.factors = factors
-
-    def step(self, name: str, like: Tensor) -> Tensor:
-        """sigma_k, (B, C, 1, 1)."""
-        step = super().step(name, like)
-        return step * self.factors if name == ROW else step
-
-    def __mul__(self, other: float | Tensor | Blocks) -> Blocks:
-        """S v."""
-        assert isinstance(other, Blocks)
-        return Blocks({name: self.step(name, part) * part for name, part in other.items()})
-
-
-class ChannelCoupling(Coupling):
+class ChannelCoupling(ScaledCoupling):
     """n_i ||K_ij||^2, for the filters with the norm of D^(1/2) V."""
 
-    scalar = False
     choice = Choice(
         "steps", "one for each channel, block and image", "the weights of channels differ widely"
     )
 
     def __init__(self, saddle: SaddlePointProblem, factors: Tensor) -> None:
-        super().__init__(saddle)
-        self.factors = factors
+        super().__init__(saddle, {ROW: factors})
         (V,) = saddle.K.rows[ROW].values()
         scaled = Diagonal(factors.sqrt()) @ V
         self.weights[ROW] = {"x": scaled.norm(saddle.K.shapes["x"]) ** 2}
@@ -81,21 +58,6 @@ class ChannelCoupling(Coupling):
         d = torch.where(sizes > 0, weights / sizes, 0.0)
         d = d / d.max()
         return d.clamp_min(LEAST) if float(d[d > 0].median()) * SPREAD < 1 else None
-
-    def dual_steps(self, sigma: Blocks) -> Blocks:
-        """sigma with the factors of channels."""
-        return ChannelSteps(sigma, self.factors)
-
-    def dual_squares(self, dv: Blocks) -> Blocks:
-        """sum_k ||dv_k||^2 / d_k for the filters."""
-        found = dict(dv.squares())
-        found[ROW] = (dv[ROW].square() / self.factors).flatten(1).sum(1)
-        return Blocks(found)
-
-    def dual_distances(self, v: Blocks, other: Blocks) -> Blocks:
-        """The root of ``dual_squares`` of v - other."""
-        squares = self.dual_squares(v - other)
-        return Blocks({name: part.sqrt().to(v[name].dtype) for name, part in squares.items()})
 
 
 def _response_sizes(V: LinearOperator, problem: VariationalProblem) -> Tensor:

@@ -7,6 +7,7 @@ the linear-programming codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) R
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
+from convexlift.problems.claims import in_double
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
+from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
     AdaptiveSteps,
@@ -72,6 +75,9 @@ class PDHG(Method):
         return SaturatedPDHG(problem, head, without, lambda: self._adaptive(problem))
 
     def _adaptive(self, problem: VariationalProblem) -> RestartedPDHG:
+        if self.dualise_fidelity is not False:
+            with contextlib.suppress(DoesNotApply):
+                return self._with_matrix(problem)
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             saddle = lift(problem, dualise_box=True)
             return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
@@ -80,6 +86,15 @@ class PDHG(Method):
         return RestartedPDHG(
             problem, saddle, None if factors is None else ChannelCoupling(saddle, factors)
         )
+
+    @staticmethod
+    def _with_matrix(problem: VariationalProblem) -> RestartedPDHG:
+        """In double precision, which costs little here: T amplifies rounding errors."""
+        require_few_pixels(problem)
+        double = in_double(problem)
+        saddle = lift(double, dualise_box=True)
+        coupling = MatrixCoupling(saddle, double)
+        return RestartedPDHG(double, saddle, coupling, problem.fidelity.y.dtype)
 
 
 class RestartedPDHG(PDHGSolver[RestartState]):
@@ -93,8 +108,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         problem: VariationalProblem,
         saddle: SaddlePointProblem,
         coupling: Coupling | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
+        self.dtype = dtype  # of the images, if it is not the precision of this problem
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.rules = RestartRules(problem)
         self.iterations, self._why = fastest_iterations(saddle, self.coupling)
@@ -116,6 +133,9 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> RestartState:
         """Steps balanced for the size of the first duals and a small move of the images."""
+        if self.dtype is not None:
+            x = x.to(self.problem.fidelity.y)
+            duals = None if duals is None else duals.to_dtype(x.dtype)
         u, v = lifted_start(self.problem, self.saddle, x, duals)
         moves = Blocks(
             {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
@@ -152,6 +172,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
             memory=RestartMemory.at_start(len(u["x"])), box=self.box,
+            dtype=self.dtype,
         )  # fmt: skip
 
     def step(self, state: RestartState) -> RestartState:

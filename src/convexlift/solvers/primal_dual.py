@@ -49,7 +49,7 @@ def pdhg_update(
 ) -> tuple[Blocks, Blocks]:
     """One step of the paper's iteration, with theta = 1."""
     # u^{k+1} = prox_g^T (u^k - T K* v^k)
-    u_next = saddle.prox_g(u - tau * saddle.K.adjoint(v), tau)
+    u_next = saddle.prox_g(u - tau * saddle.force(v), tau)
     # u_bar = u^{k+1} + theta (u^{k+1} - u^k)
     u_bar = 2 * u_next - u
     # v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar)
@@ -62,6 +62,7 @@ class PDHGState:
     """u = (x, z_1, ...), v, and the step sizes of each block and image.
 
     ``box`` holds the bounds on the images if the box is dualised: u_x may then lie outside.
+    ``dtype`` is the precision of the problem, if iterations have another one.
     """
 
     u: Blocks
@@ -69,16 +70,18 @@ class PDHGState:
     tau: Blocks
     sigma: Blocks
     box: Box | None = field(default=None, kw_only=True)
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     @property
     def x(self) -> Tensor:
         """The images among the primal blocks."""
-        return self.u["x"] if self.box is None else self.box.project(self.u["x"])
+        x = self.u["x"].to(self.dtype)
+        return x if self.box is None else self.box.project(x)
 
     @property
     def duals(self) -> Blocks:
         """All dual blocks."""
-        return self.v
+        return self.v if self.dtype is None else self.v.to_dtype(self.dtype)
 
     def fits(self, saddle: SaddlePointProblem) -> bool:
         """Whether the state has the blocks of this lift."""
@@ -107,7 +110,7 @@ class Coupling:
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
         squared = saddle.K.squared_norms()
-        self.weights = {
+        self.weights: dict[str, dict[str, float | Tensor]] = {
             v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
         }
 
@@ -331,7 +334,8 @@ def lifted_start(
             u[block] = term.block_means(u[block])
             v[names[1]] = term.size**2 * term.block_means(v[names[1]])
     if DATA_DUAL in saddle.K.rows:
-        slope = problem.fidelity.gradient(problem.operator(x))
+        # An image outside the domain of D has no slope: start at 0 there.
+        slope = problem.fidelity.gradient(problem.operator(x)).nan_to_num(0.0, 0.0, 0.0)
         known = None if duals is None else duals.get(DATA_DUAL)
         if known is not None and known.shape == slope.shape:  # else of another scanner
             slope = known

@@ -1,0 +1,146 @@
+"""A matrix of step sizes: for images of few pixels behind an operator that mixes them.
+
+    T = SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1,    S_i = sigma_i D_i,
+
+over all primal blocks together, is the largest T with ||S^(1/2) K T^(1/2)|| < 1, but for the tiny
+part. A step in u then solves a least-squares problem exactly, as in ADMM and the Douglas-Rachford
+method, however badly A and the layers are conditioned. D_0 holds the weights omega of a weighted
+data term, where v_0 = omega (A x - y): all data are measured in units of their noise. The other
+D_i are I. T is computed anew at every restart, in double precision. The box is dualised, as in
+``spectral_steps``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem
+from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.method import Choice, DoesNotApply
+from convexlift.solvers.primal_dual import SAFETY
+from convexlift.solvers.scaled_steps import ScaledCoupling
+from convexlift.tensors import Blocks, expand_per_image
+
+LARGEST = 512
+"""Unknowns up to which T is made. Inverses of larger matrices take longer than they save."""
+ENTRIES = 2**25
+"""Entries of T for a whole batch (256 MB)."""
+TINY = 1e-9
+"""Relative to the largest diagonal entry: for directions that no row of K sees."""
+LEAST = 1e-8
+"""Smallest factor, also of data that were not measured, whose dual variables are zero."""
+STEPS = "T"
+
+
+class MatrixSteps(Blocks):
+    """T (B, N, N), as the block "T", and sigma (B,) of all rows, from which it was made."""
+
+    __slots__ = ()
+
+    def __mul__(self, other: float | Tensor | Blocks) -> Blocks:
+        """T u."""
+        assert isinstance(other, Blocks)
+        together = torch.cat([part.flatten(1) for part in other.values()], 1)
+        moved = (self[STEPS] @ together.unsqueeze(-1)).squeeze(-1)
+        sizes = [part[0].numel() for part in other.values()]
+        pieces = zip(other.items(), torch.split(moved, sizes, 1), strict=True)
+        return Blocks({name: piece.reshape(part.shape) for (name, part), piece in pieces})
+
+    def step(self, name: str, like: Tensor) -> Tensor:
+        """No term of g may need a number: all but linear ones are dualised."""
+        raise AssertionError(f"{name} has a matrix of steps")
+
+
+class MatrixCoupling(ScaledCoupling):
+    """K_i* D_i K_i for every row i, (1, N, N) or (B, N, N). ``DoesNotApply`` if N is large."""
+
+    recent = True
+    choice = Choice(
+        "steps", "a matrix for all unknowns", "they are few, behind an operator that mixes pixels"
+    )
+
+    def __init__(self, saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
+        count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
+        if DATA_DUAL not in saddle.K.rows:
+            raise DoesNotApply("the data term has a closed-form prox")
+        if count > LARGEST or problem.batch_size * count**2 > ENTRIES:
+            raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+        self.saddle, self.factors = saddle, data_factors(problem)
+        self.grams = {v: self._gram(v, problem.fidelity.y) for v in saddle.K.rows}
+        self.weights = {v: {} for v in saddle.K.rows}
+        for name, part in self._slices():
+            for v, row in saddle.K.rows.items():
+                if name in row:  # for moves of unknown direction
+                    squares = self.grams[v].diagonal(dim1=1, dim2=2)[:, part]
+                    self.weights[v][name] = squares.mean(1)
+
+    def _slices(self) -> Iterator[tuple[str, slice]]:
+        """The places of the primal blocks among the N unknowns."""
+        first = 0
+        for name, shape in self.saddle.K.shapes.items():
+            last = first + math.prod(shape)
+            yield name, slice(first, last)
+            first = last
+
+    def _gram(self, v: str, like: Tensor) -> Tensor:
+        """K_i* D_i K_i, from the images of all unit vectors."""
+        K = self.saddle.K
+        blocks = {}
+        for name, operator in K.rows[v].items():
+            size = math.prod(K.shapes[name])
+            basis = torch.eye(size, dtype=like.dtype, device=like.device)
+            blocks[name] = operator(basis.reshape(size, *K.shapes[name]))
+        one, *_ = blocks.values()
+        missing = {n: one.new_zeros(math.prod(s), *one.shape[1:]) for n, s in K.shapes.items()}
+        transposed = torch.cat([blocks.get(n, zeros) for n, zeros in missing.items()])
+        weighted = transposed[None] * self.factors.get(v, one.new_ones(1)).unsqueeze(1)
+        return weighted.flatten(2) @ transposed.flatten(1).T
+
+    def tau(self, sigma: Blocks) -> Blocks:
+        """SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1."""
+        parts = [sigma[v][:, None, None] * gram for v, gram in self.grams.items()]
+        metric = torch.stack(parts).sum(0)
+        diagonal = metric.diagonal(dim1=1, dim2=2)
+        diagonal += TINY * diagonal.amax(1, keepdim=True)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(metric))
+        return MatrixSteps({STEPS: SAFETY * inverse, **sigma})
+
+    def way(self, u: Blocks, other: Blocks) -> Blocks:
+        """||D_i^(1/2) K_i (u - other)|| for every row i."""
+        moved = self.saddle.K(u - other)
+        return Blocks({v: self.factors[v].sqrt() * part if v in self.factors else part
+                       for v, part in moved.items()}).norms()  # fmt: skip
+
+    def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
+        """<du, T^-1 du>, in its parts sigma_i ||D_i^(1/2) K_i du||^2."""
+        return Blocks({v: tau[v] * way.square() for v, way in self.way(du, 0 * du).items()})
+
+
+def require_few_pixels(problem: VariationalProblem) -> None:
+    """Raise DoesNotApply where a matrix is out of the question, before anything is computed."""
+    pixels = math.prod(problem.image_shape)
+    if pixels > LARGEST:
+        raise DoesNotApply(f"{pixels} pixels are too many for a matrix")
+    A, batch = problem.operator, problem.batch_size
+    if A.select(torch.tensor([0])) is None:
+        raise DoesNotApply("the operator may treat every image of a batch differently")
+    seed = torch.Generator().manual_seed(0)
+    noise = torch.randn(problem.image_shape, generator=seed).to(problem.fidelity.y)
+    rows = A(noise.expand(batch, *noise.shape))
+    if float((rows - rows[:1]).abs().max()) > 1e-4 * float(rows.abs().max()):
+        raise DoesNotApply("the operator treats the images of a batch differently")
+
+
+def data_factors(problem: VariationalProblem) -> dict[str, Tensor]:
+    """D_0: the weights of a quadratic data term, the largest of each image being 1."""
+    y, omega = problem.fidelity.y, problem.fidelity.curvature
+    if not isinstance(omega, Tensor):
+        return {}
+    omega = omega.expand_as(y)
+    largest = omega.flatten(1).amax(1)
+    shares = omega / expand_per_image(torch.where(largest > 0, largest, 1.0), omega)
+    return {DATA_DUAL: shares.clamp_min(LEAST)}
