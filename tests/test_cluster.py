@@ -345,3 +345,24 @@ def test_workers_without_the_package_and_with_an_older_one_are_named(tmp_path, m
     assert "it cannot import convexlift (gone); install it there" in output
     assert f"it has convexlift 0.0.1, and this is {cl.__version__}" in output
     assert "3 of 3 files done" in output
+
+
+@pytest.mark.slow
+def test_two_processes_of_this_machine(tmp_path):
+    folder = with_pictures(tmp_path, 3, 16)
+    command = [
+        sys.executable,
+        "-m",
+        "convexlift",
+        "reconstruct",
+        "denoise",
+        str(folder / "in"),
+        "-o",
+    ]
+    command += [str(folder / "out"), *QUICK, "--scheduler", "local[2]"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 of 3 files done" in ended.stdout
+    assert "distributed" not in ended.stderr
+    many(folder, "here")
+    assert pictures(folder / "out") == pictures(folder / "here")
