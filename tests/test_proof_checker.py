@@ -85,7 +85,8 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     v = problem.fidelity.clip_to_conjugate_domain(duals["v0"])
     g = operator.adjoint(v) + backward.c
     seen = problem.sensitivity > 0
-    v = (v + float((-g[seen] / problem.sensitivity[seen]).max()) * 1.01).clamp_max(1 - 1e-6)
+    lift = float((-g[seen] / problem.sensitivity[seen]).max()) * 1.01 + 1e-9  # and its rounding
+    v = (v + lift).clamp_max(1 - 1e-6)
     duals["v0"] = v
     assert (operator.adjoint(v) + backward.c > 0).all()
     head, arrays = proof_files.contents(

@@ -292,10 +292,8 @@ class Blocks(Mapping[str, Tensor]):
 
     def where(self, mask: Tensor, other: Blocks) -> Blocks:
         """This vector for the images where ``mask`` (B,) is true, the other for the rest."""
-        return type(self)(
-            {n: torch.where(expand_per_image(mask.to(p.device), p), p, other[n])
-             for n, p in self.items()}
-        )  # fmt: skip
+        masks = {n: expand_per_image(mask.to(p.device), p) for n, p in self.items()}
+        return type(self)({n: torch.where(masks[n], p, other[n]) for n, p in self.items()})
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:
@@ -360,7 +358,8 @@ def select_images(record: Batch, images: slice, **others: Any) -> Batch:
             return Blocks({name: part[images] for name, part in value.items()})
         return value[images] if isinstance(value, Tensor | tuple) else value
 
-    kept = {each.name: rows(getattr(record, each.name)) for each in _fields_but(record, others)}
+    names = [each.name for each in fields(record) if each.name not in others]  # type: ignore[arg-type]
+    kept = {name: rows(getattr(record, name)) for name in names}
     return replace(record, **kept, **others)  # type: ignore[type-var]
 
 
@@ -379,13 +378,9 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
             return torch.cat(values)
         return sum(values, ()) if isinstance(values[0], tuple) else values[0]
 
-    names = [each.name for each in _fields_but(first, others)]
+    names = [each.name for each in fields(first) if each.name not in others]  # type: ignore[arg-type]
     whole = {name: joined([getattr(record, name) for record in records]) for name in names}
     return replace(first, **whole, **others)  # type: ignore[type-var]
-
-
-def _fields_but(record: Any, others: Mapping[str, Any]) -> list[Any]:
-    return [each for each in fields(record) if each.name not in others]
 
 
 @contextlib.contextmanager

@@ -194,10 +194,8 @@ class InputConvexNetwork(Described, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
         if x.ndim != 2 + self.dimensions:
-            raise ValueError(
-                f"images have shape (batch, channels, {SIZES[self.dimensions]}), got "
-                f"{tuple(x.shape)}"
-            )
+            expected = f"(batch, channels, {SIZES[self.dimensions]})"
+            raise ValueError(f"images have shape {expected}, got {tuple(x.shape)}")
         bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
@@ -357,20 +355,17 @@ class InputConvexNetwork(Described, nn.Module):
         return max(each.dimensions for each in self.modules() if isinstance(each, LinearMap))
 
     def _probe_size(self) -> tuple[int, ...]:
-        """A small image size that every pooling divides, to check channels of any-size nets."""
+        """A small image size that poolings divide, still as large as any kernel after them."""
         maps = [module for module in self.modules() if isinstance(module, LinearMap)]
-        # Divisible by all reductions in turn, and still as large as any kernel after them.
         size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
         return (size,) * self.dimensions
 
     def _check_image_shape(self, image_shape: Shape) -> None:
-        size, axes = self.image_size, self.dimensions
+        size, axes, image_shape = self.image_size, self.dimensions, tuple(image_shape)
         fits = image_shape[0] == self.in_channels and len(image_shape) == 1 + axes
-        if not fits or (size and tuple(image_shape[1:]) != size):
+        if not fits or (size and image_shape[1:] != size):
             expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else SIZES[axes]})"
-            raise ValueError(
-                f"the network takes images of shape {expected}, got {tuple(image_shape)}"
-            )
+            raise ValueError(f"the network takes images of shape {expected}, got {image_shape}")
 
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:
         return enumerate(self.layers, start=1)

@@ -81,7 +81,7 @@ def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tupl
         if gap > FAR:
             return "Not solved yet", "small changes may make the picture fit this model better."
         best = "no small change makes the picture fit this model better, but another picture may."
-        return f"Critical to within {percent(gap)}", f"{best} {CAVEAT}"
+        return f"Critical to within {percent(gap)}", f"{premise}{best} {CAVEAT}"
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
     if gap > FAR:

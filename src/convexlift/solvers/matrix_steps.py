@@ -18,12 +18,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice, DoesNotApply
 from convexlift.solvers.primal_dual import SAFETY
 from convexlift.solvers.scaled_steps import ScaledCoupling
-from convexlift.tensors import Blocks, expand_per_image
+from convexlift.tensors import Blocks, Shape, expand_per_image
 
 LARGEST = 512
 """Unknowns up to which T is made. Inverses of larger matrices take longer than they save."""
@@ -69,6 +70,9 @@ class MatrixCoupling(ScaledCoupling):
             raise DoesNotApply("the data term has a closed-form prox")
         if count > LARGEST or problem.batch_size * count**2 > ENTRIES:
             raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+        for row in saddle.K.rows.values():
+            for name, operator in row.items():  # factors of links, read off each image's data
+                _require_one_for_all(operator, saddle.K.shapes[name], problem)
         self.saddle, self.factors = saddle, data_factors(problem)
         self.grams = {v: self._gram(v, problem.fidelity.y) for v in saddle.K.rows}
         self.weights = {v: {} for v in saddle.K.rows}
@@ -125,12 +129,17 @@ def require_few_pixels(problem: VariationalProblem) -> None:
     pixels = math.prod(problem.image_shape)
     if pixels > LARGEST:
         raise DoesNotApply(f"{pixels} pixels are too many for a matrix")
-    A, batch = problem.operator, problem.batch_size
-    if A.select(torch.tensor([0])) is None:
+    if problem.operator.select(torch.tensor([0])) is None:
         raise DoesNotApply("the operator may treat every image of a batch differently")
-    seed = torch.Generator().manual_seed(0)
-    noise = torch.randn(problem.image_shape, generator=seed).to(problem.fidelity.y)
-    rows = A(noise.expand(batch, *noise.shape))
+    _require_one_for_all(problem.operator, problem.image_shape, problem)
+
+
+def _require_one_for_all(
+    operator: LinearOperator, shape: Shape, problem: VariationalProblem
+) -> None:
+    """Raise DoesNotApply if the operator differs from image to image."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(problem.fidelity.y)
+    rows = operator(noise.expand(problem.batch_size, *shape))
     if float((rows - rows[:1]).abs().max()) > 1e-4 * float(rows.abs().max()):
         raise DoesNotApply("the operator treats the images of a batch differently")
 
