@@ -86,7 +86,7 @@ def facts() -> Iterator[tuple[str, str]]:
         found = ", ".join(f"{NAMES.get(m, m)} {_version(m)}" for m in modules if m not in missing)
         if missing:
             names = ", ".join(NAMES.get(name, name) for name in missing)
-            found = f"not complete ({names}): pip install 'convexlift[{extra}]'"
+            found = f"not complete ({names}): pip install '.[{extra}]' in a clone"
         yield f"extra {extra}", found
 
 
