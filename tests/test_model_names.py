@@ -72,6 +72,16 @@ def test_what_is_no_model(tmp_path, saved, monkeypatch):
         cl.load("")
 
 
+def test_the_folder_of_a_training_stands_for_its_model(tmp_path):
+    own = network("residual", cl.ReLU())
+    cl.save(own, tmp_path / "model")
+    (tmp_path / "options.json").write_text("{}")
+    assert same(cl.load(tmp_path), own)
+    (tmp_path / "model.json").unlink()
+    with pytest.raises(ValueError, match="is a folder without a model"):
+        cl.load(tmp_path)
+
+
 def test_every_model_in_the_package_loads():
     """Names that can be typed, cards that say what they must."""
     for name in cl.models.names():

@@ -317,3 +317,24 @@ def test_a_regularizer_that_reads_the_noise_is_told_the_level(given):
     assert found.noise.level == pytest.approx(0.1 if given is None else given, rel=0.1)
     assert found.problem.noise == found.record["noise"]["level"] == found.noise.level
     assert found.weight.value == 1.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_noise_that_colours_share_is_said(shared):
+    colours = 0.5 * load_example("coffee")[..., :64, :64].expand(1, 3, 64, 64) + 0.25
+    noise = torch.randn(1, 1 if shared else 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    result = cl.reconstruct(
+        colours + 0.1 * noise, task="denoise", regularizer="tv", range=(0.0, 1.0), tolerance=0.1
+    )
+    notes = [note for note in result.record.get("notes", ()) if "share their noise" in note]
+    assert bool(notes) == shared
+
+
+def test_the_record_names_the_regularizer_for_colours():
+    colours = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    options = {"task": "denoise", "range": (0.0, 1.0), "sigma": 0.1, "tolerance": 0.5}
+    record = cl.reconstruct(colours, regularizer="photo-open", **options).record
+    assert record["regularizer"] == "photo-open-colour"
+    assert record["settings"]["regularizer"] == "photo-open"
+    grey = cl.reconstruct(colours[:, :1], regularizer="photo-open", **options).record
+    assert "regularizer" not in grey

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
 import time
@@ -11,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import typer
@@ -29,17 +27,17 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.cli.contact_sheet import ContactSheet, duration, value_of
+from convexlift.cli.contact_sheet import ContactSheet, duration
 from convexlift.cli.look import describe_run
+from convexlift.cli.record_words import STATISTICS, line, share, summary_rows, verdict
 from convexlift.cli.terminal import Screen, discard, progress, table
 from convexlift.models.files import ModelCard
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
+from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
 from convexlift.reconstruction.cluster import connected
 from convexlift.reconstruction.distribution import distribute_files
-from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.results import Previews, write_table
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.volumes import divide, is_volume
@@ -216,7 +214,7 @@ class Narrator(BatchListener):
     def announce(self, card: ModelCard | None) -> None:
         """Print the licence of a regularizer that not everybody may use; once for all files."""
         if card is not None and card.license and not card.commercial:
-            self._print(f"{card.name}: {card.license}. See convexlift models {card.name}.")
+            self._print(f"{card.name}: licence {card.license}. See convexlift models {card.name}.")
 
     def add(self, text: str) -> None:
         """Print a line at the end."""
@@ -316,75 +314,6 @@ class Narrator(BatchListener):
             stream = "Standard error" if self.screen.stderr else "Standard output"
             self.unsaid = f"{stream} cannot be written ({error.strerror or error})"
             discard(self.screen.file)
-
-
-STATISTICS = ("", "smallest", "median", "largest")
-
-
-def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of the table at the end of many files."""
-    rows = []
-    for label, key, form in (
-        ("noise level", "noise", ".3g"), ("weight", "weight", ".3g"),
-        ("solved to within", "gap", "%"), ("seconds", "seconds", ".1f"),
-        ("PSNR, dB", "psnr", ".2f"), ("SSIM", "ssim", ".3f"),
-    ):  # fmt: skip
-        found = [value_of(record, key) for record in records]
-        numbers = sorted(value for value in found if value is not None and math.isfinite(value))
-        if numbers:
-            three = (numbers[0], median(numbers), numbers[-1])
-            rows.append((label, *(percent(v) if form == "%" else format(v, form) for v in three)))
-    return rows
-
-
-def verdict(records: Sequence[dict[str, Any]], premise: str) -> str:
-    """What is proved about all files, in plain words, and where the numbers are."""
-    claims = [(record["gap"], Guarantee[record["guarantee"]]) for record in records]
-    heading, meaning = worst_in_words(claims, premise)
-    one = Path(records[0]["output"]).with_suffix(".json")
-    where = one if len(records) == 1 else "the JSON file of each result"
-    return f"{heading}: {meaning} (Objective, lower bound and gap: {where}.)"
-
-
-def share(gap: float, tolerance: float) -> float:
-    """Fraction done: the logarithm of the gap, between 1 and the tolerance."""
-    if not 0 < gap < 1 or not 0 < tolerance < 1:
-        return 0.0
-    return min(1.0, math.log(gap) / math.log(tolerance))
-
-
-def line(record: dict[str, Any], adaptive: bool = False) -> str:
-    """One line about a file: noise, weight, how far it is solved, and time."""
-    parts = [f"{record['input']} -> {record['output']}:"]
-    if (noise := record["noise"]) is not None:
-        parts.append(f"{Noise(noise['model'], noise['level'], noise['estimated'])};")
-    parts.append(f"weight {record['weight']['value']:.3g} ({_rule(record, adaptive)});")
-    solved, _ = in_words(record["gap"], Guarantee[record["guarantee"]])
-    ended = record["status"].lower().replace("_", " ")
-    early = "" if ended == "converged" else f"{ended}, "
-    parts.append(
-        f"{solved.lower()} ({early}{record['iterations']} iterations, {record['seconds']:.1f} s)"
-    )
-    if record.get("psnr") is not None:
-        before = record.get("psnr_before")
-        from_ = "" if before is None else f"{before:.2f} -> "
-        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB")
-    return " ".join(parts).replace(" ;", ";")
-
-
-def _rule(record: dict[str, Any], adaptive: bool) -> str:
-    """How the weight was found."""
-    rule, settings, noise = record["weight"]["rule"], record["settings"], record["noise"]
-    found = f"{rule}, {len(record['weight'].get('trials', ()))} solves"
-    if rule == "given":
-        found = "given"
-    elif rule == "card" and adaptive:
-        found = "the regularizer scales with the noise"
-    elif rule == "card":
-        texture = settings["task"] == "denoise" and noise and noise["model"] == "gaussian"
-        scaled = ", scaled to noise and texture" if texture else ", scaled to the noise"
-        found = "of the card" + scaled * (settings["task"] != "ct")
-    return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"
 
 
 def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:

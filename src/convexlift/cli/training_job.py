@@ -347,6 +347,11 @@ def _show(
         count = len(result.validation.images) if result.validation else 0
         header = (f"Mean of {count} held-out images", "PSNR", "SSIM", "Weight")
         screen.print(table(header, cells, left=[header[0]]))
+        if tv is not None and (lost := tv.summary()["psnr"] - trained.score["psnr"]) > 0:
+            screen.print(
+                f"Total variation is {lost:.2g} dB better on these images: train longer (--steps) "
+                "or on more images before you use this model.", soft_wrap=True
+            )  # fmt: skip
     if trained.skipped:
         screen.print(
             f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "

@@ -36,6 +36,8 @@ WEIGHTS, SHEET = ".safetensors", ".json"
 FORMAT, VERSION = "convexlift model", 1
 SHIPPED = resources.files("convexlift") / "models" / "weights"
 """The folder of shipped models."""
+TRAINED = "model"
+"""The model in the folder of a training; the folder itself stands for it."""
 
 PathLike = str | os.PathLike[str]
 
@@ -314,6 +316,11 @@ def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
             yield both
         return
     missing = [file for file in (weights, sheet_file) if not file.is_file()]
+    if len(missing) == 2 and Path(name_or_path).is_dir():  # of a training, perhaps
+        inside = pair(Path(name_or_path) / TRAINED)
+        if all(file.is_file() for file in inside):
+            yield inside
+            return
     if len(missing) == 1:
         (present,) = {weights, sheet_file} - set(missing)
         raise ValueError(
@@ -340,7 +347,9 @@ def _nothing_there(name_or_path: PathLike, weights: Path, sheet_file: Path) -> s
             return f"there is no model {str(path)!r}: none are shipped, and no {weights} is here"
         return f"there is no model {str(path)!r}; the models shipped are {listed(names())}"
     if path.is_dir():
-        inside = sorted(file.stem for file in path.glob(f"*{SHEET}"))
+        inside = sorted(f.stem for f in path.glob(f"*{SHEET}") if f.with_suffix(WEIGHTS).is_file())
+        if not inside:
+            return f"{path} is a folder without a model"
         return f"{path} is a folder; name a model in it (there: {listed(inside)})"
     if path.is_file() and path not in (weights, sheet_file):
         return (

@@ -35,6 +35,7 @@ from convexlift.reconstruction.noise import (
     Noise,
     TooFewPixels,
     estimate_noise,
+    gaussian_level,
     is_line_art,
     spread,
 )
@@ -45,6 +46,8 @@ from convexlift.reconstruction.sources import Source, companion, companions, gla
 from convexlift.solvers.tiles import Tiles
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
+SHARED, VISIBLE = 0.8, 0.02
+"""Noise of the mean of the colours over their own, and the least noise that calls for a note."""
 FEWEST_PIXELS = 8
 """On each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
 
@@ -124,9 +127,10 @@ class Denoiser(DenoiseOptions, Reconstructor):
             write=lambda x, place: contents.write(_as_planes(x), place, description),
             given=y,
             truth=truth,
-            about=contents.about() | missing,
+            about=contents.about() | missing | self._used(contents),
             notes=(
-                *contents.scale.notes, *self._notes(contents, task), *filter(None, [weight.note])
+                *contents.scale.notes, *self._notes(contents, task),
+                *filter(None, [weight.note, self._shared(contents, images, noise)]),
             ),
         )  # fmt: skip
 
@@ -151,6 +155,31 @@ class Denoiser(DenoiseOptions, Reconstructor):
                 f"--regularizer {grey}"
             )
         return lambda planes: planes
+
+    def _used(self, contents: Contents) -> dict[str, str]:
+        """The regularizer for colours, where it takes the place of the one that was named."""
+        in_colour = self._twin is not None and contents.channels == 3
+        return {"regularizer": str(self._twin)} if in_colour else {}
+
+    def _shared(self, contents: Contents, images: Tensor, noise: Noise) -> str | None:
+        """A note if the channels have noise in common: then it does not fall to 58 % in their mean.
+
+        JPEG files store colours at half the resolution, so noise in them is smoothed and shared.
+        """
+        visible = noise.kind == "gaussian" and noise.level > VISIBLE and self.task == "denoise"
+        if self.simulate or contents.channels != 3 or not visible:
+            return None
+        try:
+            level = gaussian_level(images.reshape(-1, 3, *images.shape[2:]).mean(1, keepdim=True))
+        except TooFewPixels:
+            return None
+        if level < SHARED * noise.level:
+            return None
+        return (
+            "the colours share their noise, as after JPEG compression or scaling; the regularizers "
+            "expect noise that differs from pixel to pixel, and may keep blobs of it: state a "
+            "larger --sigma, or make the picture half as large"
+        )
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
         """Truths."""

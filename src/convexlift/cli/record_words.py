@@ -1,0 +1,82 @@
+"""What the command line says about records of results: a line for each, a table, a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from convexlift.cli.contact_sheet import value_of
+from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
+from convexlift.reconstruction.noise import Noise
+
+STATISTICS = ("", "smallest", "median", "largest")
+
+
+def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of the table at the end of many files."""
+    rows = []
+    for label, key, form in (
+        ("noise level", "noise", ".3g"), ("weight", "weight", ".3g"),
+        ("solved to within", "gap", "%"), ("seconds", "seconds", ".1f"),
+        ("PSNR, dB", "psnr", ".2f"), ("SSIM", "ssim", ".3f"),
+    ):  # fmt: skip
+        found = [value_of(record, key) for record in records]
+        numbers = sorted(value for value in found if value is not None and math.isfinite(value))
+        if numbers:
+            three = (numbers[0], median(numbers), numbers[-1])
+            rows.append((label, *(percent(v) if form == "%" else format(v, form) for v in three)))
+    return rows
+
+
+def verdict(records: Sequence[dict[str, Any]], premise: str) -> str:
+    """What is proved about all files, in plain words, and where the numbers are."""
+    claims = [(record["gap"], Guarantee[record["guarantee"]]) for record in records]
+    heading, meaning = worst_in_words(claims, premise)
+    one = Path(records[0]["output"]).with_suffix(".json")
+    where = one if len(records) == 1 else "the JSON file of each result"
+    return f"{heading}: {meaning} (Objective, lower bound and gap: {where}.)"
+
+
+def share(gap: float, tolerance: float) -> float:
+    """Fraction done: the logarithm of the gap, between 1 and the tolerance."""
+    if not 0 < gap < 1 or not 0 < tolerance < 1:
+        return 0.0
+    return min(1.0, math.log(gap) / math.log(tolerance))
+
+
+def line(record: dict[str, Any], adaptive: bool = False) -> str:
+    """One line about a file: noise, weight, how far it is solved, and time."""
+    parts = [f"{record['input']} -> {record['output']}:"]
+    if (noise := record["noise"]) is not None:
+        parts.append(f"{Noise(noise['model'], noise['level'], noise['estimated'])};")
+    parts.append(f"weight {record['weight']['value']:.3g} ({_rule(record, adaptive)});")
+    solved, _ = in_words(record["gap"], Guarantee[record["guarantee"]])
+    ended = record["status"].lower().replace("_", " ")
+    early = "" if ended == "converged" else f"{ended}, "
+    parts.append(
+        f"{solved.lower()} ({early}{record['iterations']} iterations, {record['seconds']:.1f} s)"
+    )
+    if record.get("psnr") is not None:
+        before = record.get("psnr_before")
+        from_ = "" if before is None else f"{before:.2f} -> "
+        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB")
+    return " ".join(parts).replace(" ;", ";")
+
+
+def _rule(record: dict[str, Any], adaptive: bool) -> str:
+    """How the weight was found."""
+    rule, settings, noise = record["weight"]["rule"], record["settings"], record["noise"]
+    trials = len(record["weight"].get("trials", ()))
+    found = f"{rule}, {trials} solves" if trials else f"start of {rule}, whose search did not end"
+    if rule == "given":
+        found = "given"
+    elif rule == "card" and adaptive:
+        found = "the regularizer scales with the noise"
+    elif rule == "card":
+        texture = settings["task"] == "denoise" and noise and noise["model"] == "gaussian"
+        scaled = ", scaled to noise and texture" if texture else ", scaled to the noise"
+        found = "of the card" + scaled * (settings["task"] != "ct")
+    return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"
