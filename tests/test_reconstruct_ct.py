@@ -204,3 +204,15 @@ def test_a_truth_in_hu_needs_pixels_in_mm(scans, tmp_path):
     result = run(tmp_path / "plain.tif", "-o", out, "--truth", folder / "truth.tif")
     assert result.exit_code != 0
     assert "no HU to compare with --truth" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("unit", "noted"), [("mm", True), ("pixel", False)])
+def test_hounsfield_units_that_no_tissue_has_are_said(unit, noted):
+    """Lengths in pixels that are taken for mm give values of tens of thousands."""
+    scanner = cl.ParallelBeam(16, angles=12, bins=24)
+    projections = 3 * scanner(shepp_logan(16))[0, 0]
+    result = cl.reconstruct(
+        projections, task="ct", geometry=cl.scans.geometry_of(scanner, unit),
+        quantity="line integrals", regularizer="tv", weight=1.0, size=16, tolerance=0.5,
+    )  # fmt: skip
+    assert any("taken for mm" in note for note in result.record.get("notes", ())) == noted

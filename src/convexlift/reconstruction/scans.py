@@ -51,6 +51,8 @@ OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", 
 """Options for measured scans only."""
 BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
+HIGHEST_TISSUE = 10_000.0
+"""HU; bone has up to 3000."""
 
 FieldLike = float | str | os.PathLike[str] | Array
 ScanLike = ImageLike | scans.Sinogram | scans.Volume
@@ -210,7 +212,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 "unit": "HU" if in_mm else "per pixel of the detector",
                 **({"photons": photons} if photons else {}),
             },
-            notes=tuple(self._notes(photons, weight)),
+            notes=(*self._notes(photons, weight), *_beyond_tissue(values(data.picture), in_mm)),
         )  # fmt: skip
 
     def _notes(self, photons: float | None, weight: Weight) -> Iterator[str]:
@@ -341,3 +343,13 @@ def _scale(rays: LinearOperator, values: Tensor) -> float:
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
     return bright if bright > 0 else 1.0
+
+
+def _beyond_tissue(values: Tensor, in_mm: bool) -> Iterator[str]:
+    """A note on HU that neither tissue nor bone has: the lengths may not be in mm."""
+    largest = float(values.flatten().double().quantile(0.99)) if in_mm else 0.0
+    if largest > HIGHEST_TISSUE:
+        yield (
+            f"values up to {largest:.2g} HU, where bone has 3000: lengths in the geometry are taken"
+            ' for mm; if they are pixels of the detector, write "unit": "pixel" there'
+        )
