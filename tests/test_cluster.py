@@ -208,7 +208,8 @@ class Machines:
 
     def start(self, kind, *words, **variables):
         log = (self.folder / f"{kind}-{len(self.processes)}.log").open("wb")
-        command = [sys.executable, "-m", "dask", kind, "--scheduler-file", self.file, *words]
+        command = [sys.executable, "-m", "dask", kind, "--scheduler-file", self.file]
+        command += ["--host", "127.0.0.1", *words]
         with log:
             started = subprocess.Popen(
                 [str(word) for word in command], stdout=log, stderr=log, cwd=self.folder,
@@ -259,6 +260,15 @@ def wait_for(folder, count, process):
         time.sleep(0.01)
 
 
+def settled(folder):
+    """The number of results, once workers have ended what a client that is gone had asked for."""
+    count, before = len(list((folder / "out").glob("*.json"))), -1
+    while count != before:
+        time.sleep(2)
+        count, before = len(list((folder / "out").glob("*.json"))), count
+    return count
+
+
 class Killer(cl.reconstruction.BatchListener):
     """Kills a process when three results are written."""
 
@@ -287,21 +297,21 @@ def test_a_worker_that_is_killed_changes_no_byte(tmp_path, machines):
 @pytest.mark.slow
 def test_everything_that_can_be_killed_is_killed(tmp_path, machines):
     """The client, then all workers, then the scheduler; the run is resumed and ends the same."""
-    count = 40
-    folder = with_pictures(tmp_path, count, 64)
+    folder = with_pictures(tmp_path, 80, 64)
     workers = [machines.worker(), machines.worker()]
     process = begun(folder, machines)
     wait_for(folder, 4, process)
     process.kill()
     process.communicate()
+    known = settled(folder)
 
     process = begun(folder, machines, "--resume")
-    wait_for(folder, 12, process)
+    wait_for(folder, known + 4, process)
     for worker in workers:
         os.kill(worker.pid, signal.SIGKILL)
     time.sleep(1)
     machines.worker()
-    wait_for(folder, 20, process)
+    wait_for(folder, known + 12, process)
     os.kill(machines.scheduler.pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
@@ -318,7 +328,7 @@ def test_everything_that_can_be_killed_is_killed(tmp_path, machines):
     finally:
         others.end()
     assert process.returncode == 0, output
-    assert json.loads((folder / "all.json").read_text())["by_an_earlier_run"] >= 20
+    assert json.loads((folder / "all.json").read_text())["by_an_earlier_run"] >= known + 12
     many(folder, "here")
     assert pictures(folder / "out") == pictures(folder / "here")
 
