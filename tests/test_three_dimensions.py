@@ -311,3 +311,12 @@ Y = torch.zeros(1, 1, *SHAPE, dtype=torch.float64)
 def test_what_has_no_third_dimension_is_refused(attempt, said):
     with pytest.raises(ValueError, match=said):
         attempt()
+
+
+def test_large_volumes_are_not_cut_into_strips_of_rows(monkeypatch):
+    """Double-precision convolutions of large images are, to save memory."""
+    monkeypatch.setattr("convexlift.operators.convolution.PATCHES", 1)
+    V = cl.networks.ridge(channels=2, kernel=3, dimensions=3).layers[0].skip.operator((1, *SHAPE))
+    x = torch.rand(1, 1, *SHAPE, dtype=torch.float64)
+    expected = torch.nn.functional.conv3d(V.padding(x), V.weight)
+    torch.testing.assert_close(V(x), expected)

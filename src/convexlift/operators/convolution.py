@@ -160,7 +160,7 @@ class ConvolutionOperator(LinearOperator):
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
         patches = x.numel() * math.prod(self.weight.shape[-2:])
-        copied = x.dtype == torch.float64 and x.device.type == "cpu"
+        copied = self._flat and x.dtype == torch.float64 and x.device.type == "cpu"
         if copied and self.stride == 1 and patches > PATCHES:
             return self._in_strips(self.padding(x))
         x = x if self.boundary == "zero" else self.padding(x)
