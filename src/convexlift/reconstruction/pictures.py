@@ -177,8 +177,8 @@ class Denoiser(DenoiseOptions, Reconstructor):
             return None
         return (
             "the colours share their noise, as after JPEG compression or scaling; the regularizers "
-            "expect noise that differs from pixel to pixel, and may keep blobs of it: state a "
-            "larger --sigma, or make the picture half as large"
+            "expect noise that differs from pixel to pixel, and may keep blobs of it: try "
+            f"--sigma {1.5 * noise.level:.2g}, or make the picture half as large"
         )
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
