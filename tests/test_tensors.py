@@ -9,6 +9,7 @@ import torch
 
 import convexlift as cl
 from convexlift.tensors import Blocks, join_images, select_images
+from convexlift.tf32 import full_precision
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,19 @@ def test_claims_are_cut_and_joined():
         if isinstance(whole, torch.Tensor):
             assert torch.equal(cut, whole[1:3])
     assert torch.equal(join_images([part, part]).x, part.x.repeat(2, 1, 1, 1))
+
+
+def test_precision_is_full_until_the_last_thread_leaves():
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    first, second = full_precision(), full_precision()
+    try:
+        matmul.fp32_precision = conv.fp32_precision = "tf32"
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)  # as a thread does that is done earlier
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+        second.__exit__(None, None, None)
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before

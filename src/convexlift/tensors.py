@@ -5,7 +5,6 @@ The first dimension of every tensor in the library counts the images of a batch.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -381,19 +380,3 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
     names = [each.name for each in fields(first) if each.name not in others]  # type: ignore[arg-type]
     whole = {name: joined([getattr(record, name) for record in records]) for name in names}
     return replace(first, **whole, **others)  # type: ignore[type-var]
-
-
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Disable TF32 and autocast: with three digits, certificates would be meaningless."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = matmul.fp32_precision, convolution.fp32_precision
-    with contextlib.ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        try:
-            matmul.fp32_precision = convolution.fp32_precision = "ieee"
-            yield
-        finally:
-            matmul.fp32_precision, convolution.fp32_precision = before

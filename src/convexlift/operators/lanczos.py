@@ -20,9 +20,15 @@ EXHAUSTED = 1e-6
 
 
 def lanczos_norm(
-    operator: LinearOperator, shape: Shape, steps: int = 40, tolerance: float = 1e-5
+    operator: LinearOperator,
+    shape: Shape,
+    steps: int = 40,
+    tolerance: float = 1e-5,
+    towards: Tensor | None = None,
 ) -> float:
     """A lower estimate of ||A||: the largest Ritz value of A* A from a fixed random start.
+
+    The start is moved ``towards`` an image that A is expected to amplify most, if there is one.
 
     Where power iteration needs hundreds of products, Lanczos' method needs tens. Operators that
     act differently on the images of a batch (a mask for each image) give the largest norm among
@@ -35,7 +41,8 @@ def lanczos_norm(
     generator = torch.Generator().manual_seed(0)
     start = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
     # A positive offset: nonnegative operators have nonnegative leading singular vectors.
-    residual = (start + 0.5).to(example).flatten(1)
+    start = start + 0.5 if towards is None else 0.1 * start + towards.to(start)
+    residual = start.to(example).flatten(1)
     basis: list[Tensor] = []
     diagonal: list[Tensor] = []
     beside: list[Tensor] = []

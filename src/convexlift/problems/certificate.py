@@ -28,7 +28,8 @@ from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.tensors import Blocks, choose_images, expand_per_image, full_precision
+from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tf32 import full_precision
 
 ROUNDING = 64
 """Relative errors of objectives and gaps, in units of the last place, are less than this."""
