@@ -84,8 +84,9 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     backward = cl.problems.lifting.made_feasible(problem.network, 0.1, known.x, known.duals)
     v = problem.fidelity.clip_to_conjugate_domain(duals["v0"])
     g = operator.adjoint(v) + backward.c
-    seen = problem.sensitivity > 0
-    lift = float((-g[seen] / problem.sensitivity[seen]).max()) * 1.01 + 1e-9  # and its rounding
+    sensitivity = operator.adjoint(torch.ones_like(v))
+    seen = sensitivity > 0
+    lift = float((-g[seen] / sensitivity[seen]).max()) * 1.01 + 1e-9  # and its rounding
     v = (v + lift).clamp_max(1 - 1e-6)
     duals["v0"] = v
     assert (operator.adjoint(v) + backward.c > 0).all()

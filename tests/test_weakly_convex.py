@@ -116,9 +116,9 @@ def test_other_paddings_have_a_bound_by_row_sums_however_large_the_image(tmp_pat
         fidelity=cl.SquaredL2(y), regularizer=network("reflect"), weight=0.5
     )
     solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-3, max_iterations=20_000))
-    assert solution.guarantee[0] is cl.Guarantee.CRITICAL
+    assert solution.guarantee[0] is cl.Guarantee.GLOBAL  # by a factorisation
     (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
-    assert verdict.guarantee == "CRITICAL"
+    assert verdict.guarantee == "GLOBAL"
 
 
 def test_the_symbol_of_a_chain_is_no_bound():
@@ -157,6 +157,7 @@ def optimum(stated: cl.WeaklyConvexProblem) -> float:
     return float(cp.Problem(cp.Minimize(value), constraints).solve(cp.CLARABEL))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("box", [None, (0, 1), (0.2, 0.7)])
 @pytest.mark.parametrize("share", [0.3, 0.9])
 @pytest.mark.parametrize("kind", ["circular", "chain"])

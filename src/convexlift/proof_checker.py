@@ -42,6 +42,7 @@ ROUNDINGS = 16 * U  # of a short formula relative to its terms, if exp and log e
 TINY = 1e-200  # the error that underflow makes in a short formula
 TOLERANCE = 1e-6  # how much less than its claims a file may prove, relative to the objective
 BUDGET = 2**30  # numbers that the maps of a problem may make; larger problems are refused
+WORK = 2e13  # multiplications and additions of a factorisation; larger ones are refused
 CHANGED = "was changed after the proof was written"
 PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
@@ -496,7 +497,7 @@ class Proof:
         output = self.tensor("network.output")
         # Output, biases and factors of links have pixels where a guide read them off the data.
         whole = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
-        read = any(each.shape[2:] not in ((), (1, 1)) for each in whole)
+        read = any(math.prod(each.shape[2:]) > 1 for each in whole)
         self.premise = "given the weights that the guide read from these data, " * read
         output = output if output.ndim > 1 else output.reshape(*channels, *[1] * (len(every) - 2))
         require(output.min() >= 0, "the tensor 'network.output' has negative entries")
@@ -690,6 +691,85 @@ def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
     return (level + residual + rounding + wrong) * (1 + 1e-12)
 
 
+def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]:
+    """V^T diag(rho) V = M, as (rows, rows, channels, channels, columns, columns), and its error.
+
+    V reaches over r pixels, so that it acts on combs of pixels 2 r + 1 apart as on each of them.
+    """
+    (channels, h, w), s = shape, 2 * r + 1
+    pixels = np.indices((channels, h, w)).reshape(3, -1)
+    comb = np.ravel_multi_index((pixels[0], pixels[1] % s, pixels[2] % s), (channels, s, s))
+    units = (comb == np.arange(channels * s * s)[:, None]).astype(float)
+    seen = V.push(Ball(units.reshape(-1, channels, h, w)))
+    to = np.indices((h, w)).reshape(2, -1, 1)
+    near = np.abs(to - pixels[1:, None]).max(0) <= r
+    M, terms = np.zeros((pixels.shape[1],) * 2), len(to[0]) + len(rho.value)
+    value, error = (
+        part.reshape(len(units), len(rho.value), -1) for part in (seen.value, seen.error)
+    )
+    for c, weight in enumerate(rho.value.ravel()):
+        column = np.where(near, value[comb, c].T, 0.0)
+        M += weight * (column.T @ column)
+    e, sums = error.max((0, 2)), np.abs(value).sum(2).max(0)
+    squares = (value**2).sum(2).max(0)
+    slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares
+    M = M.reshape(channels, h, w, channels, h, w).transpose(1, 4, 0, 3, 2, 5)
+    return M, float((slack * rho.ends()[1].ravel()).sum()) * (1 + 1e-9)
+
+
+def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) -> float:
+    """The same as level + |E| with level I - M = L L^T + E, of images of any size.
+
+    M couples pixels that are at most 2 r apart, and depends on edges within r: its entries are
+    those of an image of 6 r + 1 pixels a side. L is made of a row of pixels after the other.
+    """
+    channels, *sides = proof.x.shape[1:]
+    most, height, width = 6 * r + 1, max(sides), min(sides)
+    n, small = channels * width, (channels, *(min(side, most) for side in sides))
+    work = height * float(n) ** 3 * min(2 * r, height) ** 2
+    require(work <= WORK, "its eigenvalue would take too long to be checked")
+    proof.spend((2 * r + 1) ** 2 * (n**2 + channels * math.prod(small) * (1 + rho.value.size)))
+    M, error = band_entries(proof.map(described, "layers.0.skip", small), small, rho, r)
+    error *= channels * (4 * r + 1) ** 2
+    if sides[0] < sides[1]:
+        M = M.transpose(4, 5, 2, 3, 0, 1)
+    place: Any = lambda i, n: i if n <= most or i < 3 * r else max(3 * r, i - (n - most))
+    x = np.array([place(i, width) for i in range(width)])
+    apart = np.arange(width)[:, None] - np.arange(width)
+    other = np.clip(x + apart, 0, M.shape[4] - 1)
+
+    def column(j: int) -> Array:
+        """level I - M in the columns of row j of pixels, from the diagonal on."""
+        below, row = min(2 * r + 1, height - j), place(j, height)
+        parts = M[row : row + below, row][:, :, :, other, x] * (np.abs(apart) <= 2 * r)
+        found: Array = -parts.transpose(0, 1, 3, 2, 4).reshape(-1, n)
+        found[np.diag_indices(n)] += level
+        return found
+
+    here, there = np.float64(0), np.float64(0)
+    columns: dict[int, Array] = {}
+    for j in range(height):
+        columns |= {k: column(k) for k in range(j, min(j + 2 * r + 1, height)) if k not in columns}
+        P, C = np.split(columns.pop(j), [n])
+        try:
+            L = np.linalg.cholesky((P + P.T) / 2)
+        except np.linalg.LinAlgError:
+            return math.inf
+        X = C @ np.linalg.inv(L).T
+        rest = np.abs(C - X @ L.T)
+        here = np.maximum(here, (np.abs(P - L @ L.T).sum(1) + rest.sum(0)).max())  # NaN stays NaN
+        there = np.maximum(there, rest.sum(1).max(initial=0.0))
+        for k in range(j + 1, j + 1 + len(X) // n):
+            mine = X[(k - j - 1) * n :]
+            columns[k][: len(mine)] -= mine @ mine[:n].T
+    # (L L^T)_ii = level - M_ii - E_ii bounds the entries of |L| |L|^T and of what is left of M.
+    residual = here + 2 * r * there
+    entry = level + np.abs(M).max() + residual
+    rounding = (2 * r + 2) * (4 * r + 1) * n * 4 * (n + 4) * U * 4 * entry
+    bound = float(level + (residual + rounding + error) * (1 + 1e-9)) * (1 + 1e-12)
+    return bound if math.isfinite(bound) else math.inf
+
+
 def smallest_curvature(proof: Proof) -> float:
     """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
     described = proof.head["problem"]["network"]["layers"][0]["skip"]
@@ -713,6 +793,12 @@ def smallest_curvature(proof: Proof) -> float:
         bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
     if (chain or bound == math.inf) and math.prod(image) <= 1024:
         bound = min(bound, matrix_bound(proof, V, rho))
+    if "level" in proof.head:
+        kinds = [each.get("Convolution", {}) for each in parts]
+        plain = all(k.get("stride") == 1 and k["padding"] != "circular" for k in kinds)
+        require(plain, "a level needs convolutions of stride 1 that do not wrap around")
+        r = sum(number(k["kernel_size"], 1, 99) // 2 for k in kinds)
+        bound = min(bound, band_bound(proof, described, r, rho, number(proof.head["level"])))
     sums = V.pull(rho * V.push(Ball(np.zeros((1, *image)), 1.0)))  # rows of |V|^T rho |V|
     bound = min(bound, float(sums.error.max()) * (1 + 1e-9))
     least = float(np.min(proof.data[1]))

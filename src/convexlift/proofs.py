@@ -23,6 +23,7 @@ from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
 from convexlift.functionals.fidelity import Fidelity
+from convexlift.json_values import finite
 from convexlift.models.store import describe
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
@@ -95,7 +96,7 @@ class Proof:
             "problem": {
                 "image_shape": list(problem.image_shape),
                 "weight": float(problem.weight),
-                "box": [_finite(problem.bounds.lower), _finite(problem.bounds.upper)],
+                "box": [finite(problem.bounds.lower), finite(problem.bounds.upper)],
                 "fidelity": _fidelity(problem.fidelity, arrays),
                 "operator": _operator(problem.operator, arrays),
                 "network": _network(problem.regularizer),
@@ -104,7 +105,7 @@ class Proof:
                 {
                     "objective": float(claim.objective[i]),
                     "lower_bound": float(claim.lower_bound[i]),
-                    "gap": _finite(float(claim.gap[i])),  # infinite if the objective is 0
+                    "gap": finite(float(claim.gap[i])),  # infinite if the objective is 0
                     "guarantee": guarantee.name,
                 }
                 for i, guarantee in enumerate(claim.guarantee)
@@ -113,6 +114,8 @@ class Proof:
         }
         if isinstance(claim, WeakClaim):
             sheet["kappa"] = claim.kappa
+            if math.isfinite(claim.level):
+                sheet["level"] = claim.level
         return arrays, sheet
 
 
@@ -141,10 +144,6 @@ def _digest(array: np.ndarray[Any, Any]) -> str:
 def _json_digest(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _finite(end: float) -> float | None:
-    return end if math.isfinite(end) else None
 
 
 def _made_by() -> dict[str, str]:

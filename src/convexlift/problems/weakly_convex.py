@@ -35,6 +35,7 @@ from convexlift.functionals.terms import Box
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.banded_norms import Level, factored_bound
 from convexlift.problems.claims import Claim, Guarantee, in_double, objective_above, relative_gap
 from convexlift.problems.filter_norms import largest_eigenvalue
 from convexlift.problems.lifting import DATA_DUAL, feasible_duals
@@ -49,14 +50,8 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import (
-    Blocks,
-    Shape,
-    TensorRecord,
-    expand_per_image,
-    full_precision,
-    sum_per_image,
-)
+from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image, sum_per_image
+from convexlift.tf32 import full_precision
 
 SLIGHT = 0.01
 """How far below zero m may be, relative to the data term, for a bound over all images of a box."""
@@ -138,17 +133,34 @@ class WeaklyConvexProblem(TensorRecord):
         return self.weight * self.regularizer.concavity.detach().reshape(1, -1, 1, 1)
 
     @cached_property
+    def level(self) -> Level:
+        """lambda, and a proven upper bound on the largest eigenvalue of M.
+
+        lambda is that of a factorisation, or NaN. One is made where it may show J to be convex.
+        """
+        rho = self.weight * self.regularizer.concavity.detach().double()
+        filters = self.filters.to(dtype=torch.float64)
+        bound = largest_eigenvalue(filters, rho, self.image_shape)
+        if bound < (least := self.least) or not least:
+            return Level(math.nan, bound)
+        slack = SLIGHT if self.bounds.is_bounded else 0.0
+        found = factored_bound(filters, rho, self.image_shape, least, slack)
+        return Level(math.nan, bound) if found is None or found.bound >= bound else found
+
+    @property
     def steepest(self) -> float:
         """A proven upper bound on the largest eigenvalue of M."""
-        rho = self.regularizer.concavity.detach().double()
-        filters = self.filters.to(dtype=torch.float64)
-        return largest_eigenvalue(filters, self.weight * rho, self.image_shape)
+        return self.level.bound
+
+    @property
+    def least(self) -> float:
+        """The smallest weight of the data, if they are of images; else 0."""
+        return float(torch.as_tensor(self.fidelity.weights).min()) if self.quadratic else 0.0
 
     @property
     def curvature(self) -> float:
         """m, a proven lower bound on the smallest eigenvalue of diag(w) - M."""
-        least = float(torch.as_tensor(self.fidelity.weights).min()) if self.quadratic else 0.0
-        return (least - self.steepest) - 1e-12 * (least + self.steepest)
+        return (self.least - self.steepest) - 1e-12 * (self.least + self.steepest)
 
     @property
     def kappas(self) -> tuple[float, ...]:
@@ -162,8 +174,8 @@ class WeaklyConvexProblem(TensorRecord):
             return (2 * abs(m) or 1.0,)
         data = float(torch.as_tensor(self.fidelity.weights).max())
         enough = 2 * abs(m) + SLIGHT * data
-        finite = math.isfinite(self.bounds.lower) and math.isfinite(self.bounds.upper)
-        return (0.0, enough) if finite and m >= -SLIGHT * data else (enough,)
+        slight = self.bounds.is_bounded and m >= -SLIGHT * data
+        return (0.0, enough) if slight else (enough,)
 
     def with_double(self) -> WeaklyConvexProblem:
         """The same problem where there is double precision: here, or on a CPU."""
@@ -188,10 +200,12 @@ class WeakClaim(Claim):
     Attributes:
         centre: z, any images.
         kappa: 0 for bounds on J; else of the proximal problem that x solves up to the gap.
+        level: lambda of the factorisation of lambda I - M that m comes from; NaN for other bounds.
     """
 
     centre: Tensor
     kappa: float
+    level: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +237,7 @@ def weak_claim(
     for kappa in problem.kappas:
         lower, centre, v = torch.full_like(objective, -math.inf), exact, minorants[0].v
         for minorant in minorants:
-            for z in (exact, _centre(double, exact, minorant, kappa)):
+            for z in (exact, _centre(problem, exact, minorant, kappa)):
                 value = _bound(double, exact, minorant, z, problem.curvature, kappa)
                 better = value > lower  # False for NaN
                 lower = torch.where(better, value, lower)
@@ -239,7 +253,18 @@ def weak_claim(
     guarantee = tuple(kind if ok else Guarantee.NONE for ok in proven.tolist())
     one = torch.ones_like(lower)
     return WeakClaim(
-        x, objective, lower, gap, guarantee, 1.0, duals, one, v, centre=centre, kappa=kappa
+        x,
+        objective,
+        lower,
+        gap,
+        guarantee,
+        1.0,
+        duals,
+        one,
+        v,
+        centre=centre,
+        kappa=kappa,
+        level=problem.level.level,
     )
 
 
@@ -275,24 +300,30 @@ def _objective_above(double: WeaklyConvexProblem, x: Tensor) -> Tensor:
     return (convex - concave) + gamma(2) * (convex.abs() + concave.abs())
 
 
-def _centre(double: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, kappa: float) -> Tensor:
-    """About the minimiser of Q(u) + kappa/2 |u - x|^2, by conjugate gradients, in the box."""
+def _centre(problem: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, kappa: float) -> Tensor:
+    """About the minimiser of Q(u) + kappa/2 |u - x|^2, by conjugate gradients, in the box.
+
+    In the problem's own precision: any z will do, and residuals of 1e-6 cost next to nothing.
+    """
     if math.isinf(kappa):
         return x
-    w, z = minorant.w + kappa, x
-    r = minorant.w * minorant.y + kappa * x - minorant.c.value - (w * z - double.pull(z))
+    own = problem.fidelity.y.dtype
+    z, y, c = (each.to(own) for each in (x, minorant.y, minorant.c.value))
+    w, enough = minorant.w.to(own) + kappa, (16 * torch.finfo(own).eps) ** 2
+    r = minorant.w.to(own) * y + kappa * z - c - (w * z - problem.pull(z))
     p, square = r, _dots(r, r)
     start = square
     for _ in range(CENTRING):
-        if bool((square <= 1e-24 * start).all()):
+        if bool((square <= enough * start).all()):
             break
-        curved = w * p - double.pull(p)
+        curved = w * p - problem.pull(p)
         bend = _dots(p, curved)
-        step = torch.where(bend > 0, square / bend.clamp_min(1e-300), 0.0)
+        step = torch.where(bend > 0, square / bend.clamp_min(1e-30), 0.0)
         z, r = z + step * p, r - step * curved
         last, square = square, _dots(r, r)
-        p = r + torch.where(last > 0, square / last.clamp_min(1e-300), 0.0) * p
-    return double.bounds.project(torch.where(z.isfinite(), z, x))
+        p = r + torch.where(last > 0, square / last.clamp_min(1e-30), 0.0) * p
+    z = z.double()
+    return problem.bounds.project(torch.where(z.isfinite(), z, x))
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
