@@ -362,3 +362,17 @@ def test_a_solution_says_it_for_each_image():
     for words in solution.in_words:
         assert words.startswith("Solved to within ")
         assert words.endswith(f": no picture fits this model better. {CAVEAT}")
+
+
+def test_counts_at_the_edge_of_what_is_bounded_are_confirmed(tmp_path):
+    """Where x > 0 and y = 0, c is -1 at the optimum, and <1 + c, x> only just bounded."""
+    clean = torch.zeros(1, 1, 16, 16)
+    clean[..., 4:12, 4:12] = 50
+    counts = torch.poisson(clean, torch.Generator().manual_seed(0))
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(counts, 0.0), regularizer=cl.TotalVariation(), weight=1.0,
+        box=(0, None),
+    )  # fmt: skip
+    solution = cl.solve(problem)
+    assert solution.guarantee == (cl.Guarantee.GLOBAL,)
+    assert cl.verify(solution.proof.save(tmp_path / "a.proof"))[0].guarantee == "GLOBAL"

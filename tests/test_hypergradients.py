@@ -30,6 +30,7 @@ SMOOTH_DATA = tuple(name for name in SMOOTH if "L2" in name)
 # What each strategy may be trusted with
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*SMOOTH, *KINKS])
 def test_the_value_function_is_right_for_every_network(name):
     cosine, ratio = compare(value_function(1e-3), name)

@@ -26,6 +26,7 @@ def rescaled(network: cl.InputConvexNetwork, factor: float) -> cl.InputConvexNet
     return other
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("factor", [60.0, 1 / 600])
 @pytest.mark.parametrize("shift", [1.0, -0.02], ids=["head on", "head mixed"])
 @pytest.mark.parametrize("task", [INPAINTING, SaltAndPepper()], ids=lambda task: task.name)

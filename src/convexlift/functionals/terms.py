@@ -72,6 +72,11 @@ class Box:
         """Whether there is no constraint at all."""
         return self.lower == -math.inf and self.upper == math.inf
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether both sides are finite."""
+        return math.isfinite(self.lower) and math.isfinite(self.upper)
+
     def contains(self, x: Tensor) -> Tensor:
         """Per image, whether every pixel lies in the box."""
         lower, upper = self.rounded_inward(x.dtype)

@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import choose_images, expand_per_image, sum_per_image
@@ -29,7 +30,7 @@ B = TypeVar("B")
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
 """Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
 LEVELS = (0.001, 0.01, 0.1, 0.5)
-"""Constant dual variables of the data to mix with, as fractions of the largest admissible one."""
+"""Multiples of d (``upward``) to mix v with, relative to the largest admissible one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +93,17 @@ def can_hold_everywhere(problem: VariationalProblem) -> bool:
     """Whether a tight bound over all images of the box can be expected of this problem.
 
     It cannot where a pixel is neither seen nor bounded on both sides; where an operator that is
-    not diagonal meets no bounds at all; nor where the fidelity's conjugate has a bounded domain
-    (or the box one side) and R no constant minorant to mix with.
+    not diagonal meets no bounds at all, or one-sided ones and no ``upward`` direction; nor where
+    the fidelity's conjugate has a bounded domain (or the box one side) and R no constant minorant
+    to mix with.
     """
     box, diagonal = problem.bounds, problem.operator.diagonal
     if math.isfinite(box.lower) and math.isfinite(box.upper):
         return True
     if diagonal is None:
-        return not box.is_everything and problem.network.bounded_below
+        if box.is_everything or not problem.network.bounded_below:
+            return False
+        return bool((problem.upward[1] >= 0).all())
     everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
     seen = problem.fidelity.measured & (diagonal != 0)
     return bool(seen.all()) and (everywhere_finite or problem.network.bounded_below)
@@ -190,6 +194,12 @@ def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(g > 0, rising, torch.where(g < 0, falling, 0.0))
 
 
+def levels(fidelity: Fidelity) -> list[float]:
+    """``LEVELS``, relative to the nearest end of the domain of f*."""
+    ends = [abs(end) for end in fidelity.conjugate_domain if math.isfinite(end) and end]
+    return [fraction * min(ends, default=1.0) for fraction in LEVELS]
+
+
 def _general_bounds(
     problem: VariationalProblem, at: Evaluation, c: Tensor, v: Tensor, slack: Slack, radius: float
 ) -> Iterator[DataBound]:
@@ -214,18 +224,16 @@ def _general_bounds(
     wrong = sign * g < 0
     if not bool(wrong.any()):
         return
-    # Moving v by delta in this direction moves g by delta A* 1, towards where it is bounded. (Data
-    # that were not measured stay: f* is finite at 0 only there.)
-    direction = sign if float(problem.sensitivity.sum()) >= 0 else -sign
-    ones = direction * problem.fidelity.measured.to(v)
-    push = direction * problem.sensitivity
+    # Moving v by delta d moves g by delta A* d, towards where it is bounded. (Data that were not
+    # measured stay: f* is finite at 0 only there.)
+    d, push = (sign * part for part in problem.upward)
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
     if bool(torch.isfinite(delta).any()):
         # Larger by a few roundings, or the largest entry would miss its zero.
         delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
-        shifted = v + expand_per_image(delta, v) * ones
+        shifted = v + expand_per_image(delta, v) * d
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
         if torch.equal(inside, shifted):  # saves a product with A*, which may be expensive
             gradient = g + expand_per_image(delta, push) * push
@@ -234,16 +242,13 @@ def _general_bounds(
         yield bound(inside, gradient, one)
     if slack.constant is None:
         return
-    end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
-    scale = abs(end) if math.isfinite(end) else 1.0
-    for fraction in LEVELS:
-        level = fraction * scale
-        m = level * push  # the gradient of the mixture's other end, (v, p) = (level, 0)
+    for level in levels(problem.fidelity):
+        m = level * push  # the gradient of the mixture's other end, (v, p) = (level d, 0)
         keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
         theta = keep.flatten(1).amin(1)
         # Again with a few roundings to spare, relative to the share that is given up.
         theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
-        mixed = share * v + (1 - share) * level * ones
+        mixed = share * v + (1 - share) * level * d
         gradient = expand_per_image(theta, c) * g + expand_per_image(1 - theta, c) * m
         yield bound(mixed, gradient, theta.to(one.dtype))

@@ -27,7 +27,7 @@ from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.data_bound import LEVELS, MIXTURES, Scopes, best_of
+from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
 from convexlift.problems.lifting import DATA_DUAL, dual_names
 from convexlift.problems.rounding import (
     PART,
@@ -49,7 +49,7 @@ from convexlift.problems.rounding import (
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, expand_per_image
 
-SPARE = 8
+SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor: other checkers may
 have larger error bounds."""
 
@@ -78,19 +78,22 @@ class RoundedMinorant:
     constant: Tensor
 
 
-def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
+def minorant_below(
+    problem: VariationalProblem, duals: Blocks, *, height_only: bool = False
+) -> RoundedMinorant:
     """The affine minorant of weight R from any dual variables, rounded down.
 
-    R is divided into parts that fit the memory; the sum of their minorants is one of R.
+    R is divided into parts that fit the memory; the sum of their minorants is one of R. With
+    ``height_only``, c is left at 0, which saves the adjoints of the filters.
     """
     (channels, network), *others = problem.network.in_parts(PART)
     if not others:
-        return _minorant_below(problem, duals)
+        return _minorant_below(problem, duals, height_only)
     (name,) = dual_names(1, 1)
 
     def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
         return _minorant_below(
-            problem.with_network(network), Blocks({name: duals[name][:, channels]})
+            problem.with_network(network), Blocks({name: duals[name][:, channels]}), height_only
         )
 
     total = part(channels, network)
@@ -101,7 +104,9 @@ def minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinoran
     return replace(total, constant=_constant(problem))
 
 
-def _minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinorant:
+def _minorant_below(
+    problem: VariationalProblem, duals: Blocks, height_only: bool
+) -> RoundedMinorant:
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
     t: dict[int, Rounded] = {
@@ -118,6 +123,8 @@ def _minorant_below(problem: VariationalProblem, duals: Blocks) -> RoundedMinora
         for part, its_error in (_inner_product(p, layer.bias), loss):
             beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
         for source, K in layer.operators.items():
+            if source == IMAGE and height_only:
+                continue
             pulled = product(K, p, network.source_shape(source, problem.image_shape), adjoint=True)
             if source == IMAGE:
                 c = c + pulled
@@ -263,7 +270,11 @@ def infimum_below(fidelity: Fidelity, operator: LinearOperator, box: Box, c: Rou
 def _pixel_infima(
     fidelity: Fidelity, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
-    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error."""
+    """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error.
+
+    They are -inf already where some c within SPARE times the error makes them so: a checker whose
+    error bounds are larger than ours then finds the same pixels bounded.
+    """
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
     unseen = fidelity.density(torch.zeros_like(d)) * (1 - fidelity.density_rounding)
@@ -279,7 +290,8 @@ def _pixel_infima(
         of_seen = fidelity.infimum_below(slope, low, high)
         return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
 
-    return torch.minimum(at_end(-1.0), at_end(1.0))
+    spared = torch.minimum(at_end(-SPARE), at_end(SPARE))
+    return torch.where(spared.isinf(), spared, torch.minimum(at_end(-1.0), at_end(1.0)))
 
 
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -321,25 +333,23 @@ def _behind_operator(
     if math.isinf(box.lower) == math.isinf(box.upper):
         return
 
-    # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper). Adding delta
-    # to all measured data moves g by delta A* 1.
+    # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper). Adding
+    # delta d to v moves g by delta A* d.
     sign = 1.0 if math.isfinite(box.lower) else -1.0
     missing = SPARE * g.error - sign * g.value
     if not bool((missing > 0).any()):
         return
-    measured = problem.fidelity.measured.to(v)
-    direction = sign if float(problem.sensitivity.sum()) >= 0 else -sign
-    ones = direction * measured
-    push = product(A, Rounded.exact(ones.expand_as(v).contiguous()), shape, adjoint=True)
+    d = sign * problem.upward[0]
+    push = product(A, Rounded.exact(d.contiguous()), shape, adjoint=True)
     usable = sign * push.value > 2 * SPARE * push.error
-    # Sums of v and multiples of ones are rounded: A* of them is off by this much at most.
+    # Sums of v and multiples of d, |d| <= 1, are rounded: A* of them is off by this much at most.
     off_by = A.magnitude(torch.ones_like(largest(v)), shape, adjoint=True)
     if A.nonnegative:  # pixel by pixel: nothing comes to pixels that no datum sees
         off_by = A.adjoint(torch.ones_like(v)) * (1 + 1e-9)
 
     def moved(v: Tensor, share: Tensor, level: Tensor) -> tuple[Tensor, Rounded]:
-        """share v + level 1 and its g, by linearity: no other product with A*."""
-        new = expand_per_image(share, v) * v + expand_per_image(level, v) * ones
+        """share v + level d and its g, by linearity: no other product with A*."""
+        new = expand_per_image(share, v) * v + expand_per_image(level, v) * d
         parts = seen.times(share) + push.times(level) + minorant.c.times(share)
         size = largest(v) + expand_per_image(level.abs(), v)
         return new, Rounded(parts.value, parts.error + gamma(3) * size.amax(1, True) * off_by)
@@ -354,11 +364,8 @@ def _behind_operator(
     yield bounds(inside, gradient, one)
     if bool(minorant.constant.isinf().any()):
         return
-    end = problem.fidelity.conjugate_domain[1 if direction > 0 else 0]
-    scale = abs(end) if math.isfinite(end) else 1.0
-    for fraction in LEVELS:
-        level = fraction * scale
-        gain = level * (sign * push.value - SPARE * push.error)  # of (v, p) = (level, 0)
+    for level in levels(problem.fidelity):
+        gain = level * (sign * push.value - SPARE * push.error)  # of (v, p) = (level d, 0)
         keep = torch.where(missing > 0, gain / (gain + missing), 1.0)
         keep = torch.where((missing > 0) & ~usable, 0.0, keep)
         theta = keep.flatten(1).amin(1)

@@ -23,6 +23,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
+from convexlift.problems.upward import upward
 from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
     Scalar,
@@ -30,9 +31,9 @@ from convexlift.tensors import (
     TensorRecord,
     expand_per_image,
     first_non_finite,
-    full_precision,
     require_eager,
 )  # fmt: skip
+from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
@@ -159,11 +160,12 @@ class VariationalProblem(Described, TensorRecord):
         return self.with_network(self.trainable_network).to(device="cpu")
 
     @cached_property
-    def sensitivity(self) -> Tensor:
-        """A* 1 over the measured data: how much they see of each pixel."""
+    def upward(self) -> tuple[Tensor, Tensor]:
+        """d and A* d > 0, where there is such a d (``problems.upward``)."""
         y = self.fidelity.y
         with torch.no_grad():
-            return self.operator.adjoint(self.fidelity.measured.to(y).expand_as(y))
+            measured = self.fidelity.measured.to(y).expand_as(y)
+            return upward(self.operator, measured, self.image_shape)
 
     def select(self, images: Tensor) -> VariationalProblem | None:
         """The problems of some images of the batch, by their indices; None if unknown.

@@ -136,6 +136,12 @@ class LargeProblem:
         """The box, as a ``Box``."""
         return Box.of(self.box)
 
+    @property
+    def device(self) -> torch.device:
+        """Where windows are solved: with the regularizer, wherever the data are."""
+        numbers = (*self.regularizer.parameters(), *self.regularizer.buffers())
+        return next(iter(numbers), self.fidelity.y).device
+
     def window(
         self, window: Window, regularizer: InputConvexNetwork | None = None
     ) -> VariationalProblem:
@@ -157,7 +163,7 @@ class LargeProblem:
         """D and A for the pixels of a window."""
 
         def part(values: Tensor) -> Tensor:
-            return window.of(values) if values.ndim >= 2 else values
+            return (window.of(values) if values.ndim >= 2 else values).to(self.device)
 
         return self.fidelity.mapped(part), self.operator.mapped(part)
 
@@ -203,5 +209,5 @@ def core_sums(large: LargeProblem, problem: VariationalProblem, core: Window, ou
     return CoreSums(
         float(data_term_above(fidelity, operator, inside.of(x))),
         float(regularizer_above(of_core, x)),
-        float(infimum + minorant_below(of_core, duals).beta),
+        float(infimum + minorant_below(of_core, duals, height_only=True).beta),
     )

@@ -48,7 +48,8 @@ from convexlift.solvers.loop import solve_roughly
 from convexlift.solvers.method import Method
 from convexlift.solvers.pulled import duals_of_data, pull_towards
 from convexlift.solvers.solution import Solution, StopWhen
-from convexlift.tensors import expand_per_image, full_precision, sum_per_image
+from convexlift.tensors import expand_per_image, sum_per_image
+from convexlift.tf32 import full_precision
 
 PRECISE, FINEST, ROUNDS = 1e-4, 1e-12, 4
 """Gaps relative to what a pull changes, the smallest one that double precision allows, and the

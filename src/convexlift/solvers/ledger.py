@@ -43,6 +43,8 @@ Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
+SHARES = tuple(4.0**-k for k in range(24))
+"""Shares of the way to an image inside the domain, down to 1e-14."""
 HOPELESS = 3
 """Refused claims after which an image ends, if rounding dominates a gap that hardly shrinks."""
 
@@ -71,6 +73,9 @@ class Ledger:
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.rigorous = problem, rigorous
         self.tolerance, self.steepest = stop.gap, stop.gradient
+        self._limit = stop.max_iterations
+        # Bilevel learning as published checks the gradient often, and nothing reads its bounds.
+        self._bounds_unread = not rigorous and stop.gap is None and callback is None
         self.state = state  # the last finite one
         self.start = state.x
         self.active = torch.ones(size, dtype=torch.bool)
@@ -91,20 +96,21 @@ class Ledger:
 
     def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
         """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
-        evaluation, bounds = judge(self.problem, state.x, state.duals)
-        self._evaluation = evaluation
+        evaluation, flat, bounds = self._judge(iteration, state)
+        self._evaluation, x = evaluation, evaluation.x
         values = evaluation.objective, evaluation.data_term, evaluation.regularizer
-        finite, objective, data_term, regularizer, everywhere, near = _on_the_host(
-            torch.isfinite(state.x).flatten(1).all(1), *values, bounds.everywhere.gap,
-            bounds.near.gap,
-        )  # fmt: skip
+        of_bounds = () if bounds is None else (bounds.everywhere.gap, bounds.near.gap)
+        finite, objective, data_term, regularizer, *gaps = _on_the_host(
+            torch.isfinite(state.x).flatten(1).all(1), *values, *of_bounds
+        )
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        flat = self.active & finite & self._flat(evaluation, iteration)
+        flat = self.active & finite & flat
         better = finite & (objective < self.objective) | flat
-        self.x = choose_images(better, state.x, self.x)
+        self.x = choose_images(better, x, self.x)
         self.objective = torch.where(better, objective, self.objective)
-        self._keep_best_bounds(state.x, objective, finite, flat, bounds, everywhere, near)
+        if bounds is not None:
+            self._keep_best_bounds(x, objective, finite, flat, bounds, *gaps)
         self.end(Status.NOT_FINITE, ~finite)
         self.end(Status.STATIONARY, flat)
         if self.tolerance is not None:
@@ -118,6 +124,21 @@ class Ledger:
             return True
         with self.clock.paused():
             return self._callback(Progress(**vars(record), x=state.x)) is not True
+
+    def _judge(
+        self, iteration: int, state: State
+    ) -> tuple[Evaluation, Tensor, Scopes[Bound] | None]:
+        """Objective, flat images, and bounds unless nothing reads them and no image ends here."""
+        if self._bounds_unread and 0 < iteration < self._limit:
+            evaluation = self.problem.evaluate(state.x)
+            flat = self._flat(evaluation, iteration)
+            if not (self.active & flat).any():
+                return evaluation, flat, None
+        evaluation, bounds = judge(self.problem, state.x, state.duals)
+        if bool((evaluation.objective == math.inf).any()):
+            inside = moved_inside(self.problem, evaluation, self._places())
+            evaluation, bounds = judge(self.problem, inside, state.duals)
+        return evaluation, self._flat(evaluation, iteration), bounds
 
     def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
         """Which images, other than the start, have a gradient below the tolerance on its norm."""
@@ -227,9 +248,7 @@ class Ledger:
         witness = Blocks({n: p if whole else p[rows] for n, p in self.witness.items()})
         best, tolerance = x[rows], self.tolerance or 0.0
         claimed = claim(some, some_double, best, witness, tolerance=tolerance)
-        start = self.start[rows]
-        constant = expand_per_image(start.abs().flatten(1).amax(1), start).expand_as(start)
-        places = start, torch.zeros_like(start), constant
+        places = [place[rows] for place in self._places()]
         for share, place in itertools.product(INWARDS, places):
             fine = claimed.objective.isfinite()
             if bool(fine.all()):
@@ -239,6 +258,16 @@ class Ledger:
             claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
         wanted = images if len(rows) > len(images) else range(len(rows))
         return [select_images(claimed, slice(i, i + 1)) for i in wanted]
+
+    def _places(self) -> tuple[Tensor, ...]:
+        """Images that may lie inside the domain of the data term: two of them are constant."""
+        start, problem = self.start, self.problem
+        d, push = problem.upward
+        level = sum_per_image(d * problem.fidelity.y) / sum_per_image(push)  # fits <d, y>
+        largest = start.abs().flatten(1).amax(1)
+        level = torch.maximum(largest, level.nan_to_num(1.0, 1.0, 1.0).to(start))
+        constant = problem.bounds.project(expand_per_image(level, start).expand_as(start))
+        return start, torch.zeros_like(start), constant
 
     def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
         """Claims from the checks in working precision; they guarantee nothing."""
@@ -300,6 +329,29 @@ class Ledger:
             if claimed is not None and not self.active[i]:
                 lower[i], gap[i] = float(claimed.lower_bound), float(claimed.gap)
         return lower, gap
+
+
+def moved_inside(
+    problem: VariationalProblem, outside: Evaluation, places: tuple[Tensor, ...]
+) -> Tensor:
+    """x + s (place - x) with the least s at which the data term is finite; x if there is none.
+
+    Count data without background have a domain, A x >= 0. Iterates come closer and closer to it,
+    but an image with A x = 0 somewhere is approached from outside, where the objective is infinite.
+    """
+    w, best = outside.prediction, outside.x
+    missing = ~torch.isfinite(outside.data_term)
+    for place in places:
+        ahead = problem.operator(place) - w
+        least = torch.full_like(outside.data_term, math.inf)
+        for share in SHARES:
+            fine = torch.isfinite(problem.fidelity.value(w + share * ahead))
+            least = torch.where(fine, share, least)
+        found = missing & torch.isfinite(least)
+        way = expand_per_image(torch.where(found, least, 0.0).to(best), best) * (place - best)
+        best = choose_images(found, problem.bounds.project(best + way), best)
+        missing = missing & ~found
+    return best
 
 
 def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:

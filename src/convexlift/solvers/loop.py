@@ -14,7 +14,8 @@ from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.solution import Solution, Status, StopWhen
-from convexlift.tensors import choose_images, full_precision
+from convexlift.tensors import choose_images
+from convexlift.tf32 import full_precision
 
 
 def run(

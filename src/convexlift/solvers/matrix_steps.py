@@ -28,6 +28,8 @@ from convexlift.tensors import Blocks, Shape, expand_per_image
 
 LARGEST = 512
 """Unknowns up to which T is made. Inverses of larger matrices take longer than they save."""
+LARGEST_SPARSE = 1024
+"""The same where there are at most half as many data as pixels, and little else converges."""
 ENTRIES = 2**25
 """Entries of T for a whole batch (256 MB)."""
 TINY = 1e-9
@@ -68,7 +70,7 @@ class MatrixCoupling(ScaledCoupling):
         count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
         if DATA_DUAL not in saddle.K.rows:
             raise DoesNotApply("the data term has a closed-form prox")
-        if count > LARGEST or problem.batch_size * count**2 > ENTRIES:
+        if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
             raise DoesNotApply(f"{count} unknowns are too many for a matrix")
         for row in saddle.K.rows.values():
             for name, operator in row.items():  # factors of links, read off each image's data
@@ -127,11 +129,17 @@ class MatrixCoupling(ScaledCoupling):
 def require_few_pixels(problem: VariationalProblem) -> None:
     """Raise DoesNotApply where a matrix is out of the question, before anything is computed."""
     pixels = math.prod(problem.image_shape)
-    if pixels > LARGEST:
+    if pixels > most_unknowns(problem):
         raise DoesNotApply(f"{pixels} pixels are too many for a matrix")
     if problem.operator.select(torch.tensor([0])) is None:
         raise DoesNotApply("the operator may treat every image of a batch differently")
     _require_one_for_all(problem.operator, problem.image_shape, problem)
+
+
+def most_unknowns(problem: VariationalProblem) -> int:
+    """Unknowns up to which a matrix is worthwhile."""
+    sparse = 2 * problem.fidelity.y[0].numel() <= math.prod(problem.image_shape)
+    return LARGEST_SPARSE if sparse else LARGEST
 
 
 def _require_one_for_all(

@@ -35,7 +35,9 @@ from convexlift.solvers.primal_dual import (
     lifted_start,
 )
 from convexlift.solvers.restart_rules import (
+    ALIVE,
     FIRST_MOVE,
+    ORDINARY,
     RestartMemory,
     RestartRules,
     lateness,
@@ -137,11 +139,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             x = x.to(self.problem.fidelity.y)
             duals = None if duals is None else duals.to_dtype(x.dtype)
         u, v = lifted_start(self.problem, self.saddle, x, duals)
-        moves = Blocks(
-            {n: FIRST_MOVE * (s if n != "x" else torch.ones_like(s) * p[0].numel() ** 0.5)
-             for (n, s), p in zip(u.norms().items(), u.values(), strict=True)}
-        )  # fmt: skip
-        target = self.coupling.balanced_sigma(self.coupling.reach(moves), self._sizes(v))
+        target = self.coupling.balanced_sigma(self.coupling.reach(self._moves(u)), self._sizes(v))
         sigma = {}
         for name, value in target.items():
             # Duals that start at zero, and rows that do not move, tell nothing about sigma.
@@ -149,13 +147,35 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             sigma[name] = torch.where(usable, value, 1.0)
         return self._from(u, v, Blocks(sigma))
 
+    def _moves(self, u: Blocks) -> Blocks:
+        """How far primal blocks are expected to move, (B,) each, x first and z_i after it.
+
+        Where a layer is nearly dead, z_i = 1e-38 say, its size tells nothing: z_i moves with a_i.
+        """
+        moves: dict[str, Tensor] = {}
+        for name, size in u.norms().items():
+            if name == "x":  # a move of every pixel, for images of any scale
+                flat = u[name].flatten(1)
+                spread = flat.amax(1) - flat.amin(1)
+                unit = torch.where(spread > 0, spread / spread.clamp(*ORDINARY), 1.0)
+                size = unit * flat.shape[1] ** 0.5
+            moves[name] = FIRST_MOVE * size
+            row = self.coupling.weights.get(f"v{name[1:]},1", {})
+            for source in row.keys() & moves.keys() - {name}:
+                with_a = ALIVE * moves[source] * torch.as_tensor(row[source]).to(size).sqrt()
+                moves[name] = torch.maximum(moves[name], with_a)
+        return Blocks(moves)
+
     def _sizes(self, v: Blocks) -> Blocks:
         """The sizes that dual blocks are expected to have, (B,) each: those of the first ones.
 
         An image that fits the data has v_0 = 0, but at the solution A* v_0 balances the force of R.
+        Slopes of a layer that is nearly dead are no measure either: v_{i,1} = h' t, v_{i,2} = -t.
         """
         squares = self.coupling.dual_squares(v)
         sizes = {name: part.sqrt().to(v[name]) for name, part in squares.items()}
+        for name in [name for name in sizes if name.endswith(",1")]:
+            sizes[name] = torch.maximum(sizes[name], ALIVE * sizes[name[:-1] + "2"])
         if DATA_DUAL in v:
             others = Blocks({n: p if n != DATA_DUAL else 0 * p for n, p in v.items()})
             force = self.saddle.K.adjoint(others)["x"].flatten(1).norm(dim=1)

@@ -1,0 +1,141 @@
+"""Problems that once had no finite objective, no bound, or first steps that led nowhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from checked_proofs import confirm
+from dense import dense_matrix
+from oracle import optimum
+from scipy.optimize import linprog
+
+import convexlift as cl
+from convexlift.problems.data_bound import can_hold_everywhere
+
+SHARP = torch.tensor([[-0.2, 0.4, -0.2], [0.3, 1.0, 0.1], [-0.3, 0.2, -0.1]], dtype=torch.float64)
+EDGY = torch.tensor([[0.9, 0.3, -0.6]], dtype=torch.float64)
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def stated(A: cl.LinearOperator, fidelity: cl.Fidelity, box, weight=0.05):
+    return cl.VariationalProblem(
+        fidelity=fidelity, operator=A, regularizer=cl.TotalVariation(isotropic=False).double(),
+        weight=weight, box=box,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_without_background_whose_domain_is_approached_from_outside(dtype, tmp_path):
+    """A x = 0 where there are no counts: iterates are never quite inside, the solution is."""
+    A = cl.Blur(SHARP, "circular")
+    clean = torch.where(images(2, 1, 6, 6) > 0.6, 1.0, 0.0).double()
+    counts = torch.where(A(clean) > 0.3, A(clean), 0.0)
+    problem = stated(A, cl.KullbackLeibler(counts), (0.0, None))
+    assert (problem.objective(problem.initial_image()) == torch.inf).all()
+    solution = cl.solve(problem.to(dtype=dtype), stop=cl.StopWhen(gap=1e-3, max_iterations=400))
+    assert solution.status == (cl.Status.CONVERGED,) * 2
+    assert solution.guarantee == (cl.Guarantee.GLOBAL,) * 2
+    for i in range(2):
+        one = stated(A, cl.KullbackLeibler(counts[i : i + 1]), (0.0, None))
+        _, x = optimum(one)  # outside as well, by the tolerance of the oracle
+        inside = torch.as_tensor(x).reshape(1, 1, 6, 6).clamp_min(0) + 1e-4
+        best = float(one.objective(inside))
+        assert float(solution.lower_bound[i]) <= best
+        assert float(solution.objective[i]) <= best * (1 + 1e-3)
+    confirm(problem.to(dtype=dtype), solution.proof.claim, tmp_path / "x.proof")
+
+
+def best_push(A: cl.LinearOperator, shape: tuple[int, ...]) -> float:
+    """max over |d| <= 1 of min A* d, by linear programming."""
+    transposed = dense_matrix(A, shape).T
+    pixels, data = transposed.shape
+    found = linprog(
+        np.r_[np.zeros(data), -1.0],
+        A_ub=np.c_[-transposed, np.ones(pixels)], b_ub=np.zeros(pixels),
+        bounds=[(-1, 1)] * data + [(None, None)],
+    )  # fmt: skip
+    return -float(found.fun)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_direction_that_reaches_every_pixel_is_found_if_there_is_one(masked, sign):
+    """A* 1 has both signs; a linear program decides whether some other A* d is positive."""
+    A = sign * cl.Blur(EDGY, "replicate")
+    if masked:  # pixels that only negative weights see
+        A = cl.Mask((images(5, 7) < 0.5).double()) @ A
+    y = A(images(1, 1, 5, 7))
+    problem = stated(A, cl.SquaredL2(y), (0.0, None))
+    ones = A.adjoint(torch.ones_like(y))
+    assert ones.min() < 0 < ones.max()
+    d, push = problem.upward
+    assert d.abs().max() <= 1
+    torch.testing.assert_close(push, A.adjoint(d))
+    exists = best_push(A, (1, 5, 7)) > 1e-9
+    assert exists is not masked
+    assert bool((push > 0).all()) is exists
+    assert can_hold_everywhere(problem) is exists
+
+
+@pytest.mark.parametrize("box", [(0.0, None), (None, 1.0)])
+def test_one_sided_boxes_behind_kernels_with_negative_weights_are_certified(box, tmp_path):
+    """The bound holds everywhere, up to an independent optimum."""
+    A = cl.Blur(EDGY, "replicate")
+    y = A(images(1, 1, 5, 7)) + 0.1 * (images(1, 1, 5, 7).flip(-1) - 0.5)
+    problem = stated(A, cl.SquaredL2(y), box)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=400))
+    assert solution.status == (cl.Status.CONVERGED,)
+    assert solution.guarantee == (cl.Guarantee.GLOBAL,)
+    best, _ = optimum(problem)
+    assert float(solution.lower_bound) <= best * (1 + 1e-6)
+    assert float(solution.objective) <= best * (1 + 1.1e-3)
+    confirm(problem, solution.proof.claim, tmp_path / "x.proof")
+
+
+def test_a_layer_that_is_nearly_dead_at_the_start_does_not_stop_the_others():
+    """Softplus at -60 has values and slopes of 1e-27: sizes that first steps must not follow."""
+    torch.manual_seed(0)
+    layers = [
+        cl.ConvexLayer(
+            cl.Softplus(sharpness=10.0), channels=2, skip=cl.networks.Convolution(1, 2, 3)
+        ),
+        cl.ConvexLayer(
+            cl.Softplus(sharpness=10.0), channels=2, residual=True,
+            previous=cl.networks.Convolution(2, 2, 3, nonnegative=True),
+        ),
+    ]  # fmt: skip
+    network = cl.InputConvexNetwork(layers).double()
+    with torch.no_grad():
+        network.layers[0].bias.fill_(-6.0)
+        network.project_()
+    A = cl.Blur(SHARP.abs() / 3, "reflect")
+    y = A(images(1, 1, 6, 6))
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), operator=A, regularizer=network, weight=1e-3, box=(0.2, 0.8)
+    )
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=400))
+    assert solution.status == (cl.Status.CONVERGED,)
+    start = problem.objective(problem.bounds.project(problem.initial_image()))
+    assert float(solution.objective) < float(start)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_images_of_any_scale_take_about_as_many_iterations(scale):
+    """D(s x, s y) + s w TV(s x) = s^2 (D + w TV): first steps follow the range of the pixels."""
+    y = images(1, 1, 16, 16).round() + 0.05 * images(1, 1, 16, 16).flip(-1)
+
+    def solved(s: float) -> cl.Solution:
+        data = cl.SquaredL2((s * y).float())
+        problem = cl.VariationalProblem(
+            fidelity=data, regularizer=cl.TotalVariation().float(), weight=0.05 * s, box=(-s, 2 * s)
+        )
+        return cl.solve(problem)
+
+    ordinary, scaled = solved(1.0), solved(scale)
+    assert scaled.status == (cl.Status.CONVERGED,)
+    assert int(scaled.iterations) <= int(ordinary.iterations) + 20
+    torch.testing.assert_close(scaled.x / scale, ordinary.x, atol=0.02, rtol=0)
