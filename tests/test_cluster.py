@@ -9,14 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from reconstruct_runs import QUICK, noisy, run
 
 import convexlift as cl
+from convexlift import cluster
 from convexlift.images import save_image
-from convexlift.reconstruction import InputError, cluster
+from convexlift.reconstruction import InputError
+from convexlift.solvers import tile_tasks, tiles
 
 distributed = pytest.importorskip("distributed")
 
@@ -33,7 +38,7 @@ def client():
     """A scheduler and two workers, which are threads of this process."""
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as threads,
         distributed.Client(threads) as found,
     ):
@@ -127,6 +132,79 @@ def test_a_table_of_another_kind_is_refused_before_any_work(folder, client):
     assert not (folder / "out").exists()
 
 
+def large_problem(size=(80, 72)):
+    y = noisy(size=80)[: size[0], : size[1]]
+    return cl.LargeProblem(
+        fidelity=cl.SquaredL2(torch.from_numpy(y.copy())[None, None]), weight=0.05, box=(0, 1),
+        regularizer=cl.TotalVariation().float(),
+    )  # fmt: skip
+
+
+def assert_same(one, other):
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.objective, other.objective)
+    assert torch.equal(one.lower_bound, other.lower_bound)
+    assert one.status == other.status
+
+
+@pytest.mark.parametrize("sweeps", [1, 2])
+def test_the_tiles_of_one_image_are_tasks(client, tmp_path, sweeps, monkeypatch):
+    if sweeps == 2:  # the first one leaves tiles far from solved
+        monkeypatch.setattr(tiles, "SHARE", 30.0)
+    options = {
+        "tiles": cl.Tiles(size=32, overlap=16, sweeps=sweeps, folder=tmp_path),
+        "stop": cl.StopWhen(gap=3e-3),
+    }
+    here = cl.solve_tiles(large_problem(), **options)
+    seen = []
+    there = cl.solve_tiles(large_problem(), client=client, callback=seen.append, **options)
+    assert len(here.history) == len(there.history) == sweeps
+    assert_same(here, there)
+    assert [each.iteration for each in seen] == list(range(1, 4 * sweeps + 1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_guide_reads_on_workers_what_it_reads_here(client, tmp_path):
+    problem = replace(large_problem((48, 64)), regularizer=cl.load("photo-open"), noise=0.05)
+    options = {"tiles": cl.Tiles(size=32, overlap=16, folder=tmp_path),
+               "stop": cl.StopWhen(gap=1e-2)}  # fmt: skip
+    here = cl.solve_tiles(problem, **options)
+    there = cl.solve_tiles(problem, client=client, **options)
+    assert_same(here, there)
+    assert torch.equal(here.weight_map, there.weight_map)
+
+
+def test_a_tile_that_fails_is_reported(client, tmp_path, monkeypatch):
+    def fail(self, task):
+        raise RuntimeError(f"tile {task.number} is torn")
+
+    monkeypatch.setattr(tile_tasks.TileJob, "solve", fail)
+    with pytest.raises(RuntimeError, match=r"tile \d is torn"):
+        cl.solve_tiles(
+            large_problem(), client=client, tiles=cl.Tiles(size=32, overlap=16, folder=tmp_path)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_large_file_is_solved_by_all_workers(tmp_path, client):
+    folder = with_pictures(tmp_path, 1, 150)
+    many(folder, "here", tiles=128)
+    used = set()
+    original = tile_tasks.TileJob.solve
+
+    def noted(self, task):
+        used.add(distributed.get_worker().address)
+        return original(self, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tile_tasks.TileJob, "solve", noted)
+        result = many(folder, "there", tiles=128, client=client)
+    assert len(result.records) == 1, result.failures
+    assert pictures(folder / "here") == pictures(folder / "there")
+    assert used
+    assert used <= set(client.nthreads())
+
+
 def double(item, more):
     if item == 3:
         raise RuntimeError("three is too many")
@@ -170,6 +248,21 @@ def test_workers_of_another_version_get_no_work(client, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="it has convexlift 0.0.1"):
         found = list(cluster.completed(client, at, range(20), folder=tmp_path))
     assert {address for _, address in found} == set(client.nthreads()) - {worker}
+
+
+@pytest.mark.parametrize("trimming", [True, False])
+def test_workers_keep_the_memory_that_the_next_operation_needs(
+    client, tmp_path, monkeypatch, trimming
+):
+    """Under Dask's nannies, which ask for the opposite by a variable."""
+    called = []
+    libc = SimpleNamespace(mallopt=lambda *values: called.append(values))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    if trimming:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    list(cluster.completed(client, double, range(2), 1, folder=tmp_path))
+    assert set(called) == ({(-1, 2**26), (-3, 2**25)} if trimming else set())
 
 
 def at(item):
@@ -288,10 +381,32 @@ def test_a_worker_that_is_killed_changes_no_byte(tmp_path, machines):
     with cluster.connected(machines.address) as client:
         client.wait_for_workers(2, timeout=120)
         result = many(folder, "out", client=client, listener=Killer(workers[0]))
+        options = {"tiles": cl.Tiles(size=32, overlap=16, folder=folder),
+                   "stop": cl.StopWhen(gap=1e-2)}  # fmt: skip
+        large = cl.solve_tiles(large_problem(), client=client, **options)
+    assert_same(large, cl.solve_tiles(large_problem(), **options))
     assert workers[0].wait() == -signal.SIGKILL
     assert len(result.records) == count
     many(folder, "here")
     assert pictures(folder / "out") == pictures(folder / "here")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_changes_no_tile(tmp_path, machines):
+    problem = large_problem()
+    workers = [machines.worker(), machines.worker()]
+    options = {"tiles": cl.Tiles(size=16, overlap=16, folder=tmp_path),
+               "stop": cl.StopWhen(gap=1e-3)}  # fmt: skip
+
+    def kill(progress):
+        if progress.iteration == 5:
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    with cluster.connected(machines.address) as client:
+        client.wait_for_workers(2, timeout=120)
+        found = cl.solve_tiles(problem, client=client, callback=kill, **options)
+    assert workers[0].wait() == -signal.SIGKILL
+    assert_same(found, cl.solve_tiles(problem, **options))
 
 
 @pytest.mark.slow
@@ -355,6 +470,15 @@ def test_workers_without_the_package_and_with_an_older_one_are_named(tmp_path, m
     assert "it cannot import convexlift (gone); install it there" in output
     assert f"it has convexlift 0.0.1, and this is {cl.__version__}" in output
     assert "3 of 3 files done" in output
+
+
+def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
+    """Their web servers have ports of their own."""
+    monkeypatch.setattr(
+        distributed, "LocalCluster", partial(distributed.LocalCluster, processes=False)
+    )
+    with cluster.connected("local[1]") as other:
+        assert other.submit(double, 1, 1).result() == 3
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def run(problem, iterations, monkeypatch, *, in_strips):
     return solver.advance(solver.start(problem.initial_image()), iterations)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fidelity", ["L2", "L1"])
 @pytest.mark.parametrize("padding", ["zero", "reflect", "circular"])
 @pytest.mark.parametrize("activation", ["huber", "abs", "group"])

@@ -15,8 +15,10 @@ from convexlift.networks import Convolution, ridge
 from convexlift.problems.claims import objective_above
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.windows import DUAL, LargeProblem, Window, core_sums
+from convexlift.reconstruction import noise
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.solution import PiecewiseSolver
+from convexlift.solvers import tile_tasks
 from convexlift.solvers import tiles as tiling
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks
@@ -155,7 +157,7 @@ def test_cores_are_a_partition_and_shares_of_tiles_add_up_to_one(size):
     for core in cores:
         core.of(count).add_(1)
         outer = core.grown(16, size)
-        outer.of(share).add_(tiling._ramps(core, outer, size))
+        outer.of(share).add_(tile_tasks._ramps(core, outer, size))
     assert bool((count == 1).all())
     assert torch.allclose(share, torch.ones(size), atol=1e-6)
 
@@ -169,11 +171,11 @@ def test_stored_slopes_are_exact_at_the_ends_of_their_interval(h, tmp_path):
     low, high = h.slopes
     s = torch.rand((1, 3, 16, 16), generator=torch.Generator().manual_seed(0)).float()
     s = (low + (high - low) * s).where(s < 0.7, high).where(s > 0.3, low)
-    store, window = tiling._Store(tmp_path), Window(0, 16, 0, 16)
-    t = problem.network.output
-    store.save(0, problem, window, s * t)
-    read = store.duals(problem, [window], window) / t.double()
-    assert torch.allclose(read, s.double(), atol=(high - low) / tiling.STEPS, rtol=0)
+    job = tile_tasks.TileJob(LargeProblem.of(problem), SMALL, None, tmp_path)
+    window, t = Window(0, 16, 0, 16), problem.network.output
+    job._save(tile_tasks.TileTask(0, 0), problem, window, s * t)
+    read = job._duals(problem, window, 0) / t.double()
+    assert torch.allclose(read, s.double(), atol=(high - low) / tile_tasks.STEPS, rtol=0)
     ends = (s == low) | (s == high)
     assert torch.allclose(read[ends], s[ends].double(), rtol=1e-6, atol=0)
 
@@ -198,7 +200,7 @@ def test_what_tiles_cannot_do_is_refused_with_the_reason():
 
 def test_a_disk_that_is_too_small_is_reported_before_any_work(monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(tiling.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(tile_tasks.shutil, "disk_usage", lambda _: usage)
     problem = LargeProblem(
         fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
     )
@@ -256,6 +258,28 @@ def test_tiles_are_taken_where_the_memory_is_too_small(monkeypatch):
     solver.tiles = "auto"
     with pytest.raises(InputError, match="Free memory"):
         solver.tiles_for(measurement(4000, 6000))
+
+
+def test_channels_are_divided_one_after_the_other():
+    y = picture(150, 40).expand(3, -1, -1, -1)[:, 0]
+    options = {"regularizer": "tv", "tolerance": 1e-2, "sigma": SIGMA, "device": "cpu"}
+    found = cl.reconstruct(y, tiles=128, **options)
+    assert found.x.shape == (3, 150, 40)
+    assert torch.equal(found.x[0], found.x[2])
+
+
+def test_large_images_are_sampled_by_crops(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    y = 0.5 + 0.05 * torch.randn((3, 1, 400, 600), generator=generator)
+    whole = noise.estimate_noise(y, kind="gaussian").level
+    monkeypatch.setattr(noise, "MOST_PIXELS", 100_000)
+    monkeypatch.setattr(noise, "CROP", 64)
+    some = noise.sampled(y)
+    assert some.shape[1:] == (1, 64, 64)
+    assert 50_000 <= some.numel() <= 100_000
+    assert noise.estimate_noise(some, kind="gaussian").level == pytest.approx(whole, rel=0.05)
+    seen = noise.sampled(torch.ones(1, 1, 1, 1).expand_as(y))
+    assert seen.shape == some.shape
 
 
 def test_a_file_is_restored_in_tiles(tmp_path):

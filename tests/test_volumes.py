@@ -10,15 +10,20 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from reconstruct_runs import noisy, run
 from test_cluster import OPTIONS, Machines
 
 import convexlift as cl
+from convexlift import cluster
 from convexlift.files.pictures import count_pages, read_picture
-from convexlift.reconstruction import InputError, cluster
+from convexlift.files.volume_stores import write_planes
+from convexlift.reconstruction import InputError, volumes
+from convexlift.scans.volume_sources import count_planes, read_slab
 
 zarr = pytest.importorskip("zarr")
 tifffile = pytest.importorskip("tifffile")
+h5py = pytest.importorskip("h5py")
 
 SHAPE = (20, 16, 24)
 
@@ -44,6 +49,15 @@ def written(folder, kind, values):
         zarr.create_array(place, data=values, chunks=(3, *values.shape[1:]))
     elif kind == "tif":
         tifffile.imwrite(place, values)
+    elif kind == "h5":
+        with h5py.File(place, "w") as file:
+            file.create_dataset("entry/scan", data=values, chunks=(3, *values.shape[1:]))
+            file["entry/angles"] = np.arange(5.0)
+    elif kind == "folder":
+        place = folder / "slices"
+        place.mkdir()
+        for number, plane in enumerate(values):  # names whose alphabetical order is another one
+            Image.fromarray(plane).save(place / f"slice-{number}.png")
     else:
         np.save(place, values)
     return place
@@ -55,7 +69,7 @@ def solved(place, output, **more):
 
 def test_every_format_gives_the_same_volume(tmp_path, values):
     found = []
-    for kind in ("zarr", "tif", "npy"):
+    for kind in ("zarr", "tif", "npy", "h5", "folder"):
         result = solved(written(tmp_path, kind, values), tmp_path / f"{kind}.out.zarr")
         assert not result.failures
         assert sum(len(record["planes"]) for record in result.records) == SHAPE[0]
@@ -63,6 +77,125 @@ def test_every_format_gives_the_same_volume(tmp_path, values):
         assert found[-1].dtype == np.uint16
         assert found[-1].shape == SHAPE
     assert all((each == found[0]).all() for each in found)
+
+
+@pytest.mark.parametrize("kind", ["h5", "tif", "npy"])
+def test_every_format_holds_the_same_volume(tmp_path, values, kind):
+    place, out = written(tmp_path, "zarr", values), tmp_path / f"out.{kind}"
+    solved(place, tmp_path / "zarr" / "out.zarr")
+    result = solved(place, out)
+    assert len(result.records) == 3
+    read = {"h5": lambda: h5py.File(out)["data"][:], "tif": lambda: tifffile.imread(out),
+            "npy": lambda: np.load(out)}[kind]  # fmt: skip
+    expected = stored(tmp_path / "zarr" / "out.zarr")
+    assert read().dtype == np.uint16
+    assert (read() == expected).all()
+    with pytest.raises(InputError, match="exists; name another output"):
+        solved(place, out)
+    write_planes(out, 19, np.zeros((1, *SHAPE[1:]), np.uint16))  # the last plane is lost
+    (tmp_path / "out.records" / "000000-000009.json").unlink()
+    again = solved(place, out, resume=True)
+    assert len(again.records) == 2
+    assert (read() == expected).all()
+
+
+def test_a_folder_of_slices_is_read_slice_by_slice(tmp_path, values):
+    place = written(tmp_path, "folder", values)
+    assert count_planes(place) == SHAPE[0]
+    assert (read_slab(place, slice(9, 12)).stored == values[9:12]).all()
+    Image.fromarray(values[0][:8]).save(place / "slice-11.png")
+    result = solved(place, tmp_path / "out.npy")
+    assert [str(source)[-6:] for source, _ in result.failures] == ["[8:16]"]
+    assert "slices of one size and type" in result.failures[0][1]
+    assert len(result.records) == 2
+
+
+def test_a_series_in_hounsfield_units(tmp_path):
+    rng = np.random.default_rng(0)
+    head = np.where(np.hypot(*np.mgrid[-8:8, -8:8]) < 6, 40.0, -1000.0)
+    values = torch.from_numpy(head + rng.normal(0, 10, (10, 16, 16))).round().float()
+    positions = tuple((0.0, 0.0, 2.5 * k) for k in range(10))
+    volume = cl.scans.Volume(values, (0.75, 0.5), positions)
+    cl.scans.write_dicom(volume, tmp_path / "series")
+    solved(tmp_path / "series", tmp_path / "out.zarr")
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    image = dict(group.attrs)["ome"]["multiscales"][0]
+    assert image["axes"][0] == {"name": "z", "type": "space", "unit": "millimeter"}
+    steps = image["datasets"][0]["coordinateTransformations"]
+    assert steps == [{"type": "scale", "scale": [2.5, 0.75, 0.5]}]
+    found = stored(tmp_path / "out.zarr")
+    assert found.dtype == np.float32
+    assert np.abs(found - head).mean() < 0.7 * np.abs(values.numpy() - head).mean()
+    part = cl.reconstruct(tmp_path / "series", slices=(3, 5), **OPTIONS)
+    assert part.x.shape == (2, 16, 16)
+    (tmp_path / "tif").mkdir()
+    solved(tmp_path / "series", tmp_path / "tif" / "out.tif")
+    with tifffile.TiffFile(tmp_path / "tif" / "out.tif") as file:
+        across, down = file.pages[0].tags["XResolution"].value
+        assert across / down == pytest.approx(20)  # pixels in a centimetre
+        assert (file.asarray() == found).all()
+
+
+def test_slices_in_a_folder_share_noise_and_weight(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = np.linspace(5, 20, 10)[:, None, None] * rng.normal(0, 1, (10, 16, 16))
+    head = np.where(np.hypot(*np.mgrid[-8:8, -8:8]) < 6, 40.0, -1000.0)
+    positions = tuple((0.0, 0.0, 2.5 * k) for k in range(10))
+    values = torch.from_numpy(head + noise).round().float()
+    cl.scans.write_dicom(cl.scans.Volume(values, (0.75, 0.5), positions), tmp_path / "series")
+    result = solved(tmp_path / "series", tmp_path / "clean", volume=True)
+    assert len({record["settings"]["sigma"] for record in result.records}) == 1
+    apart = solved(tmp_path / "series", tmp_path / "apart")
+    assert len({record["noise"]["level"] for record in apart.records}) > 1
+    series = cl.scans.read_dicom(tmp_path / "clean")  # raises unless it is one series
+    assert series.positions == positions
+    numbers = [int(each.InstanceNumber) for each in series.source]
+    assert numbers == list(range(1, 11))
+    assert len({each.SOPInstanceUID for each in series.source}) == 10
+    assert series.source[0].SeriesInstanceUID != cl.scans.read_dicom(
+        tmp_path / "series"
+    ).source[0].SeriesInstanceUID  # fmt: skip
+    with pytest.raises(InputError, match="takes one folder of slices"):
+        solved(tmp_path / "series" / "0001.dcm", tmp_path / "one", volume=True)
+
+
+def test_a_stack_that_is_not_read_at_once_becomes_one(tmp_path, values, monkeypatch):
+    monkeypatch.setattr(volumes, "MEGAPIXELS", 0.005)
+    monkeypatch.setattr(volumes, "SMALLEST", 1000)
+    result = solved(written(tmp_path, "tif", values), tmp_path / "out.tif")
+    assert len(result.records) == 3
+    solved(tmp_path / "in.tif", tmp_path / "other.zarr")
+    assert (tifffile.imread(tmp_path / "out.tif") == stored(tmp_path / "other.zarr")).all()
+
+
+def test_pages_of_a_stack_beyond_the_limit_are_read(tmp_path):
+    values = np.zeros((40, 64, 64), np.uint8)
+    place = written(tmp_path, "tif", values)
+    with pytest.raises(ValueError, match="megapixels"):
+        read_picture(place, max_megapixels=0.1)
+    assert read_picture(place, max_megapixels=0.1, pages=slice(3, 5)).stored.shape == (2, 64, 64)
+    with pytest.raises(ValueError, match="megapixels"):
+        read_picture(place, max_megapixels=0.1, pages=slice(30))
+
+
+def test_an_hdf5_file_needs_one_volume(tmp_path, values):
+    place = tmp_path / "two.h5"
+    with h5py.File(place, "w") as file:
+        file["a"], file["b"] = values, values
+    with pytest.raises(ValueError, match=r"one volume \(\.\.\., H, W\) of numbers.*a, b"):
+        solved(place, tmp_path / "out.zarr")
+    place.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"two\.h5"):
+        solved(place, tmp_path / "out.zarr")
+    with h5py.File(place, "w") as file:
+        file["a"], file["data"] = values, values[:4].reshape(2, 2, 16, 24)
+    assert count_planes(place) == 4
+    assert (read_slab(place, slice(1, 3)).stored == values[1:3]).all()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("no picture")
+    with pytest.raises(ValueError, match="neither DICOM files nor pictures"):
+        solved(tmp_path / "notes", tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()
 
 
 def test_a_plane_is_what_the_plane_alone_gives(tmp_path, values):
@@ -154,8 +287,8 @@ def test_a_slab_that_fails_is_named_and_the_others_are_done(tmp_path, values):
 
 def test_bad_volumes_are_refused_before_any_work(tmp_path, values):
     place, out = written(tmp_path, "zarr", values), tmp_path / "out.zarr"
-    with pytest.raises(InputError, match=r"give the result the ending \.zarr"):
-        solved(place, tmp_path / "out.tif")
+    with pytest.raises(InputError, match=r"is a volume; give the result one of the endings \.zarr"):
+        solved(place, tmp_path / "out.png")
     solved(place, out)
     with pytest.raises(InputError, match="exists; name another output"):
         solved(place, out)
@@ -171,6 +304,18 @@ def test_bad_volumes_are_refused_before_any_work(tmp_path, values):
     assert not (tmp_path / "other.zarr").exists()
     solved(tmp_path / "short.zarr", out, force=True)
     assert stored(out).shape == (4, 16, 24)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "h5", "folder"])
+def test_an_input_is_never_replaced(tmp_path, values, kind):
+    place = written(tmp_path, kind, values)
+    outputs = [place / "out.npy"] if kind == "folder" else [place, tmp_path / "." / place.name]
+    for output in outputs:
+        with pytest.raises(InputError, match="the same, or one is in the other"):
+            solved(place, output, force=True)
+    assert len(
+        read_picture(place).stored if kind == "zarr" else read_slab(place, slice(None)).stored
+    )
 
 
 def test_a_volume_of_sinograms(tmp_path):
@@ -193,6 +338,12 @@ def test_a_volume_of_sinograms(tmp_path):
 
 
 def test_the_command_line_writes_a_volume(tmp_path, values):
+    scan = written(tmp_path, "h5", values)
+    looked = run("denoise", scan, "-o", tmp_path / "out.h5", "--dry-run")
+    assert f"{scan}: a volume, slab by slab" in looked.output
+    refused = run("denoise", scan, "-o", tmp_path / "out.png")
+    assert refused.exit_code == 2
+    assert "give the result one of the endings .zarr" in " ".join(refused.output.split())
     place = written(tmp_path, "zarr", values)
     result = run("denoise", place, "-o", tmp_path / "out.zarr", "--table", tmp_path / "all.csv")
     assert result.exit_code == 0, result.output

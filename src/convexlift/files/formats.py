@@ -46,6 +46,10 @@ _WRITTEN_FOR_PEOPLE = (ValueError, OSError, EOFError, SyntaxError, ImportError, 
 """Errors with readable messages; all others describe the decoder's code."""
 
 
+class InputError(ValueError):
+    """A file, an image or an option that cannot be used; the message says how to repair it."""
+
+
 class FileFormat(ABC):
     """A file format, recognised by the ending of the file name.
 

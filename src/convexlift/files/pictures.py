@@ -14,7 +14,7 @@ where ``white`` is 255, 65535 or 1. Integers are stored as such: they are compac
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -36,6 +36,8 @@ _TURNS = {  # how a grid is displayed: swap rows and columns, then reverse rows,
     5: (True, False, False), 6: (True, False, True),
     7: (True, True, True), 8: (True, True, False),
 }  # fmt: skip
+STRIP = 2**22
+"""Numbers that are converted at once."""
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -83,22 +85,26 @@ class Picture:
     def values(self, numbers: Range) -> NDArray[np.float32]:
         """(stored - low) / (high - low); NaN stays NaN."""
         low, high = numbers
-        # In double precision, so that each value is rounded to float32 once.
-        values = ((self.stored.astype(np.float64) - low) / (high - low)).astype(np.float32)
-        return 1 - values if self.inverted else values
+        values = np.empty(self.stored.shape, np.float32)
+        for rows in _strips(values.shape):
+            # In double precision, so that each value is rounded to float32 once.
+            values[rows] = (self.stored[rows].astype(np.float64) - low) / (high - low)
+        return np.subtract(1, values, out=values) if self.inverted else values
 
     def with_values(self, values: NDArray[Any], numbers: Range) -> Picture:
         """The same picture with other values, rounded and clipped for integer types."""
-        low, high = numbers
-        inverted = 1 - values if self.inverted else values
-        stored: NDArray[Any] = low + (high - low) * inverted.astype(np.float64)
-        kind = self.stored.dtype
-        if kind.kind == "b":
-            stored = stored >= 0.5
-        elif kind.kind in "iu":
-            limits = np.iinfo(kind)
-            stored = np.clip(np.rint(stored), limits.min, limits.max)
-        return replace(self, stored=stored.astype(kind).reshape(self.stored.shape))
+        (low, high), kind = numbers, self.stored.dtype
+        values, stored = values.reshape(self.stored.shape), np.empty_like(self.stored)
+        for rows in _strips(stored.shape):
+            shown = 1 - values[rows] if self.inverted else values[rows]
+            strip: NDArray[Any] = low + (high - low) * shown.astype(np.float64)
+            if kind.kind == "b":
+                strip = strip >= 0.5
+            elif kind.kind in "iu":
+                limits = np.iinfo(kind)
+                strip = np.clip(np.rint(strip), limits.min, limits.max)
+            stored[rows] = strip.astype(kind)
+        return replace(self, stored=stored)
 
     def as_array(self, layout: tuple[int, ...] | None = None) -> NDArray[Any]:
         """The planes with channels and alpha last, in the layout of the file or a given one."""
@@ -110,6 +116,15 @@ class Picture:
             pages = np.concatenate([pages, self.alpha[:, None]], axis=1)
         last = pages.transpose(0, 2, 3, 1)
         return last.reshape(shape or last.shape[1:])
+
+
+def _strips(shape: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Rows of planes (n, H, W), a few million numbers at a time: doubles of all would be large."""
+    planes, height, width = shape
+    step = max(1, STRIP // max(1, width))
+    for plane in range(planes):
+        for top in range(0, height, step):
+            yield slice(plane, plane + 1), slice(top, top + step)
 
 
 def from_channels_last(array: NDArray[Any], alpha: bool, **rest: Any) -> Picture:

@@ -24,7 +24,7 @@ from convexlift.files.formats import BoundedReader, pillow, require_plausible
 from convexlift.files.pictures import ORIENTATION, Picture, PictureFormat, from_channels_last
 
 _JPEG_QUALITY = 95
-_JPEG = "JPEG"
+JPEG = "JPEG"
 """The key of quantization and subsampling of a JPEG file, with which results are written again."""
 _TEXT = "tEXt"
 _PILLOW_LIMIT = threading.Lock()  # for a global variable of Pillow, changed while opening a file
@@ -49,7 +49,7 @@ class _PillowFormat(PictureFormat):
             if text := dict(getattr(image, "text", {})):
                 kept[_TEXT] = text
             if image.format == "JPEG":
-                kept[_JPEG] = _jpeg_quality(image)
+                kept[JPEG] = _jpeg_quality(image)
             clear = info.get("transparency")  # a grey level, a colour, or indices of a palette
             if image.format == "PNG" and has_deep_colours(data := path.read_bytes()):
                 return _picture(read_deep_colours(data), clear, kept)
@@ -129,7 +129,7 @@ class Jpeg(_PillowFormat):
         With the quality of the file it comes from, or with little loss if that was no JPEG file.
         """
         high = {"quality": _JPEG_QUALITY, "subsampling": 0}
-        self._save(picture, path, **picture.metadata.get(_JPEG, high))
+        self._save(picture, path, **picture.metadata.get(JPEG, high))
 
     def unwritable(self, picture: Picture) -> str | None:
         """The reason if there are several pages, more than 8 bits, or an alpha channel."""

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexlift.files.formats import EXPANSION, BoundedReader, load_extra, pillow, require_plausible
+from convexlift.files.formats import (
+    EXPANSION,
+    SMALL,
+    BoundedReader,
+    load_extra,
+    pillow,
+    require_plausible,
+)
 from convexlift.files.pictures import (
     ORIENTATION,
     Picture,
@@ -59,20 +66,22 @@ class Tiff(PictureFormat):
 
     def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
         """Some of the pages; of one series of grey ones, no others are read."""
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path, _whole(path)) as file:
             series, page = file.series[0], file.pages.first
             count, *size = _stack(series)
             grey = page.photometric in (_MINISWHITE, _MINISBLACK) and page.samplesperpixel == 1
             if len(file.series) != 1 or not grey or count != len(file.pages):
                 return super().read_pages(path, pages, max_megapixels)
-            stored = file.asarray(key=list(range(count)[pages])).reshape(-1, *size)
+            wanted = list(range(count)[pages])
+            require_plausible(path, (len(wanted), *size), _itemsize(page), max_megapixels)
+            stored = file.asarray(key=wanted).reshape(-1, *size)
             stored = stored.astype(stored.dtype.newbyteorder("="), copy=False)
             inverted = page.photometric == _MINISWHITE
             return Picture(stored, layout=stored.shape, inverted=inverted, metadata=_metadata(page))
 
     def pages(self, path: Path, max_megapixels: float | None) -> int:
         """From the headers."""
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path, _whole(path)) as file:
             return _stack(file.series[0])[0]
 
     def write(self, picture: Picture, path: Path) -> None:
@@ -149,6 +158,11 @@ def decoded(file: Any) -> Picture:
         rest["metadata"]["extrasamples"] = (extra[-1],)
     last = np.moveaxis(array, series.axes.index("S"), -1)
     return from_channels_last(last, alpha, layout=last.shape, **rest)
+
+
+def _whole(path: Path) -> float:
+    """The most megapixels that a file of its length can hold, where only some pages are read."""
+    return max(SMALL, EXPANSION * path.stat().st_size / 1e6)
 
 
 def _stack(series: Any) -> tuple[int, int, int]:

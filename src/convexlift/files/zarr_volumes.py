@@ -127,14 +127,20 @@ def create_volume(path: Path, layout: VolumeLayout) -> None:
 def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
     """Planes (n, H, W), from number ``first`` on, rounded and clipped for integer types."""
     with _array(path, "r+") as (array, layout):
-        if layout.dtype.kind in "iu" and values.dtype != layout.dtype:
-            limits = np.iinfo(layout.dtype)
-            values = np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max)
+        planes = in_type(values, layout.dtype)
         if len(layout.shape) == 3:
-            array[first : first + len(values)] = values.astype(layout.dtype)
+            array[first : first + len(planes)] = planes
             return
-        for k, plane in enumerate(values.astype(layout.dtype), first):
+        for k, plane in enumerate(planes, first):
             array[tuple(int(i) for i in np.unravel_index(k, layout.shape[:-2]))] = plane
+
+
+def in_type(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers in another type, rounded and clipped for integers."""
+    if dtype.kind in "iu" and values.dtype != dtype:
+        limits = np.iinfo(dtype)
+        values = np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max)
+    return values.astype(dtype)
 
 
 @contextlib.contextmanager

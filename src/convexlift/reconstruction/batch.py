@@ -77,6 +77,7 @@ def reconstruct_files(
     proof: bool = False,
     resume: bool = False,
     command: str | None = None,
+    client: Any = None,
 ) -> BatchResult:
     """Reconstruct all files, and write each result as soon as it is known.
 
@@ -92,8 +93,10 @@ def reconstruct_files(
         resume: leave out files whose results an earlier run finished, from the same inputs and with
             the same settings.
         command: the command line, for the records.
+        client: a ``distributed.Client``, whose workers solve the tiles of large images.
     """
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
+    run.solver.client = client
     good = []
     for source in sources:  # files that cannot be opened are reported before any work
         beside = [*sides(source.path), *reconstructor.reads([source.path])]
@@ -111,6 +114,7 @@ def reconstruct_files(
                 run.result.left += good[number:]
                 break
             run.listener.reading(source)
+            run.solver.folder = source.target.absolute().parent
             try:
                 image = prepare(reconstructor, source, run.solver)
                 if proof and run.solver.tiles_for(image.data) is not None:

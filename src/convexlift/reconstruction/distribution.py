@@ -1,7 +1,8 @@
 """Many files on the workers of a Dask cluster: each file is a task, and a batch of one.
 
 Workers call ``reconstruct_files`` as a run without them does; the listener hears of results when
-they are written. Images stay on the workers.
+they are written. Images stay on the workers. A single image that is solved in tiles is read and
+written here, and each of its tiles is a task.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from convexlift import cluster
 from convexlift.models.files import names, pair
-from convexlift.reconstruction import cluster
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.results import Previews
 from convexlift.reconstruction.sources import Source
+from convexlift.reconstruction.volumes import prepare
 
 
 class _Courier(BatchListener):
@@ -49,6 +51,8 @@ def distribute_files(
     the run; files that workers have begun are finished. ``options`` are those of
     ``reconstruct_files``.
     """
+    if len(sources) == 1 and _in_tiles(sources[0], reconstructor):
+        return reconstruct_files(sources, reconstructor, listener, client=client, **options)
     result, listener = BatchResult(), listener or BatchListener()
     left = {_absolute(source): source for source in sources}
     tasks = cluster.completed(
@@ -80,6 +84,18 @@ def distribute_files(
         tasks.close()
     result.left = list(left.values())
     return result
+
+
+def _in_tiles(source: Source, reconstructor: Reconstructor) -> bool:
+    """Whether a file is one image that is too large to be solved at once."""
+    if source.slab is not None:
+        return False
+    try:
+        solver = reconstructor.solver()
+        data = prepare(reconstructor, source, solver).data
+        return len(data) == 1 and solver.tiles_for(data) is not None
+    except Exception:  # which a worker will report
+        return False
 
 
 def _absolute_options(reconstructor: Reconstructor) -> Reconstructor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from convexlift.reconstruction.contents import (
 )
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
+HIGHEST_TISSUE = 10_000.0
+"""HU; bone has up to 3000."""
+HIDDEN = 0.98
+"""The share of the pixels outside of a window from which on a picture shows next to nothing."""
 
 
 def read_slices(
@@ -73,6 +78,29 @@ def write_slices(
         write_numbers(volume.images, place)
     else:
         scans.write_tiff(volume, place)
+
+
+def unusual_values(
+    hounsfield: Tensor, target: Path | None, window: scans.Window | str
+) -> Iterator[str]:
+    """Notes on HU that neither tissue nor bone has, and on a window that hides the slice."""
+    values = hounsfield.flatten()[:: 1 + hounsfield.numel() // 10**6].double()
+    if (largest := float(values.quantile(0.99))) > HIGHEST_TISSUE:
+        yield (
+            f"values up to {largest:.2g} HU, where bone has 3000: lengths in the geometry are taken"
+            ' for mm; if they are pixels of the detector, write "unit": "pixel" there, or leave '
+            "--bin-width out"
+        )
+    shown = scans.Window.named(window)
+    outside = (values <= shown.low) | (values >= shown.low + shown.width)
+    is_picture = target is not None and target.suffix.lower() == ".png"
+    if is_picture and float(outside.double().mean()) > HIDDEN:
+        low, high = (float(values.quantile(share)) for share in (0.005, 0.995))
+        middle, width = round((low + high) / 2), round(high - low)
+        yield (
+            f"nearly all values are outside of the window, {shown.low:g} to "
+            f"{shown.low + shown.width:g} HU; --window={middle},{width} shows them, or write .tif"
+        )
 
 
 def write_numbers(images: Tensor, place: Path) -> None:

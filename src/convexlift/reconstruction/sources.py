@@ -14,10 +14,12 @@ from typing import NamedTuple
 from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.files.formats import EXPORTS
 from convexlift.files.pictures import PictureFormat
+from convexlift.files.volume_stores import HDF5, STORES
 from convexlift.files.zarr_volumes import Zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
-from convexlift.scans.sinogram_formats import FORMAT
+from convexlift.scans.sinogram_formats import is_geometry
+from convexlift.scans.volume_sources import is_source
 
 SINOGRAMS = SinogramFormat.known_suffixes()
 
@@ -32,11 +34,15 @@ class Slab(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a slab of a volume, and the place of its result."""
+    """A file, or a slab of a volume, and the place of its result.
+
+    ``volume`` marks an HDF5 file or a folder whose planes or files are the slices of one volume.
+    """
 
     path: Path
     target: Path
     slab: Slab | None = None
+    volume: bool = False
 
     def __str__(self) -> str:
         return str(self.path) + ("" if self.slab is None else "[{}:{}]".format(*self.slab))
@@ -89,6 +95,8 @@ def find_sources(
     have one of them. Broken links count as files, which fail when they are read.
     """
     endings = ", ".join(suffixes)
+    if (volume := _volume(inputs, output, suffixes)) is not None:
+        return [volume]
     found: list[Path] = []
     several = False
     for each in inputs:
@@ -115,6 +123,9 @@ def find_sources(
     for path in found:
         if path.suffix.lower() not in suffixes and path.suffix.lower() in EXPORTS:
             raise InputError(f"{path} is {EXPORTS[path.suffix.lower()]}")
+        if path.suffix.lower() in HDF5 and path.suffix.lower() not in suffixes:
+            stores = ", ".join(STORES)
+            raise InputError(f"{path} is a volume; give the result one of the endings {stores}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
     is_folder = output.is_dir() and output.suffix not in Zarr.suffixes
@@ -137,6 +148,16 @@ def find_sources(
     return sources
 
 
+def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Source | None:
+    """A folder of slices or an HDF5 file that becomes one file, if that is asked for."""
+    place, whole = Path(inputs[0]), output.suffix.lower() in STORES
+    taken = output.is_dir() and output.suffix not in Zarr.suffixes
+    scans = any(ending in suffixes for ending in HDF5)  # tasks that read such files themselves
+    if len(inputs) > 1 or not whole or taken or scans:
+        return None
+    return Source(place, output, volume=True) if place.exists() and is_source(place) else None
+
+
 def _leads_nowhere(path: Path) -> bool:
     """Whether the path is a link without a file, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
@@ -156,9 +177,7 @@ def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
 def sides(path: Path) -> list[Path]:
     """The geometry and the fields of a sinogram, which belong to it."""
     side = path.with_suffix(".json")
-    if path.suffix.lower() not in SINOGRAMS or not side.is_file():
-        return []
-    if FORMAT not in side.read_text(encoding="utf-8", errors="replace"):
+    if path.suffix.lower() not in SINOGRAMS or not is_geometry(side):
         return []
     return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
 
@@ -204,7 +223,7 @@ def glance(path: Path) -> str | None:
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
-        if path.is_dir() and path.suffix in Zarr.suffixes:
+        if path.is_dir():
             return None
         if not path.is_file():
             return "there is no such file"

@@ -1,4 +1,4 @@
-"""Volumes larger than the memory: read, reconstructed and written slab by slab, into zarr.
+"""Volumes larger than the memory: read, reconstructed and written slab by slab.
 
 Noise, range and weight are found once, from planes spread over the whole volume, so that slabs do
 not differ in them. A slab is as thick as a chunk of the store, or a few of them: no two tasks write
@@ -13,36 +13,66 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from convexlift.files.pictures import count_pages
-from convexlift.files.zarr_volumes import VolumeLayout, Zarr, create_volume
+from convexlift.files.formats import MEGAPIXELS
+from convexlift.files.pictures import count_pages, read_picture
+from convexlift.files.volume_stores import HDF5, STORES, create_store, store_layout
+from convexlift.files.zarr_volumes import VolumeLayout, Zarr
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.reconstruction.sources import Slab, Source
+from convexlift.reconstruction.sources import Slab, Source, resolved
+from convexlift.scans.dicom_reading import series_headers
+from convexlift.scans.volume_sources import count_planes, is_series, is_source
 
 SAMPLE = 8
 """Planes from which noise, range and weight are found."""
 SLAB = 8
 """Planes of a slab, at least."""
+SMALLEST = 2**18
+"""Bytes of a file that may hold more numbers than are read at once."""
+MILLIMETRES = tuple({"name": name, "type": "space", "unit": "millimeter"} for name in "zyx")
+"""The axes of a series."""
 
 
 def is_volume(sources: Sequence[Source]) -> bool:
-    """Whether the result is a zarr volume; raises if there are others beside it."""
-    targets = [source.target for source in sources if source.target.suffix in Zarr.suffixes]
-    if targets and len(sources) > 1:
-        raise InputError(f"{targets[0]} is a volume, and there are {len(sources)} results; "
+    """Whether the result is written slab by slab; raises if there are others beside it.
+
+    So are zarr and HDF5 files, whatever is read from such files or a folder of slices, and stacks
+    with more numbers than are read at once.
+    """
+    volumes = [source for source in sources if _in_slabs(source)]
+    if volumes and len(sources) > 1:
+        raise InputError(f"{volumes[0].target} is a volume, and there are {len(sources)} results; "
                          "reconstruct volumes one by one")  # fmt: skip
-    inputs = [source.path for source in sources if source.path.suffix in Zarr.suffixes]
-    if inputs and not targets:
-        raise InputError(f"{inputs[0]} is a zarr volume; give the result the ending .zarr, too")
-    return bool(targets)
+    return bool(volumes)
+
+
+def _in_slabs(source: Source) -> bool:
+    kind = source.target.suffix.lower()
+    if kind in (*Zarr.suffixes, *HDF5):
+        return True
+    if source.path.suffix in Zarr.suffixes or source.volume:
+        if kind not in STORES:
+            raise InputError(
+                f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
+            )
+        return True
+    both = kind in STORES and source.path.suffix.lower() in STORES and source.path.is_file()
+    return both and source.path.stat().st_size > SMALLEST and _numbers(source.path) > MEGAPIXELS
+
+
+def _numbers(path: Path) -> float:
+    """Millions of numbers in a stack of grey pages; 0 for other files."""
+    try:
+        return count_pages(path) * read_picture(path, pages=slice(0, 1)).stored.size / 1e6
+    except (ValueError, ImportError):
+        return 0.0
 
 
 def divide(
@@ -54,6 +84,7 @@ def divide(
     """
     if not isinstance(reconstructor, Denoiser | ScanReconstructor):
         raise InputError(f"{reconstructor.task} does not write volumes; write .tif or .npy")
+    _require_apart(source)
     given = getattr(reconstructor, reconstructor.planes_option)
     layout = Zarr().layout(source.path) if source.path.suffix in Zarr.suffixes else None
     if given is not None:
@@ -61,7 +92,8 @@ def divide(
     elif layout is not None:
         first, end = 0, layout.planes
     elif reconstructor.planes_option == "slices":
-        first, end = 0, count_pages(source.path, max_megapixels=reconstructor.max_megapixels)
+        count = count_planes if is_source(source.path) else count_pages
+        first, end = 0, count(source.path)
     else:
         raise InputError("--rows FIRST:END is needed for a volume, 0:2048 for example")
     sample = _sample(reconstructor, source.path, first, end)
@@ -76,11 +108,21 @@ def divide(
     size = tuple(shown.shape[-2:])
     own = layout or VolumeLayout((end - first, *size), kind, (1, *size))
     own = replace(own.resized(end - first, size), dtype=kind)
+    if is_series(source.path):
+        own = replace(own, axes=MILLIMETRES, scale=_spacing(source.path))
     _require_store(source.target, own, force=force, resume=resume)
     thick = own.thickness * -(-SLAB // own.thickness)
     edges = [*range(first, end, thick), end]
     slabs = [Slab(a, b, a - first) for a, b in pairwise(edges)]
     return fixed, [replace(source, slab=slab) for slab in slabs]
+
+
+def shared(reconstructor: Reconstructor, inputs: Sequence[str]) -> Reconstructor:
+    """With noise, range and weight of all slices in a folder, each of which has its own result."""
+    folder = Path(inputs[0])
+    if not isinstance(reconstructor, Denoiser) or len(inputs) > 1 or not folder.is_dir():
+        raise InputError("--volume is for denoise and inpaint, and takes one folder of slices")
+    return reconstructor.fixed(_sample(reconstructor, folder, 0, count_planes(folder)))
 
 
 def _sample(reconstructor: Reconstructor, path: Path, first: int, end: int) -> PreparedImage:
@@ -111,18 +153,28 @@ def prepare(reconstructor: Reconstructor, source: Source, solver: PiecewiseSolve
     return part_of(reconstructor, source.slab[:2]).prepare(source.path, solver)
 
 
+def _require_apart(source: Source) -> None:
+    """Raise if making the result could harm the input."""
+    place, target = resolved(source.path), resolved(source.target)
+    if place == target or place in target.parents or target in place.parents:
+        raise InputError(f"{source.target} and the input {source.path} are the same, or one is in "
+                         "the other; name another output")  # fmt: skip
+
+
 def _require_store(target: Path, layout: VolumeLayout, *, force: bool, resume: bool) -> None:
     """Make the store, or raise if it cannot be."""
     records = target.with_suffix(".records")
     if force:
-        for place in (target, records):
-            shutil.rmtree(place, ignore_errors=True)
+        target.unlink() if target.is_file() else shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(records, ignore_errors=True)
     if target.exists() and resume:
         try:
-            there = Zarr().layout(target)
+            there = store_layout(target)
         except Exception as error:
             raise InputError(f"{target} cannot be resumed: {error}") from None
-        if (there.shape, there.dtype) != (layout.shape, layout.dtype):
+        if (there.planes, *there.shape[-2:], there.dtype) != (
+            layout.planes, *layout.shape[-2:], layout.dtype
+        ):  # fmt: skip
             raise InputError(
                 f"{target} has the shape {there.shape} and {there.dtype}, not {layout.shape} and "
                 f"{layout.dtype}; use --force, or name another output"
@@ -134,11 +186,11 @@ def _require_store(target: Path, layout: VolumeLayout, *, force: bool, resume: b
                              "which keeps finished results)")  # fmt: skip
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        create_volume(target, layout)
+        create_store(target, layout)
 
 
-def read_back(source: Source) -> Any:
-    """The planes of a slab as they are stored."""
-    assert source.slab is not None
-    first, end, at = source.slab
-    return Zarr().read_pages(source.target, slice(at, at + end - first), None).stored
+def _spacing(series: Path) -> tuple[float, float, float]:
+    """Distances of slices, rows and columns, in mm."""
+    headers = series_headers(series)
+    count = max(1, len(headers) - 1)
+    return (headers[-1].height - headers[0].height) / count or 1.0, *headers[0].spacing

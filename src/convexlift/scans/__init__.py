@@ -15,6 +15,7 @@ from convexlift.scans.files import (
 from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinogram_formats import NpySinogram as NpySinogram  # registers the formats
 from convexlift.scans.sinograms import (
+    EvenViews,
     FanGeometry,
     ParallelGeometry,
     ScanGeometry,
@@ -35,6 +36,7 @@ from convexlift.scans.volumes import (
 
 __all__ = [
     "WINDOWS",
+    "EvenViews",
     "FanGeometry",
     "KSpace",
     "ParallelGeometry",

@@ -7,6 +7,7 @@ import statistics
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +50,7 @@ def read_dicom(
     series: str | None = None,
     allow_gaps: bool = False,
     max_megapixels: float | None = None,
+    slices: slice = slice(None),
 ) -> Volume:
     """One slice, or a folder with the slices of one series, in HU.
 
@@ -62,16 +64,14 @@ def read_dicom(
         series: the SeriesInstanceUID, if a folder holds several.
         allow_gaps: accept uneven distances between slices.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
+        slices: which slices of a series; the pixels of others are not read.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
     """
-    place = existing(path)
-    files = _slices_in(place) if place.is_dir() else [place]
-    headers = _one_series(place, [_read_header(file, max_megapixels) for file in files], series)
-    _require_one_grid(headers)
-    headers.sort(key=lambda header: header.height)
-    _require_even(headers, allow_gaps)
+    headers = series_headers(
+        path, series=series, allow_gaps=allow_gaps, max_megapixels=max_megapixels
+    )[slices]
     return Volume(
         values=torch.stack([_hounsfield(header, max_megapixels) for header in headers]),
         spacing=headers[0].spacing,
@@ -80,6 +80,39 @@ def read_dicom(
         thickness=headers[0].thickness,
         source=tuple(header.dataset for header in headers),
     )
+
+
+def series_headers(
+    path: PathLike,
+    *,
+    series: str | None = None,
+    allow_gaps: bool = False,
+    max_megapixels: float | None = None,
+) -> list[_SliceHeader]:
+    """The headers of a series in spatial order, read again when the folder has changed."""
+    place = existing(path)
+    options = (series, allow_gaps, max_megapixels)
+    if not place.is_dir():
+        return _sorted_headers(place, [place], *options)
+    return list(_headers_in(place, place.stat().st_mtime_ns, *options))
+
+
+@lru_cache(maxsize=2)  # volumes are read slab by slab
+def _headers_in(
+    folder: Path, changed: int, series: str | None, allow_gaps: bool, max_megapixels: float | None
+) -> list[_SliceHeader]:
+    return _sorted_headers(folder, _slices_in(folder), series, allow_gaps, max_megapixels)
+
+
+def _sorted_headers(
+    place: Path, files: list[Path], series: str | None, allow_gaps: bool,
+    max_megapixels: float | None,
+) -> list[_SliceHeader]:  # fmt: skip
+    headers = _one_series(place, [_read_header(file, max_megapixels) for file in files], series)
+    _require_one_grid(headers)
+    headers.sort(key=lambda header: header.height)
+    _require_even(headers, allow_gaps)
+    return headers
 
 
 def _slices_in(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import hashlib
 import math
 from importlib import metadata
 from pathlib import Path
@@ -44,7 +45,11 @@ _LARGEST = 32767  # of signed 16-bit integers
 
 
 def write_dicom(
-    volume: Volume, path: PathLike, *, description: str = "Reconstructed image"
+    volume: Volume,
+    path: PathLike,
+    *,
+    description: str = "Reconstructed image",
+    series: str | None = None,
 ) -> tuple[Path, ...]:
     """A series of CT images, DERIVED and SECONDARY, with new UIDs.
 
@@ -58,6 +63,8 @@ def write_dicom(
         volume: in HU.
         path: the file or folder.
         description: of the processing, for DerivationDescription and SeriesDescription.
+        series: a name for it. Slices of one source series that are written one by one under the
+            same name belong to one new series, and keep their numbers.
 
     Returns:
         The files, in the order of the slices.
@@ -65,10 +72,10 @@ def write_dicom(
     pydicom = load_extra("pydicom", "DICOM files")
     if not 0 < len(description) <= 64:
         raise ValueError(f"description must have 1 to 64 characters, got {len(description)}")
-    series = _Series(pydicom, volume, description)
+    made = _Series(pydicom, volume, description, series)
 
     def save(target: Path, k: int) -> None:
-        series.dataset(k).save_as(target, enforce_file_format=True)
+        made.dataset(k).save_as(target, enforce_file_format=True)
 
     return write_slices(Path(path), len(volume.values), DICOM_SUFFIXES, save)
 
@@ -85,7 +92,9 @@ def finest_slope(values: Tensor) -> float:
 class _Series:
     """A new series: elements shared by its slices, and the dataset of each slice."""
 
-    def __init__(self, pydicom: Any, volume: Volume, description: str) -> None:
+    def __init__(
+        self, pydicom: Any, volume: Volume, description: str, name: str | None = None
+    ) -> None:
         self.pydicom = pydicom
         self.volume = volume
         self.description = description
@@ -93,6 +102,11 @@ class _Series:
         self.now = datetime.datetime.now()
         # UIDs under 2.25 are random numbers and need no registered root.
         self.series, self.study, self.frame = (self._uid() for _ in range(3))
+        self.named = name is not None and bool(volume.source)
+        if self.named:
+            origin = f"{volume.source[0].get('SeriesInstanceUID')} {name}"
+            digest = hashlib.sha256(origin.encode()).digest()
+            self.series = pydicom.uid.UID(f"2.25.{int.from_bytes(digest[:16], 'big')}")
 
     def dataset(self, number: int) -> Any:
         """One slice with its file header."""
@@ -136,11 +150,13 @@ class _Series:
                     SpatialLocationsPreserved="YES",
                 )  # fmt: skip
                 data.SourceImageSequence = [origin]
+        instance = source.get("InstanceNumber") if self.named and source is not None else None
         data.SOPClassUID = meta.MediaStorageSOPClassUID = CT_IMAGE_STORAGE
         data.SOPInstanceUID = meta.MediaStorageSOPInstanceUID = self._uid()
         return _fill(
             data,
-            SeriesInstanceUID=self.series, SeriesNumber=None, InstanceNumber=number + 1,
+            SeriesInstanceUID=self.series, SeriesNumber=None,
+            InstanceNumber=instance or number + 1,
             Modality="CT", ImageType=["DERIVED", "SECONDARY", "AXIAL"],
             SeriesDescription=self.description, DerivationDescription=self.description,
             InstanceCreationDate=day, InstanceCreationTime=time, ContentDate=day, ContentTime=time,

@@ -14,7 +14,7 @@ from typing import ClassVar
 from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.files.formats import FileFormat, reason_of, require_limit
 from convexlift.option_values import AngleUnit as AngleUnit
-from convexlift.scans.sinograms import Sinogram
+from convexlift.scans.sinograms import EvenViews, Quantity, Sinogram
 from convexlift.scans.volumes import Volume
 
 PathLike = str | os.PathLike[str]
@@ -89,6 +89,8 @@ class SinogramOptions:
     angle_unit: AngleUnit | None = None
     max_megapixels: float | None = None
     read_seconds: float | None = None
+    views: EvenViews | None = None
+    quantity: Quantity | None = None
 
     def __post_init__(self) -> None:
         if self.angle_unit not in (None, "degrees", "radians"):
@@ -117,6 +119,8 @@ def read_sinogram(
     angle_unit: AngleUnit | None = None,
     max_megapixels: float | None = None,
     read_seconds: float | None = None,
+    views: EvenViews | None = None,
+    quantity: Quantity | None = None,
 ) -> Sinogram:
     """Projections and geometry from HDF5 (Data Exchange), or NPY or TIFF with a JSON file.
 
@@ -128,12 +132,16 @@ def read_sinogram(
         max_megapixels: replaces the limits on the size that the header of a file may declare.
         read_seconds: limit for an HDF5 file, which is read in a separate process, since a damaged
             one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
+        views: replace the geometry in the file, or the JSON file beside an array.
+        quantity: the meaning of the numbers, in place of the one that the file states.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
     """
     given = None if angles is None else tuple(angles)
-    options = SinogramOptions(rows or slice(None), given, angle_unit, max_megapixels, read_seconds)
+    options = SinogramOptions(
+        rows or slice(None), given, angle_unit, max_megapixels, read_seconds, views, quantity
+    )
     place = existing(path)
     kind = SinogramFormat.of(place)
     if kind is None:

@@ -106,14 +106,14 @@ class DataExchange(SinogramFormat):
                 )
             else:
                 arrays, texts = read_members(**arguments)
-            angles = options.angles
-            if angles is None:
-                angles = _angles(path, arrays, texts, options.angle_unit)
-            return Sinogram(
-                **{name: as_tensor(arrays[name]) for name in FRAMES if name in arrays},
-                geometry=_geometry(path, arrays, texts, angles),
-                quantity=_quantity(texts["description"]),
-            )
+            frames = {name: as_tensor(arrays[name]) for name in FRAMES if name in arrays}
+            if options.views is not None:
+                geometry = options.views.geometry(frames["projections"].shape[1])
+            else:
+                angles = options.angles or _angles(path, arrays, texts, options.angle_unit)
+                geometry = _geometry(path, arrays, texts, angles)
+            quantity = options.quantity or _quantity(texts["description"])
+            return Sinogram(geometry=geometry, quantity=quantity, **frames)
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
         """Write for other programs, with the full geometry as an attribute of ``/exchange``."""
@@ -220,8 +220,7 @@ class _ArrayFormat(SinogramFormat):
         """The arrays named by the JSON file, if their digests match."""
         if options.angles is not None or options.angle_unit is not None:
             raise ValueError(f"the angles of {path} are in {path.with_suffix('.json').name}")
-        record = _read_record(path)
-        tensors = {}
+        record, tensors = _read_record(path, options), {}
         for name, entry in record.arrays.items():
             file = path if name == "projections" else path.with_name(entry.file)
             if entry.sha256 is not None and _digest(file) != entry.sha256:
@@ -235,9 +234,10 @@ class _ArrayFormat(SinogramFormat):
                     require_plausible(file, array.shape, array.itemsize, options.max_megapixels)
                 tensors[name] = as_tensor(array)
         with reading(path, "a sinogram"):
-            return Sinogram(
-                geometry=from_record(record.geometry), quantity=record.quantity, **tensors
-            )
+            views, quantity = options.views, options.quantity or record.quantity
+            number = tensors["projections"].shape[1]
+            geometry = from_record(record.geometry) if views is None else views.geometry(number)
+            return Sinogram(geometry=geometry, quantity=quantity, **tensors)
 
 
 class TiffSinogram(_ArrayFormat):
@@ -290,18 +290,33 @@ def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
         return array
 
 
-def _read_record(path: Path) -> _Record:
+def is_geometry(side: Path) -> bool:
+    """Whether a JSON file describes a sinogram, and is not, for example, the record of a result."""
+    return side.is_file() and FORMAT in side.read_text(encoding="utf-8", errors="replace")
+
+
+def _read_record(path: Path, options: SinogramOptions) -> _Record:
     side = path.with_suffix(".json")
+    if options.views is not None and not is_geometry(side):
+        if options.quantity is None:
+            raise ScanFileError(
+                f"{path} does not say what its numbers are; give the quantity, one of "
+                f"{', '.join(QUANTITIES)}"
+            )
+        return _Record({})
     if not side.exists():
         raise ScanFileError(
-            f"{path} needs {side.name} beside it, with the angles and the detector; write both by "
-            "cl.scans.write_sinogram(cl.scans.Sinogram(projections, geometry), path), or the "
-            "JSON file by hand as docs/files.md shows"
+            f"{path} needs {side.name} beside it, with the angles and the detector (docs/files.md "
+            "shows one); if its views are evenly spaced, say so instead: --beam parallel "
+            "--quantity 'line integrals', or views=cl.scans.EvenViews() and quantity= in Python"
         )
     with reading(side, "the geometry of a sinogram"):
         content = json.loads(side.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ScanFileError(f'{side} does not say "format": "{FORMAT}"')
+            raise ScanFileError(
+                f'{side} does not say "format": "{FORMAT}"; if the views are evenly spaced, --beam '
+                "parallel or --beam fan replaces it"
+            )
         if (version := content.pop("version", None)) != VERSION:
             raise ScanFileError(f"{side} has the version {version!r}; {VERSION} is supported")
         return construct(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -14,6 +15,7 @@ from torch import Tensor
 from convexlift.json_values import construct, parameters, read
 from convexlift.operators.tomography.beams import Detector, FanBeam, ParallelBeam
 from convexlift.operators.tomography.ray_transform import RayTransform
+from convexlift.option_values import Beam
 from convexlift.option_values import Quantity as Quantity
 from convexlift.tensors import TensorRecord, first_non_finite
 
@@ -29,7 +31,7 @@ class ScanGeometry:
     """The geometry common to all scanners.
 
     Args:
-        angles: in radians.
+        angles: in radians; ``EvenViews(...).geometry(180)`` spreads them evenly.
         bin_width: the distance between neighbouring detector bins.
         detector_offset: the position of the detector's middle, as in ``ParallelBeam``.
         unit: of all lengths.
@@ -37,6 +39,7 @@ class ScanGeometry:
 
     beam: ClassVar[str]
     transform: ClassVar[type[RayTransform]]
+    turn: ClassVar[float]  # degrees that a whole scan covers
 
     angles: tuple[float, ...]
     bin_width: float = 1.0
@@ -76,6 +79,7 @@ class ParallelGeometry(ScanGeometry):
 
     beam = "parallel"
     transform = ParallelBeam
+    turn = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,7 @@ class FanGeometry(ScanGeometry):
 
     beam = "fan"
     transform = FanBeam
+    turn = 360.0
 
     source_distance: float
     detector_distance: float
@@ -114,6 +119,56 @@ _GEOMETRIES: Mapping[str, type[ScanGeometry]] = {
 }
 
 
+def even_angles(number: int, arc: float) -> tuple[float, ...]:
+    """So many angles in radians from 0 on, over ``arc`` degrees, whose end is left out."""
+    return tuple(math.radians(arc) * k / number for k in range(number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenViews:
+    """Views at equal distances from 0 on: a geometry for as many of them as a file holds.
+
+    Args:
+        beam: ``parallel`` or ``fan``.
+        arc: degrees from the first view to the one that would follow the last; negative if the
+            object turned the other way. By default 180 for parallel beams and 360 for fans.
+        bin_width: in mm; by default lengths are in detector pixels.
+        source_distance: of a fan, from the source to the centre of rotation.
+        detector_distance: of a fan, from the centre of rotation to the detector.
+    """
+
+    beam: Beam = "parallel"
+    arc: float | None = None
+    bin_width: float | None = None
+    source_distance: float | None = None
+    detector_distance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.beam not in _GEOMETRIES:
+            raise ValueError(f"beam must be one of {', '.join(_GEOMETRIES)}, got {self.beam!r}")
+        if self.arc is not None and not 0 < abs(self.arc) <= 360:
+            raise ValueError(f"arc is at most 360 degrees, and not 0, got {self.arc:g}")
+        missing = [name for name, value in self._distances.items() if value is None]
+        if self.beam == "fan" and missing:
+            raise ValueError(f"a fan needs {missing[0]}")
+        if self.beam == "parallel" and len(missing) < 2:
+            given = next(name for name in self._distances if name not in missing)
+            raise ValueError(f"{given} is for fans")
+
+    @property
+    def _distances(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in ("source_distance", "detector_distance")}
+
+    def geometry(self, views: int) -> ScanGeometry:
+        """Of so many views."""
+        kind: Any = _GEOMETRIES[self.beam]
+        angles = even_angles(views, kind.turn if self.arc is None else self.arc)
+        lengths = {"unit": "pixel"} if self.bin_width is None else {"bin_width": self.bin_width}
+        own = self._distances if self.beam == "fan" else {}
+        geometry: ScanGeometry = kind(angles=angles, **lengths, **own)
+        return geometry
+
+
 def geometry_of(operator: RayTransform, unit: LengthUnit = "mm") -> ScanGeometry:
     """The geometry of a ray transform, for saving simulated data."""
     for kind in _GEOMETRIES.values():
@@ -135,12 +190,19 @@ def to_record(geometry: ScanGeometry) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> ScanGeometry:
-    """A geometry from JSON values; ValueError names a wrong, unknown or missing field."""
+    """A geometry from JSON values; ValueError names a wrong, unknown or missing field.
+
+    A number in place of the angles stands for as many, evenly spaced over half a turn of a
+    parallel beam and a whole turn of a fan.
+    """
     values = dict(record)
     beam = values.pop("beam", None)
     if beam not in _GEOMETRIES:
         raise ValueError(f"beam must be one of {', '.join(_GEOMETRIES)}, got {beam!r}")
     kind = _GEOMETRIES[beam]
+    number = values.get("angles")
+    if isinstance(number, int) and not isinstance(number, bool):
+        values["angles"] = list(even_angles(number, kind.turn))
     return construct(kind, values, kind.__name__)
 
 

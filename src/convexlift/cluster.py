@@ -1,9 +1,9 @@
 """Independent tasks on the workers of a Dask cluster: other processes, or other machines.
 
-A task is one file or a few slices. Workers read inputs and write results themselves, so that the
-scheduler sees names and records only, never images. Tasks are handed out a few at a time: a run of
-a million needs no more memory on the scheduler than a run of a hundred. Dask repeats the tasks of
-a lost worker elsewhere.
+A task is one file, a few slices, or a tile of a large image. Workers read inputs and write results
+themselves, so that the scheduler sees names and records only, never images. Tasks are handed out a
+few at a time: a run of a million needs no more memory on the scheduler than a run of a hundred.
+Dask repeats the tasks of a lost worker elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, TypeVar
 
-from convexlift.files.formats import load_extra
-from convexlift.reconstruction.contents import InputError
+from convexlift.files.formats import InputError, load_extra
 
 Item = TypeVar("Item")
 EACH, MORE = 4, 16
@@ -54,7 +53,7 @@ def connected(scheduler: str) -> Iterator[Any]:
                 "distributed.nanny.pre-spawn-environ": dict.fromkeys(variables, threads)
             }),
             distributed.LocalCluster(
-                n_workers=int(match[1]), threads_per_worker=1, dashboard_address=None,
+                n_workers=int(match[1]), threads_per_worker=1, dashboard_address="127.0.0.1:0",
                 silence_logs="CRITICAL",
             ) as cluster,
             distributed.Client(cluster) as client,
@@ -199,8 +198,18 @@ class _Crew:
         folder, here = self.folder, sys.modules["convexlift"].__version__
 
         def obstacle() -> str:  # inside, so that it is sent by value: they may lack this module
+            import contextlib
+            import ctypes
             import os
 
+            if "MALLOC_TRIM_THRESHOLD_" in os.environ:
+                # Dask's nannies let workers return memory after every operation, and the next one
+                # waits for fresh pages: four times the processor time. These are the thresholds
+                # (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD) that glibc itself would arrive at.
+                with contextlib.suppress(OSError, AttributeError):  # another library
+                    libc = ctypes.CDLL(None)
+                    libc.mallopt(-1, 2**26)
+                    libc.mallopt(-3, 2**25)
             try:
                 import convexlift
             except ImportError as error:
