@@ -39,6 +39,7 @@ from convexlift.networks.adaptive import UNSTATED_NOISE
 from convexlift.networks.guides import UNetGuide
 from convexlift.problems.guesses import IMPULSE
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
+from convexlift.tf32 import full_precision
 from convexlift.training import ImageSet
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 
@@ -270,7 +271,7 @@ def slope_of_error(error: Tensor, edge: int) -> Tensor:
 
 def precise_conv2d(x: Tensor, filters: Tensor) -> Tensor:
     """Without TF32, whose errors are as large as delta where the noise is small."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+    with full_precision():
         return F.conv2d(x, filters)
 
 

@@ -148,7 +148,7 @@ def test_other_noise_levels_are_other_units(kind):
 # The optimum, the bound and the checker
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("reads", READS, ids=str)
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("operator", SEEN)
@@ -165,7 +165,7 @@ def test_the_bound_is_below_the_optimum_and_the_checker_agrees(operator, term, r
     wild_duals_stay_below(whole.select(torch.tensor([1])), best, solution.x[1:])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("kind", "reads"), CASES, ids=str)
 def test_other_networks(kind, reads, tmp_path):
     one = problem("mask", regularizer=network(kind, reads), batch=1)

@@ -141,8 +141,6 @@ def ridge(
             are learned at these levels and interpolated; at one level, they are the same for all.
         dimensions: 3 for volumes (B, C, D, H, W), with filters of three dimensions.
     """
-    if levels and dimensions == 3:
-        raise ValueError("levels are for images: guides have no third dimension")
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
     require_at_least(1, profiles=profiles)
@@ -175,6 +173,7 @@ def adaptive(
     depth: int = 1,
     inner_channels: int = 16,
     inner_kernel: int = 3,
+    dimensions: int = 2,
 ) -> AdaptiveNetwork:
     """R(x; y) = sum_pixels <W(y), h(V_0 x)>: a ridge network whose weights a guide reads off y.
 
@@ -197,17 +196,18 @@ def adaptive(
         depth: how many layers; those after the first are as in :func:`ridge`.
         inner_channels: number of filters of each further layer.
         inner_kernel: their size.
+        dimensions: 3 for volumes (B, C, D, H, W): filters and guide have three dimensions.
     """
     require_at_least(1, depth=depth)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
-    filters = Convolution(in_channels, channels, kernel, padding=padding)
+    filters = Convolution(in_channels, channels, kernel, padding=padding, dimensions=dimensions)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
-    convolution = partial(Convolution, padding=padding)
+    convolution = partial(Convolution, padding=padding, dimensions=dimensions)
     _mix(layers, depth, inner_channels, inner_kernel, smoothing, convolution, biases=False)
     outputs = sum(place.channels for place in places_read(layers, reads))
     return AdaptiveNetwork(
         layers,
-        UNetGuide(in_channels, outputs, widths=widths, blocks=blocks),
+        UNetGuide(in_channels, outputs, widths=widths, blocks=blocks, dimensions=dimensions),
         in_channels=in_channels,
         floor=floor,
         reads=reads,

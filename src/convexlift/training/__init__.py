@@ -11,8 +11,9 @@ from convexlift.solvers.hypergradients import Unrolled as Unrolled
 from convexlift.solvers.hypergradients import ValueFunction as ValueFunction
 from convexlift.training.data import Batch as Batch
 from convexlift.training.data import BatchSampler as BatchSampler
-from convexlift.training.data import ImageSet as ImageSet
-from convexlift.training.data import mix as mix
+from convexlift.training.image_sets import ImageSet as ImageSet
+from convexlift.training.image_sets import VolumeSet as VolumeSet
+from convexlift.training.image_sets import mix as mix
 from convexlift.training.initialization import absorb_weight_ as absorb_weight_
 from convexlift.training.initialization import start_from_filters_ as start_from_filters_
 from convexlift.training.initialization import start_uniformly_ as start_uniformly_

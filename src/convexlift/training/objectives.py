@@ -39,7 +39,8 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
 from convexlift.tensors import expand_per_image
-from convexlift.training.data import Batch, BatchSampler, ImageSet
+from convexlift.training.data import Batch, BatchSampler
+from convexlift.training.image_sets import ImageSet
 from convexlift.training.processes import gather
 
 NO_ERROR = 1e-8

@@ -23,7 +23,8 @@ from convexlift.solvers.hypergradients import Hypergradient
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.tasks import Task
-from convexlift.training.data import BatchSampler, ImageSet, size_text
+from convexlift.training.data import BatchSampler
+from convexlift.training.image_sets import ImageSet, size_text
 from convexlift.training.initialization import (
     start_from_filters_,
     start_uniformly_,
@@ -77,7 +78,7 @@ class NetworkSettings:
     uniform: float | None = None
     hidden: int = 256
 
-    def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
+    def build(self, image_size: tuple[int, ...], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
         names = ["in_channels", "channels", "kernel", "smoothing", "padding"]
         own = {"ridge": ["depth", "profiles", "levels"], "adaptive": ["widths", "reads", "depth"]}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
-from convexlift.training.data import ImageSet
+from convexlift.training.image_sets import ImageSet
 
 FORMAT = 1
 Row = dict[str, float]

@@ -17,7 +17,7 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.solution import StopWhen
 from convexlift.solvers.solve import solve
 from convexlift.tasks import Measurement, Task
-from convexlift.training.data import ImageSet, mix
+from convexlift.training.image_sets import ImageSet, mix
 
 
 @dataclass(frozen=True, eq=False)
