@@ -312,7 +312,7 @@ GREY = noisy()
         (GREY, {"simulate": True}, "simulate= needs sigma="),
         (GREY, {"regularizer": "nobody"}, "there is no model 'nobody'"),
         ("nowhere.png", {}, "nowhere.png"),
-        (GREY, {"task": "ct"}, "projections needs geometry= .* and quantity="),
+        (GREY, {"task": "ct"}, "projections needs geometry= .* quantity="),
         (GREY, {"task": "ct", "simulate": True, "flat": 1.0}, "so flat= does not apply"),
     ],
 )  # fmt: skip
@@ -333,3 +333,9 @@ def test_unknown_options_are_errors():
     with pytest.raises(TypeError, match="denoise has no option 'mask'"):
         cl.reconstruct(noisy(), mask=np.ones((32, 32)))
     assert issubclass(InputError, ValueError)
+
+
+def test_records_have_the_proof_in_plain_words():
+    found = cl.reconstruct(noisy(size=24), noise="gaussian", sigma=0.1, regularizer="tv")
+    assert found.record["in_words"] == found.solution.in_words[0]
+    assert found.record["in_words"].startswith("Solved to within 0.")

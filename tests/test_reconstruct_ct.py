@@ -209,10 +209,31 @@ def test_a_truth_in_hu_needs_pixels_in_mm(scans, tmp_path):
 @pytest.mark.parametrize(("unit", "noted"), [("mm", True), ("pixel", False)])
 def test_hounsfield_units_that_no_tissue_has_are_said(unit, noted):
     """Lengths in pixels that are taken for mm give values of tens of thousands."""
-    scanner = cl.ParallelBeam(16, angles=12, bins=24)
+    scanner = cl.ParallelBeam(16, angles=24, bins=24)
     projections = 3 * scanner(shepp_logan(16))[0, 0]
     result = cl.reconstruct(
         projections, task="ct", geometry=cl.scans.geometry_of(scanner, unit),
         quantity="line integrals", regularizer="tv", weight=1.0, size=16, tolerance=0.5,
     )  # fmt: skip
     assert any("taken for mm" in note for note in result.record.get("notes", ())) == noted
+
+
+def test_long_ways_through_a_body_are_nothing_unusual():
+    """Line integrals of 8, as behind 40 cm of water, are no HU."""
+    scanner = cl.ParallelBeam(24, angles=36, bins=36, extent=500.0)
+    water = unit_attenuation() / 2.524 * (shepp_logan(24) > 0)
+    projections = scanner(water)[0, 0]
+    assert projections.max() > 6
+    options = {"geometry": cl.scans.geometry_of(scanner), "quantity": "line integrals", "size": 24}
+    quick = {"regularizer": "tv", "weight": 1.0, "max_iterations": 1}
+    result = cl.reconstruct(projections, task="ct", **options, **quick)
+    assert not any("taken for mm" in note for note in result.record.get("notes", ()))
+
+
+def test_a_window_that_hides_the_slice_is_said(scans, tmp_path):
+    folder, _ = scans
+    for window, noted in (("2000,100", True), ("abdomen", False)):
+        quick = ("--weight", 1, "--window", window, "--force")
+        result = run(folder / "integrals.npy", "-o", tmp_path / "slice.png", *quick)
+        said = " ".join(result.output.split())
+        assert ("nearly all values are outside of the window, 1950 to 2050" in said) == noted

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,6 +199,19 @@ def test_the_time_left_is_told_from_the_second_file_on(monkeypatch):
     narrator.kept_files = 1
     narrator._show("b", 0.0)
     assert shown[-1]["description"] == "[3/4, 20 s left] b"
+
+
+def test_the_time_left_is_told_from_the_first_tile_on():
+    """Five seconds for one of four tiles: fifteen are left."""
+    shown = []
+    narrator = Narrator(None, lambda **change: shown.append(change), False, 1, 1e-3)
+    source = SimpleNamespace(path=Path("large.png"))
+    unknown = torch.tensor([math.inf])
+    narrator.progress([source], SimpleNamespace(tiles=4, iteration=1, seconds=5.0, gap=unknown))
+    assert shown[-1]["description"] == "large.png: tile 1 of 4, 15 s left"
+    assert shown[-1]["completed"] == 0.25
+    narrator.progress([source], SimpleNamespace(tiles=4, iteration=6, seconds=30.0, gap=unknown))
+    assert shown[-1]["description"] == "large.png: tile 2 of 4, sweep 2, 10 s left"
 
 
 def test_durations():

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from reconstruct_runs import QUICK, noisy, run
 
 from convexlift.files.atomic import leftovers, remove_leftovers
@@ -62,7 +63,7 @@ app(sys.argv[1:])
 
 
 # Before the third result is written, and between the third image and its record.
-@pytest.mark.parametrize("function", ["write_result", "digest"])
+@pytest.mark.parametrize("function", ["write_result", slow("digest")])
 def test_a_killed_run_is_resumed(folder, function):
     command = [sys.executable, "-c", KILLED.format(function=function)]
     command += ["reconstruct", "denoise", str(folder / "in"), "-o", str(folder / "out"), *QUICK]

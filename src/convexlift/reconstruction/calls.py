@@ -76,6 +76,7 @@ def reconstruct_many(
     force: bool = False,
     table: str | os.PathLike[str] | None = None,
     listener: BatchListener | None = None,
+    volume: bool = False,
     **options: Any,
 ) -> BatchResult:
     """Reconstruct files, folders or globs into a folder, like ``convexlift reconstruct``.
@@ -93,6 +94,8 @@ def reconstruct_many(
         force: overwrite earlier results.
         table: a Parquet or CSV file for gap, status, time and error of every file.
         listener: told about the progress.
+        volume: the files of the folder are slices of one volume, with one noise level, one range
+            and one weight. Results in one file (zarr, HDF5, TIFF, NPY) are so in any case.
         options: as of ``cl.reconstruct``.
     """
     with _python_names():
@@ -103,6 +106,8 @@ def reconstruct_many(
         require_targets(chosen, sources, force=force, resume=resume, proof=proof, tables=tables)
         if volumes.is_volume(sources):
             chosen, sources = volumes.divide(chosen, sources[0], force=force, resume=resume)
+        elif volume:
+            chosen = volumes.shared(chosen, [str(each) for each in several])
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift import scans
+from convexlift.files.formats import InputError as InputError
 from convexlift.files.pictures import (
     Picture,
     PictureFormat,
@@ -35,6 +36,7 @@ from convexlift.scans.dicom_pictures import (
     write_dicom_picture,
 )
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES
+from convexlift.scans.volume_sources import is_series, is_source, read_slab
 from convexlift.tasks import Bounds
 
 DICOM = DICOM_SUFFIXES
@@ -48,10 +50,6 @@ ImageLike = str | os.PathLike[str] | Array
 def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
     """Whether the argument is a path, and not an image."""
     return isinstance(image, str | os.PathLike)
-
-
-class InputError(ValueError):
-    """A file, an image or an option that cannot be used; the message says how to repair it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +133,16 @@ class Contents:
                 f"{self.name} cannot be written to {target.name}: {reason}; try .tif or .npy"
             )
 
-    def write(self, images: Tensor, target: Path, description: str) -> None:
-        """The file again with other planes, atomically: its bits, alpha channel and metadata."""
+    def write(
+        self, images: Tensor, target: Path, description: str, series: str | None = None
+    ) -> None:
+        """The file again with other planes, atomically: its bits, alpha channel and metadata.
+
+        CT slices of one series that are written under the same name of a ``series`` are one again.
+        """
         if self.volume is not None:
             volume = self.volume.with_values(scans.unit_to_hounsfield(images.cpu()))
-            scans.write_dicom(volume, target, description=description)
+            scans.write_dicom(volume, target, description=description, series=series)
             return
         picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
         if DATASET in picture.metadata:
@@ -196,9 +199,12 @@ def open_contents(
     """
     is_dicom = is_path(image) and Path(image).suffix.lower() in DICOM
     if pages is not None and (is_dicom or not is_path(image)):
-        raise InputError("--slices chooses pages of TIFF, NPY and zarr files")
-    if is_dicom and is_hounsfield(Path(str(image)), max_megapixels):
-        volume = scans.read_dicom(Path(str(image)), max_megapixels=max_megapixels)
+        raise InputError("--slices chooses planes of TIFF, NPY, HDF5 and zarr files, and of series")
+    series = is_path(image) and is_series(Path(image))
+    if series or (is_dicom and is_hounsfield(Path(str(image)), max_megapixels)):
+        volume = scans.read_dicom(
+            Path(str(image)), max_megapixels=max_megapixels, slices=pages or slice(None)
+        )
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
@@ -214,12 +220,15 @@ def open_contents(
     unknown = ~np.isfinite(values)
     if unknown.all():
         raise InputError(f"{name} has no finite number in it")
-    images = torch.from_numpy(np.where(unknown, np.float32(0), values))[:, None].contiguous()
     missing = torch.from_numpy(unknown)[:, None] if unknown.any() else None
+    if missing is not None:
+        values[unknown] = 0
+    images = torch.from_numpy(values)[:, None]
     like = None
     if not is_path(image):
         like = torch.as_tensor(image)
-        like = like if like.is_floating_point() else like.float()
+        # Of integers, floats of the same shape, which take no memory.
+        like = like if like.is_floating_point() else torch.zeros(()).to(like.device).expand_as(like)
     return Contents(name, picture, images, missing, scale, like=like)
 
 
@@ -233,6 +242,8 @@ def open_picture(
     """The picture of a file or an array, and its name in errors."""
     if is_path(image) and Path(image).suffix.lower() in DICOM:
         return read_dicom_picture(Path(image), max_megapixels), str(image)
+    if is_path(image) and is_source(Path(image)):
+        return read_slab(Path(image), pages or slice(None), max_megapixels), str(image)
     if is_path(image):
         picture = read_picture(Path(image), max_megapixels=max_megapixels, pages=pages)
         return picture, str(image)
@@ -302,6 +313,8 @@ def seen_pixels(
     ``tolerance`` levels of 255 of ``colour``. A mask file is laid on the image as both are
     displayed, since people draw masks on displayed pictures; an array broadcasts to the image.
     """
+    if contents.missing is None and mask is None and colour is None:
+        return None
     seen = torch.ones_like(contents.images)
     if contents.missing is not None:
         seen[contents.missing] = 0

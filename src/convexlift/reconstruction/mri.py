@@ -86,7 +86,7 @@ class MRIReconstructor(MRIOptions, Reconstructor):
         solver = self.solver() if solver is None else solver
         if target is not None:
             _require_ending(target)
-        name, scan = self._scan(image)
+        name, scan = self.read_scan(image)
         sigma = scan.noise if self.sigma is None else float(self.sigma)
         truth, cut = scan.truth, None
         if self.simulate:
@@ -125,7 +125,8 @@ class MRIReconstructor(MRIOptions, Reconstructor):
             notes=tuple(filter(None, (self._note(sampled), weight.note))),
         )  # fmt: skip
 
-    def _scan(self, image: Any) -> tuple[str, KSpace]:
+    def read_scan(self, image: Any) -> tuple[str, KSpace]:
+        """The name of a scan for messages, and the scan."""
         if isinstance(image, KSpace):
             return "the scan", image
         if not is_path(image):

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +62,8 @@ CLUSTERED = 1.0
 are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."""
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
-MOST_PIXELS = 2**23
-"""Of a large stack, evenly spread planes with about this many pixels suffice."""
+MOST_PIXELS, CROP = 2**23, 512
+"""Of a large stack, evenly spread planes with about this many pixels suffice, or crops of them."""
 ENOUGH, FEWEST = 256, 64
 """Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
 preferred to a better one without."""
@@ -104,11 +104,13 @@ class Noise:
         kind: of the model.
         level: sigma, or the fraction of pixels that are hit; on the scale of images in [0, 1].
         estimated: whether the level comes from the image.
+        before_jpeg: whether it is that of the picture before JPEG compression, which smooths noise.
     """
 
     kind: Kind
     level: float
     estimated: bool = True
+    before_jpeg: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "salt-and-pepper"):
@@ -120,10 +122,17 @@ class Noise:
 
     def to_json(self) -> dict[str, Any]:
         """For records."""
-        return {"model": self.kind, "level": self.level, "estimated": self.estimated}
+        facts = {"model": self.kind, "level": self.level, "estimated": self.estimated}
+        return facts | ({"before_jpeg": True} if self.before_jpeg else {})
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> Self:
+        """Of a record."""
+        return cls(facts["model"], facts["level"], facts["estimated"], "before_jpeg" in facts)
 
     def __str__(self) -> str:
         how = "estimated" if self.estimated else "given"
+        how += ", before JPEG compression" * self.before_jpeg
         if self.kind == "gaussian":
             return f"Gaussian noise, sigma {self.level:.3g} ({how})"
         return f"salt and pepper, {100 * self.level:.3g} % of the pixels ({how})"
@@ -154,6 +163,22 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
 def spread(images: Tensor) -> slice:
     """The planes of a stack to estimate from: all of them, or evenly spread ones of a large one."""
     return slice(None, None, -(-images.numel() // MOST_PIXELS))
+
+
+def sampled(images: Tensor) -> Tensor:
+    """Enough of a stack (B, C, H, W) to estimate from: spread planes, and of large ones crops."""
+    height, width = images.shape[-2:]
+    if images[0].numel() <= MOST_PIXELS:
+        return images[spread(images)]
+    few = images[:: -(-len(images) // 3)]
+    high, wide = min(CROP, height), min(CROP, width)
+    count = max(1, MOST_PIXELS * height * width // (few.numel() * high * wide))
+    rows = max(1, min(count, round(math.sqrt(count * height / width))))
+    tops, lefts = (
+        [round((length - size) * (k + 0.5) / number) for k in range(number)]
+        for length, size, number in ((height, high, rows), (width, wide, max(1, count // rows)))
+    )
+    return torch.cat([few[..., t : t + high, c : c + wide] for t in tops for c in lefts])
 
 
 def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:

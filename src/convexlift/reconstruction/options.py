@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from convexlift.option_values import WATER, AngleUnit, MethodName, NoiseKind, Quantity
+from convexlift.option_values import WATER, AngleUnit, Beam, MethodName, NoiseKind, Quantity
 
 if TYPE_CHECKING:
     import torch
@@ -99,9 +99,12 @@ class DenoiseOptions(Options):
         tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
             tiles that fit the memory, for images that do not. One certificate covers the whole
             image in either case; there are no proof files and gap maps of images in tiles.
-        slices: pages of a TIFF, NPY or zarr file, FIRST:END (two numbers); all by default.
+        slices: planes of a TIFF, NPY, HDF5 or zarr file or of a series, FIRST:END (two numbers);
+            all by default.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
+        jpeg: of an array that was decoded from a JPEG file: its quantization table of luma, 64
+            numbers row by row. Compression smooths noise, and the table tells how much.
     """
 
     noise: NoiseKind | None = None
@@ -111,9 +114,10 @@ class DenoiseOptions(Options):
     slices: tuple[int, ...] | None = None
     simulate: bool = False
     seed: int = 0
+    jpeg: tuple[int, ...] | None = None
 
     task: ClassVar[str] = "denoise"
-    python_only = (*Options.python_only, "simulate", "seed")
+    python_only = (*Options.python_only, "simulate", "seed", "jpeg")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,13 +150,21 @@ class ScanOptions(Options):
     """Slices from sinograms, as HU in TIFF, DICOM, NPY or PNG.
 
     Sinograms are HDF5 (Data Exchange), or NPY or TIFF with their geometry in a JSON file beside
-    them: counts with flat and dark fields, transmissions, or line integrals. Not for diagnosis.
+    them; --beam replaces that file where views are evenly spaced. They hold counts with flat and
+    dark fields, transmissions, or line integrals. Not for diagnosis.
 
     Args:
         truth: slices in HU, as large as the result, to compute PSNR and SSIM.
         weight: as for denoise; by default auto, and card, made for such scans, with --simulate.
         quantity: meaning of the numbers, in place of the one that the file states.
         geometry: rays of an array of projections (rows, angles, bins).
+        beam: beam of evenly spaced views, the first at 0 degrees; replaces the geometry in files.
+        arc: degrees that evenly spaced views cover; negative if the object turns the other way. By
+            default 180, and 360 for a fan.
+        bin_width: width of a detector bin in mm, with --beam. Without it, results are per detector
+            pixel, not in HU.
+        source_distance: from the source to the centre of rotation in mm, with --beam fan.
+        detector_distance: from the centre of rotation to the detector in mm, with --beam fan.
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
         photons: number in a free ray, for transmissions and line integrals; estimated by default.
@@ -176,6 +188,11 @@ class ScanOptions(Options):
     weight: "WeightChoice | None" = None
     quantity: Quantity | None = None
     geometry: "ScanGeometry | None" = None
+    beam: Beam | None = None
+    arc: float | None = None
+    bin_width: float | None = None
+    source_distance: float | None = None
+    detector_distance: float | None = None
     flat: "float | ImageLike | None" = None
     dark: "float | ImageLike | None" = None
     photons: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from convexlift.reconstruction.contents import (
     parse_colour,
     seen_pixels,
 )
+from convexlift.reconstruction.jpeg_noise import before_compression
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
     Noise,
@@ -37,13 +39,13 @@ from convexlift.reconstruction.noise import (
     estimate_noise,
     gaussian_level,
     is_line_art,
-    spread,
+    sampled,
 )
 from convexlift.reconstruction.options import DenoiseOptions, InpaintOptions
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import Source, companion, companions, glance
-from convexlift.solvers.tiles import Tiles
+from convexlift.solvers.tile_tasks import Tiles
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
 SHARED, VISIBLE = 0.8, 0.02
@@ -75,6 +77,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
+        self.require("jpeg", self.jpeg is None or len(self.jpeg) == 64, "a table of 64 numbers")
         clean = self.simulate and self.sigma == 0
         if self.sigma is not None and not clean and not 0 < self.sigma <= 1:
             raise InputError(
@@ -120,11 +123,11 @@ class Denoiser(DenoiseOptions, Reconstructor):
         task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
         weight = self.choose_weight(data, task, noise, solver)
         missing = {} if seen is None else {"missing": float((seen == 0).double().mean())}
-        description = f"convexlift {self.task}"
+        description, series = f"convexlift {self.task}", json.dumps(self.settings())
         return PreparedImage(
             name=contents.name, data=data, weight=weight, noise=noise,
             restored=lambda x: contents.restored(_as_planes(x)),
-            write=lambda x, place: contents.write(_as_planes(x), place, description),
+            write=lambda x, place: contents.write(_as_planes(x), place, description, series),
             given=y,
             truth=truth,
             about=contents.about() | missing | self._used(contents),
@@ -164,13 +167,15 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _shared(self, contents: Contents, images: Tensor, noise: Noise) -> str | None:
         """A note if the channels have noise in common: then it does not fall to 58 % in their mean.
 
-        JPEG files store colours at half the resolution, so noise in them is smoothed and shared.
+        JPEG files store colours at half the resolution, so noise in them is smoothed and shared;
+        where the file is at hand, its tables tell the level, and where it is not, this note helps.
         """
         visible = noise.kind == "gaussian" and noise.level > VISIBLE and self.task == "denoise"
-        if self.simulate or contents.channels != 3 or not visible:
+        if self.simulate or contents.channels != 3 or not visible or noise.before_jpeg:
             return None
         try:
-            level = gaussian_level(images.reshape(-1, 3, *images.shape[2:]).mean(1, keepdim=True))
+            some = sampled(images.reshape(-1, 3, *images.shape[2:]))
+            level = gaussian_level(some.mean(1, keepdim=True))
         except TooFewPixels:
             return None
         if level < SHARED * noise.level:
@@ -245,18 +250,20 @@ class Denoiser(DenoiseOptions, Reconstructor):
         # Impulses are rare beside missing pixels, and in DICOM, whose padding looks like pepper.
         unlikely = self.task == "inpaint" or contents.is_dicom
         kind = "gaussian" if self.noise is None and unlikely else self.noise
-        some = spread(contents.images)
-        images = contents.images[some].to(device)
-        mask = None if seen is None else seen.expand_as(contents.images)[some].to(device)
+        images = sampled(contents.images).to(device)
+        mask = None if seen is None else sampled(seen.expand_as(contents.images)).to(device)
         if kind is None and is_line_art(images, mask):
             raise InputError(
                 "most pixels are black or white, as in text, and its noise cannot be estimated; "
                 "give --noise and --sigma"
             )
         try:
-            return estimate_noise(images, mask, kind)
+            found = estimate_noise(images, mask, kind)
         except TooFewPixels as error:
             raise InputError(f"{error}; give --sigma") from None
+        if seen is not None:
+            return found
+        return before_compression(found, contents, self.jpeg, together=self.colour is not None)
 
     def _truth(self, contents: Contents, image: ImageLike) -> Tensor | None:
         if self.truth is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +12,16 @@ import torch
 
 from convexlift.files.formats import EXPORTS, reason_of
 from convexlift.reconstruction.contents import DICOM, PICTURES, Contents, open_contents
-from convexlift.reconstruction.noise import estimate_noise, is_line_art, spread
+from convexlift.reconstruction.jpeg_noise import before_compression
+from convexlift.reconstruction.mri import MRIReconstructor
+from convexlift.reconstruction.noise import estimate_noise, is_line_art, photons_of, sampled
+from convexlift.reconstruction.reconstructor import Reconstructor
+from convexlift.reconstruction.scans import ScanReconstructor, integrals_of
 from convexlift.reconstruction.sources import SINOGRAMS, glance, sides
+from convexlift.scans.files import read_sinogram
 from convexlift.scans.kspace import SUFFIXES as K_SPACES
+from convexlift.scans.kspace import KSpace, read_kspace
+from convexlift.scans.sinograms import Sinogram
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that people mark missing parts with; photographs have hardly any pixel of them."""
@@ -32,6 +41,7 @@ class Proposal:
         task: denoise, inpaint or ct; None if nothing can be done.
         options: of the command line, besides the names of files.
         ending: of the result's name.
+        otherwise: what else the file may be, and the command for it.
     """
 
     path: Path
@@ -39,13 +49,12 @@ class Proposal:
     task: str | None = None
     options: tuple[str, ...] = ()
     ending: str = ""
+    otherwise: str = ""
 
     @property
     def target(self) -> Path:
         """A name for the result, beside the file."""
-        done = {"denoise": "denoised", "inpaint": "filled", "ct": "slice", "mri": "image"}.get(
-            self.task or "", ""
-        )
+        done = RESULTS.get(self.task or "", "")
         return self.path.with_name(f"{self.path.stem}-{done}{self.ending or self.path.suffix}")
 
 
@@ -57,8 +66,7 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (wrong := glance(path)) is not None:
         return Proposal(path, wrong)
     if ending in SINOGRAMS and (ending not in PICTURES or sides(path)):
-        hint = ", unless it is k-space, for reconstruct mri" if ending in K_SPACES else ""
-        return Proposal(path, f"a sinogram{hint}", "ct", ending=".tif")
+        return _scan(path, max_megapixels)
     if ending not in PICTURES:
         known = ", ".join(sorted({*PICTURES, *SINOGRAMS}))
         return Proposal(path, f"not a kind of file that is read ({known})")
@@ -77,8 +85,82 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
         return Proposal(path, ", ".join(about), "inpaint", ("--mask-colour", colour, *tolerance))
     about.append(_noise(contents))
     if ending == ".npy":
-        about.append(f"or a sinogram without {path.with_suffix('.json').name}, for reconstruct ct")
+        is_float = contents.picture.stored.dtype.kind == "f"
+        numbers = "'line integrals'" if is_float else "counts --flat FLAT.npy"
+        otherwise = (
+            "If it is a sinogram with evenly spaced views (docs/files.md):\n"
+            f"  convexlift reconstruct ct {path} -o {path.stem}-slice.tif --beam parallel "
+            f"--quantity {numbers}"
+        )
+        return Proposal(path, ", ".join(about), "denoise", otherwise=otherwise)
     return Proposal(path, ", ".join(about), "denoise")
+
+
+def _scan(path: Path, max_megapixels: float | None) -> Proposal:
+    """Of a sinogram, or of k-space, which HDF5 files may hold as well."""
+    try:
+        scan = read_sinogram(path, max_megapixels=max_megapixels)
+        return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
+    except Exception as error:  # decoders raise nearly every type
+        reason = reason_of(error)
+    if path.suffix.lower() in K_SPACES:
+        with contextlib.suppress(Exception):
+            found = read_kspace(path, max_megapixels=max_megapixels)
+            return Proposal(path, about_kspace(found), "mri", ending=".tif")
+    return Proposal(path, f"it cannot be read as a sinogram: {reason}")
+
+
+def plan(reconstructor: Reconstructor, path: Path) -> list[str]:
+    """What a file holds, and what would become of it; ValueError says why nothing can."""
+    if isinstance(reconstructor, ScanReconstructor) and not reconstructor.simulate:
+        _, scan = reconstructor.read_scan(path)
+        return [about_sinogram(scan), about_slices(reconstructor, scan)]
+    if isinstance(reconstructor, MRIReconstructor):
+        _, samples = reconstructor.read_scan(path)
+        return [about_kspace(samples)]
+    return [propose(path).about]
+
+
+def about_sinogram(scan: Sinogram) -> str:
+    """Its numbers, views and detector."""
+    rows, views, bins = scan.projections.shape
+    geometry = scan.geometry
+    angles = sorted(geometry.angles)
+    arc = math.degrees(angles[-1] - angles[0])
+    unit = " mm" if geometry.unit == "mm" else ""
+    width = f" of {geometry.bin_width:g}{unit}" if unit else ""
+    fields = [name for name in ("flat", "dark") if getattr(scan, name) is not None]
+    beside = f", {' and '.join(fields)} fields" if fields else ""
+    low, high = scan.projections.aminmax()
+    return (
+        f"a sinogram, {scan.quantity} from {float(low):.3g} to {float(high):.3g}{beside}: "
+        f"{rows} row{'s' * (rows > 1)}, {views} views over {arc:.4g} degrees, {bins} bins{width}, "
+        f"{geometry.beam} beam"
+    )
+
+
+def about_slices(reconstructor: ScanReconstructor, scan: Sinogram) -> str:
+    """The slices that would be computed from a scan, and its noise."""
+    size, extent = reconstructor.grid(scan)
+    in_mm, rows = scan.geometry.unit == "mm", len(scan.projections)
+    pixel = f"{extent / size:.3g} mm a pixel, in HU" if in_mm else "per detector pixel"
+    found = f"{rows} slice{'s' * (rows > 1)} of {size} x {size}, {pixel}"
+    quantity, _, _ = reconstructor.checked(scan)
+    if quantity == "counts" or reconstructor.sigma or reconstructor.photons:
+        return found
+    photons = photons_of(integrals_of(scan.data.float(), quantity))
+    noise = "noise unknown" if photons is None else f"{photons:.3g} photons in a free ray"
+    return f"{found}; {noise} (estimated)"
+
+
+def about_kspace(scan: KSpace) -> str:
+    """Slices, coils and the share that was sampled."""
+    slices, coils, height, width = scan.data.shape
+    share = 100 * float(scan.mask.double().mean())
+    return (
+        f"k-space, {height} x {width}: {slices} slice{'s' * (slices > 1)}, {coils} "
+        f"coil{'s' * (coils > 1)}, {share:.3g} % sampled"
+    )
 
 
 def painted(contents: Contents) -> str | None:
@@ -111,11 +193,12 @@ def _kind(contents: Contents) -> str:
 
 
 def _noise(contents: Contents) -> str:
-    images = contents.images[spread(contents.images)]
+    images = sampled(contents.images)
     if is_line_art(images, None):
         return "mostly black and white: give --noise and --sigma"
     try:
         with torch.no_grad():
-            return str(estimate_noise(images, None, "gaussian" if contents.is_dicom else None))
+            found = estimate_noise(images, None, "gaussian" if contents.is_dicom else None)
+            return str(before_compression(found, contents, None, together=True))
     except ValueError as error:
         return f"its noise cannot be estimated ({error}): give --sigma"

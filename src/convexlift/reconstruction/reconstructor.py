@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from convexlift.images import psnr, ssim
+from convexlift.json_values import finite
 from convexlift.models.files import names, sheet
 from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.problems.claims import relative_gap
+from convexlift.problems.claims import Guarantee, in_words, relative_gap
 from convexlift.problems.variational import VariationalProblem
 from convexlift.reconstruction import weight as weights
 from convexlift.reconstruction.contents import PICTURES, InputError, is_path
@@ -347,6 +348,8 @@ def record_of(
     objective, bound = (torch.tensor(columns[name], dtype=torch.float64).sum()
                         for name in ("objective", "lower_bound"))  # fmt: skip
     noise, guarantee = prepared.noise, _summary(columns["guarantee"])
+    gap = finite(float(relative_gap(objective, bound)))
+    premise = solution.proof.problem.regularizer.premise
     record: dict[str, Any] = {
         "input": prepared.name,
         "output": None,
@@ -354,9 +357,10 @@ def record_of(
         "status": _summary(columns["status"]),
         "guarantee": guarantee,
         "meaning": dict(zip(columns["guarantee"], solution.meaning, strict=True))[guarantee],
+        "in_words": ": ".join(in_words(gap, Guarantee[guarantee], premise)),
         "objective": float(objective),
-        "lower_bound": _finite(float(bound)),
-        "gap": _finite(float(relative_gap(objective, bound))),
+        "lower_bound": finite(float(bound)),
+        "gap": gap,
         "iterations": max(columns["iterations"]),
         "seconds": round(solution.seconds, 4),
         "weight": prepared.weight.to_json(),
@@ -364,7 +368,7 @@ def record_of(
         **_quality(prepared, prepared.compared(solution.x.cpu())),
         **prepared.about,
         "planes": [
-            {name: _finite(value) for name, value in zip(columns, plane, strict=True)}
+            {name: finite(value) for name, value in zip(columns, plane, strict=True)}
             for plane in zip(*columns.values(), strict=True)
         ],
         "settings": settings,
@@ -380,8 +384,8 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
     quality: dict[str, Any] = {}
     for suffix, image in (("", x), ("_before", given)):
         if image is not None and image.shape == truth.shape:
-            quality[f"psnr{suffix}"] = _finite(joint_psnr(image, truth))
-            quality[f"ssim{suffix}"] = _finite(float(ssim(image.float(), truth).mean()))
+            quality[f"psnr{suffix}"] = finite(joint_psnr(image, truth))
+            quality[f"ssim{suffix}"] = finite(float(ssim(image.float(), truth).mean()))
     return quality
 
 
@@ -393,8 +397,3 @@ def joint_psnr(x: Tensor, truth: Tensor) -> float:
 def _summary(words: list[str]) -> str:
     """The status common to all planes, or the first that is not the best."""
     return next((word for word in words if word not in ("CONVERGED", "GLOBAL")), words[0])
-
-
-def _finite(value: Any) -> Any:
-    """None, which JSON has, for NaN and infinities, which it does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

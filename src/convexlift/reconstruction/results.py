@@ -17,12 +17,11 @@ from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import load_extra
-from convexlift.files.zarr_volumes import write_planes
+from convexlift.files.volume_stores import read_planes, write_planes
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import read_back
 
 DECADES = 4
 """The range of the picture of a gap map, below its largest value."""
@@ -116,7 +115,9 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
 def digest(source: Source) -> str:
     """SHA-256 of a result: of the file, or of the planes of a slab."""
     if source.slab is not None:
-        return hashlib.sha256(read_back(source).tobytes()).hexdigest()
+        first, end, at = source.slab
+        stored = read_planes(source.target, at, at + end - first)
+        return hashlib.sha256(stored.tobytes()).hexdigest()
     with source.target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

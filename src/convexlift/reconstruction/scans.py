@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from torch import Tensor
 from convexlift import scans
 from convexlift.files.npy import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
+from convexlift.functionals.fidelity import Fidelity
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import fbp
@@ -33,6 +35,7 @@ from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
     require_ending,
+    unusual_values,
     write_numbers,
     write_slices,
 )
@@ -47,12 +50,12 @@ from convexlift.tasks import Measurement, SparseViewCT
 from convexlift.transmission import line_integrals
 
 OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", "extent",
-            "angle_unit", "rows", "truth")  # fmt: skip
+            "beam", "angle_unit", "rows", "truth")  # fmt: skip
 """Options for measured scans only."""
+EVEN = ("arc", "bin_width", "source_distance", "detector_distance")
+"""Options for evenly spaced views, beside their beam."""
 BRIGHT = 0.995
 """Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
-HIGHEST_TISSUE = 10_000.0
-"""HU; bone has up to 3000."""
 
 FieldLike = float | str | os.PathLike[str] | Array
 ScanLike = ImageLike | scans.Sinogram | scans.Volume
@@ -63,7 +66,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     """Reconstruction of slices from scans."""
 
     positive = (*Reconstructor.positive, "photons", "background", "sigma", "size", "extent",
-                "water", "views", "bins", "read_seconds")  # fmt: skip
+                "water", "views", "bins", "read_seconds", "bin_width", "source_distance",
+                "detector_distance")  # fmt: skip
     search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
     quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
 
@@ -78,6 +82,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 raise InputError("--rows needs FIRST < END, got {}:{}".format(*self.rows))
         for name in ("flat", "dark"):
             self._field(name)
+        self._views()
         if self.photons is not None and self.sigma is not None:
             raise InputError(
                 "--photons and --sigma are two models of one noise; give --sigma if all rays have "
@@ -170,7 +175,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     def _measured(
         self, image: ScanLike, solver: PiecewiseSolver, target: Path | None
     ) -> PreparedImage:
-        name, scan = self._scan(image)
+        name, scan = self.read_scan(image)
         in_mm = scan.geometry.unit == "mm"
         if self.truth is not None and not in_mm:
             raise InputError(
@@ -183,9 +188,9 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 "DICOM; write .tif or .npy"
             )
         bins = scan.projections.shape[2]
-        size = self.size or bins
-        extent = self.extent or scan.geometry.field_of_view(bins)
-        data, unit, noise, photons = self._stated(scan, scan.operator(size, extent), in_mm)
+        size, extent = self.grid(scan)
+        rays = scan.operator(size, extent)
+        data, unit, noise, photons = self._stated(scan, rays, in_mm)
         weight = self.choose_weight(data, SparseViewCT.name, None, solver)
         pixel = extent / size
         truth = None if self.truth is None else self._truth(len(data), size, unit)
@@ -212,8 +217,16 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 "unit": "HU" if in_mm else "per pixel of the detector",
                 **({"photons": photons} if photons else {}),
             },
-            notes=(*self._notes(photons, weight), *_beyond_tissue(values(data.picture), in_mm)),
+            notes=(
+                *self._notes(photons, weight),
+                *(self._unusual(rays, data.fidelity, target) if in_mm else ()),
+            ),
         )  # fmt: skip
+
+    def grid(self, scan: scans.Sinogram) -> tuple[int, float]:
+        """Pixels of a side of a slice, and its length."""
+        bins = scan.projections.shape[2]
+        return self.size or bins, self.extent or scan.geometry.field_of_view(bins)
 
     def _notes(self, photons: float | None, weight: Weight) -> Iterator[str]:
         if photons is not None:
@@ -222,7 +235,17 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         if weight.note:
             yield weight.note
 
-    def _scan(self, image: ScanLike) -> tuple[str, scans.Sinogram]:
+    def _unusual(
+        self, rays: LinearOperator, fidelity: Fidelity, target: Path | None
+    ) -> Iterator[str]:
+        """Notes on values that no tissue has, or that the window hides, by the first slice."""
+        if rays.invertible and isinstance(fidelity, WeightedL2):  # line integrals
+            found = fbp(rays, fidelity.y[:1], "hann")
+            hounsfield = scans.attenuation_to_hounsfield(found, self.water)
+            yield from unusual_values(hounsfield, target, self.window)
+
+    def read_scan(self, image: ScanLike) -> tuple[str, scans.Sinogram]:
+        """The name of a scan for messages, and the scan."""
         if isinstance(image, scans.Sinogram):
             return "the scan", image
         if is_path(image):
@@ -230,20 +253,44 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             scan = scans.read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
                 max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
+                views=self._views(), quantity=self.quantity,
             )  # fmt: skip
             return str(image), scan
-        if self.geometry is None or self.quantity is None or isinstance(image, scans.Volume):
+        geometry, views = self.geometry, self._views()
+        array = None if isinstance(image, scans.Volume) else torch.as_tensor(image)
+        if views is not None and array is not None and array.ndim > 1:
+            geometry = views.geometry(array.shape[-2])
+        if geometry is None or self.quantity is None or array is None:
             raise InputError(
                 "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
-                "FanGeometry) and --quantity; or give a cl.scans.Sinogram"
+                "FanGeometry) or --beam, and --quantity; or give a cl.scans.Sinogram"
             )
-        array = torch.as_tensor(image)
         if array.ndim not in (2, 3):
             raise InputError(
                 f"projections are (angles, bins) or (rows, angles, bins), got {tuple(array.shape)}"
             )
         frames = array.detach().cpu().float().reshape(-1, *array.shape[-2:])
-        return "the scan", scans.Sinogram(frames, self.geometry, self.quantity)
+        return "the scan", scans.Sinogram(frames, geometry, self.quantity)
+
+    def _views(self) -> scans.EvenViews | None:
+        """Evenly spaced views, if the options say so."""
+        given = {name: getattr(self, name) for name in EVEN}
+        if self.beam is None:
+            if stated := next((name for name in EVEN if given[name] is not None), None):
+                raise InputError(
+                    f"--{stated.replace('_', '-')} is for evenly spaced views; add --beam parallel "
+                    "or --beam fan"
+                )
+            return None
+        if self.geometry is not None:
+            raise InputError("--geometry and --beam both give the rays; leave one of them out")
+        try:
+            return scans.EvenViews(beam=self.beam, **given)
+        except ValueError as error:
+            text = str(error)
+            for name in ("beam", *EVEN):
+                text = re.sub(rf"\b{name}\b", f"--{name.replace('_', '-')}", text)
+            raise InputError(text) from None
 
     def _truth(self, slices: int, size: int, unit: float) -> Tensor:
         """Attenuation in units of the images, from HU."""
@@ -264,19 +311,11 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         self, scan: scans.Sinogram, rays: LinearOperator, in_mm: bool
     ) -> tuple[Measurement, float, Noise | None, float | None]:
         """The data, the attenuation of an image of 1, the noise, and photons in a free ray."""
-        quantity, y = self.quantity or scan.quantity, scan.data.float()
-        flat, dark = (
-            stored if (given := self._field(name)) is None else given
-            for name, stored in (("flat", scan.flat), ("dark", scan.dark))
-        )
-        self._require_use(quantity, flat)
+        quantity, flat, dark = self.checked(scan)
+        y = scan.data.float()
         unit, box = scans.unit_attenuation(self.water), self.box or (0.0, None)
         if quantity == "counts" and flat is None:
-            if self.background is None:
-                raise InputError(
-                    "counts need readings without object (--flat), or --background if they are "
-                    "emission counts y ~ Poisson(A x + background)"
-                )
+            assert self.background is not None
             unit = unit if in_mm else 1.0
             counts = KullbackLeibler(y.round(), self.background)
             return Measurement(counts, unit * rays, box, counts.y), unit, None, None
@@ -286,7 +325,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             taken = line_integrals(y, flat, 0.0 if dark is None else dark)
             values, omega = taken.values, taken.weights
         else:
-            values = y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
+            values = integrals_of(y, quantity)
             if self.sigma is not None:
                 noise = Noise("gaussian", self.sigma, estimated=False)
                 omega = torch.full_like(values, self.sigma**-2)
@@ -301,8 +340,13 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         fidelity = WeightedL2(values, omega)
         return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, photons
 
-    def _require_use(self, quantity: Quantity, flat: Tensor | None) -> None:
-        """Raise for options that do not apply to these data."""
+    def checked(self, scan: scans.Sinogram) -> tuple[Quantity, Tensor | None, Tensor | None]:
+        """What the numbers are, flat and dark; raises for options that do not fit them."""
+        quantity = self.quantity or scan.quantity
+        flat, dark = (
+            stored if (given := self._field(name)) is None else given
+            for name, stored in (("flat", scan.flat), ("dark", scan.dark))
+        )
         counts = quantity == "counts"
         for name in ("photons", "sigma") if counts else ("flat", "dark"):
             if getattr(self, name) is not None:
@@ -315,6 +359,12 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             raise InputError(
                 "--background is for emission counts, which have no flat field; leave it out"
             )
+        if counts and flat is None and self.background is None:
+            raise InputError(
+                "counts need readings without object (--flat), or --background if they are "
+                "emission counts y ~ Poisson(A x + background)"
+            )
+        return quantity, flat, dark
 
     def _field(self, name: str) -> Tensor | None:
         given: FieldLike | None = getattr(self, name)
@@ -337,19 +387,14 @@ _scanner = lru_cache(maxsize=2)(paper_scanner)
 """The last two scanners are cached, for they are slow to build."""
 
 
+def integrals_of(y: Tensor, quantity: Quantity) -> Tensor:
+    """Line integrals of transmissions, or as they are."""
+    return y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
+
+
 def _scale(rays: LinearOperator, values: Tensor) -> float:
     if not rays.invertible:
         return 1.0
     pixels = fbp(rays, values, "hann").flatten()
     bright = float(torch.quantile(pixels[:: 1 + pixels.numel() // 10**6], BRIGHT))
     return bright if bright > 0 else 1.0
-
-
-def _beyond_tissue(values: Tensor, in_mm: bool) -> Iterator[str]:
-    """A note on HU that neither tissue nor bone has: the lengths may not be in mm."""
-    largest = float(values.flatten().double().quantile(0.99)) if in_mm else 0.0
-    if largest > HIGHEST_TISSUE:
-        yield (
-            f"values up to {largest:.2g} HU, where bone has 3000: lengths in the geometry are taken"
-            ' for mm; if they are pixels of the detector, write "unit": "pixel" there'
-        )

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,8 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import History, Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
-from convexlift.solvers.tiles import Tiles, solve_tiles
+from convexlift.solvers.tile_tasks import Tiles
+from convexlift.solvers.tiles import solve_tiles
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks, join_images, select_images
 
@@ -96,6 +98,8 @@ class PiecewiseSolver:
         interruption: the reason to end all iterations, if there is one.
         colour: the regularizer for images of three channels, if there is one.
         tiles: how to divide large images; ``auto`` as the memory asks for, None never.
+        client: a ``distributed.Client``, whose workers solve tiles.
+        folder: which these workers see, for what tiles have found.
     """
 
     network: InputConvexNetwork
@@ -106,6 +110,8 @@ class PiecewiseSolver:
     interruption: Interruption = field(default_factory=Interruption)
     colour: InputConvexNetwork | None = None
     tiles: Tiles | Literal["auto"] | None = "auto"
+    client: Any = None
+    folder: Path | None = None
 
     def network_for(self, data: Measurement) -> InputConvexNetwork:
         """The regularizer for images with as many channels as these."""
@@ -113,6 +119,8 @@ class PiecewiseSolver:
 
     def fitting(self, data: Measurement) -> int:
         """How many images of this size to solve at once."""
+        if self.tiles_for(data) is not None:
+            return 1
         if self.batch is not None:
             return self.batch
         most = _LARGEST_ON_A_GPU if self.device.type == "cuda" else _LARGEST_ON_A_CPU
@@ -243,8 +251,12 @@ class PiecewiseSolver:
         )  # fmt: skip
         if self.interruption.status is not None:
             stop = replace(stop, max_iterations=0)
+        if self.client is not None:
+            tiles = replace(tiles, folder=self.folder)
         with self.interruption.during_a_solve():
-            solution = solve_tiles(large, tiles=tiles, stop=stop, callback=callback)
+            solution = solve_tiles(
+                large, tiles=tiles, stop=stop, callback=callback, client=self.client
+            )
         for status in (Status.STOPPED, Status.INTERRUPTED):
             if status in solution.status:
                 self.interruption.status = status

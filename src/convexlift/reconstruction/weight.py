@@ -38,7 +38,7 @@ from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.held_out import discrepancy, split
-from convexlift.reconstruction.noise import Kind, Noise, spread
+from convexlift.reconstruction.noise import Kind, Noise, sampled
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
 from convexlift.solvers.solution import Status, StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
@@ -215,11 +215,11 @@ def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
     """
     level, place = max(sigma, LEAST_LEVEL), network.output
     generator = torch.Generator().manual_seed(SEED)
-    noise = level * torch.randn(1, *y.shape[1:], generator=generator).to(place)
-    clipped = bool(((y >= 0) & (y <= 1)).all())
+    clipped, some = float(y.min()) >= 0 and float(y.max()) <= 1, sampled(y)
+    noise = level * torch.randn(1, *some.shape[1:], generator=generator).to(place)
     whole = alone = 0.0
     with torch.no_grad():
-        for plane in y[spread(y)]:
+        for plane in some:
             there = plane[None].to(place)
             around = F.avg_pool2d(there, 5, 1, 2, count_include_pad=False)
             own = (around + noise).clamp(0, 1) - around if clipped else noise
