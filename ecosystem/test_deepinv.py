@@ -309,6 +309,30 @@ def test_the_prior_is_the_regularizer_with_its_gradient():
     torch.testing.assert_close((prior.grad(x, 0.1) * d).flatten(1).sum(1), slope, rtol=1e-6, atol=0)
 
 
+def test_unfolded_gradient_descent_learns_the_regularizer_and_its_weight():
+    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1)
+    model = deepinv.optim.GD(
+        data_fidelity=deepinv.optim.L2(), prior=cl.deepinv.RegularizerPrior(network),
+        lambda_reg=0.1, stepsize=0.2, max_iter=3, unfold=True, trainable_params=["lambda_reg"],
+    )  # fmt: skip
+    A, x = physics("denoising"), images("denoising")
+    loss = (model(A(x), A) - x).square().mean()
+    loss.backward()
+    slopes = [each.grad for each in model.parameters()]
+    assert all(each is not None and each.isfinite().all() for each in slopes)
+    assert network.layers[0].skip.weight.grad.abs().max() > 0
+
+
+def test_unfolded_proximal_methods_are_an_error_instead_of_a_model_that_learns_nothing():
+    model = deepinv.optim.PGD(
+        data_fidelity=deepinv.optim.L2(), prior=cl.deepinv.RegularizerPrior(TV), lambda_reg=0.1,
+        stepsize=0.9, max_iter=2, unfold=True, trainable_params=["lambda_reg", "stepsize"],
+    )  # fmt: skip
+    A = physics("denoising")
+    with pytest.raises(ValueError, match="gradients, which the"):
+        model(A(images("denoising")), A)
+
+
 def test_the_proximal_map_of_total_variation_is_that_of_their_denoiser():
     """Their own algorithm, run for long, as the oracle."""
     x = images("denoising").double() + 0.1 * torch.randn(2, 1, SIZE, SIZE).double()

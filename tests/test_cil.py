@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,10 +71,37 @@ def test_their_algorithms_reach_the_certified_optimum(adapter, algorithm):
     R = WEIGHT * adapter.RegularizerFunction(TV)
     f = cil.LeastSquares(A, b)
     if algorithm == "fista":
-        x = cil.fista(A.domain_geometry().allocate(0), f, R, 80)
+        x, values = cil.fista(A.domain_geometry().allocate(0), f, R, 80)
+        assert values[-1] == pytest.approx(f(x) + R(x))
     else:
-        x = cil.pdhg(cil.HalfSquared(b), R, A, 150)
+        x, values = cil.pdhg(cil.HalfSquared(b), R, A, 150)
+        primal, dual, gap = values[-1]
+        assert primal == pytest.approx(f(x) + R(x), rel=1e-5)
+        assert np.isnan([dual, gap]).all()  # no bound is better than a wrong one
     assert float(best.lower_bound) <= f(x) + R(x) <= 1.02 * float(best.objective)
+
+
+def test_results_do_not_share_the_memory_of_a_container(adapter):
+    given = matrix_operator()
+    A = cil.BufferedOperator(given.matrix, given.domain, given.range)
+    operator = adapter.ContainerOperator(A)
+    x = torch.randn(2, 1, *SHAPE, dtype=torch.float32)
+    matrix = torch.from_numpy(A.matrix)
+    first = operator(x)
+    operator(torch.zeros_like(x))
+    torch.testing.assert_close(first.flatten(1), x.flatten(1) @ matrix.T)
+    y = torch.randn(3, 1, *DATA, dtype=torch.float32)
+    torch.testing.assert_close(operator.adjoint(y).flatten(1), y.flatten(1) @ matrix)
+
+
+def test_autograd_goes_through_their_operators(adapter):
+    A = matrix_operator()
+    operator = adapter.ContainerOperator(A)
+    x = torch.randn(2, 1, *SHAPE, dtype=torch.float32, requires_grad=True)
+    v = torch.randn(2, 1, *DATA, dtype=torch.float32)
+    (slope,) = torch.autograd.grad((operator(x) * v).sum(), x)
+    torch.testing.assert_close(slope, operator.adjoint(v))
+    assert operator(x.double()).dtype is torch.float32
 
 
 def test_values_are_written_to_out_and_the_argument_is_left_alone(adapter):
@@ -85,6 +114,7 @@ def test_values_are_written_to_out_and_the_argument_is_left_alone(adapter):
     assert R(out) < R(x)
     again = R(x)
     assert R.gradient(x, out=out) is out
+    np.testing.assert_allclose((3 * R).gradient(x).array, 3 * out.array, rtol=1e-6)
     # A norm's subgradient s has <s, x> = R(x).
     assert float((out.array * x.array).sum()) == pytest.approx(again, rel=1e-5)
     assert np.isnan(R.convex_conjugate(x))
@@ -119,6 +149,23 @@ def test_bad_inputs_are_named(adapter):
         adapter.ContainerOperator(
             cil.MatrixOperator(np.eye(16), cil.Geometry(2, 2, 2, 2), cil.Geometry(4, 4))
         )
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation(adapter):
+    page = (Path(__file__).parents[1] / "docs/ecosystem.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "from cil." in b]
+    image_geometry = cil.Geometry(16, 16)
+    image_geometry.voxel_num_x = 16
+    x = np.zeros((16, 16))
+    x[4:12, 5:9] = 0.02
+    data = cil.projections(image_geometry, cil.Geometry(2, 16)).direct(container(x))
+    names = {"cl": cl, "torch": torch, "image_geometry": image_geometry, "data": data}
+    exec(block.replace("run(100)", "run(5)"), names)
+    solution, fista = names["solution"], names["fista"]
+    assert solution.status[0] is cl.Status.CONVERGED
+    # FISTA has no box x >= 0, so that its minimum is not larger.
+    assert 0 < fista.objective[-1] <= 1.01 * float(solution.objective)
 
 
 def test_without_cil_the_error_says_where_it_comes_from():

@@ -523,6 +523,19 @@ def test_damaged_files_are_refused_by_the_tensor(tmp_path, change, said):
     assert said in refusal(tmp_path, state)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"alpha": torch.tensor(1e4)}, "too large for its exponential"),
+        ({"regularizer.beta": torch.tensor(-1e4)}, "too large for its exponential"),
+        ({"alpha": torch.tensor(200.0)}, "say dtype=torch.float64"),
+    ],
+)
+def test_weights_beyond_a_precision_are_refused(tmp_path, change, said):
+    state = {k: v.float() for k, v in (wrapped(learned_ridge_state()) | change).items()}
+    assert said in refusal(tmp_path, state, format="learned-regularizers-crr")
+
+
 def test_what_a_state_dict_does_not_say_must_be_given(tmp_path):
     assert "say which by format=" in refusal(tmp_path, learned_ridge_state())
     state = goujon_wcrr_state()

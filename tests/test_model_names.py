@@ -77,6 +77,9 @@ def test_the_folder_of_a_training_stands_for_its_model(tmp_path):
     cl.save(own, tmp_path / "model")
     (tmp_path / "options.json").write_text("{}")
     assert same(cl.load(tmp_path), own)
+    (tmp_path.with_suffix(".json")).write_text('{"settings": {}}')  # the record of another result
+    assert same(cl.load(tmp_path), own)
+    (tmp_path.with_suffix(".json")).unlink()
     (tmp_path / "model.json").unlink()
     with pytest.raises(ValueError, match="is a folder without a model"):
         cl.load(tmp_path)

@@ -158,6 +158,7 @@ def test_padding_by_index(boundary):
     torch.testing.assert_close(padding.adjoint(y), torch.autograd.grad(padded, x, y)[0])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("padding", ["reflect", "replicate"])
 @pytest.mark.parametrize("kind", IN)
 @pytest.mark.parametrize("size", [3, 5, 7])

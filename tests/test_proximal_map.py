@@ -56,6 +56,37 @@ def test_subgradients_lie_below_the_regularizer():
     assert prox.value(other) >= prox.value(x) + inner - 1e-12
 
 
+def test_values_and_gradients_reach_parameters_in_another_precision():
+    """A converted copy would take them away from the network that an optimiser knows."""
+    net = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1).float()
+    prox, x = ProximalMap(net), images().double().requires_grad_()
+    for made in (prox.value(x).sum(), prox.gradient(x).square().sum()):
+        slope, *others = torch.autograd.grad(made, [x, *net.parameters()], allow_unused=True)
+        assert float(slope.abs().max()) > 0
+        assert any(each is not None and float(each.abs().max()) > 0 for each in others)
+    exact = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1)
+    exact.double().load_state_dict(net.state_dict())
+    torch.testing.assert_close(prox.value(x), exact(x), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        prox.gradient(x).detach(), prox.subgradient(x), rtol=1e-9, atol=1e-12
+    )
+    # Second derivatives, by differences.
+    d = torch.randn_like(x)
+    (along,) = torch.autograd.grad((prox.gradient(x) * d).sum(), x)
+    ahead, behind = (prox.subgradient(x.detach() + s * 1e-6 * d) for s in (1, -1))
+    torch.testing.assert_close(
+        (along * d).sum(), ((ahead - behind) * d).sum() / 2e-6, rtol=1e-3, atol=0
+    )
+
+
+def test_what_the_map_cannot_differentiate_is_an_error():
+    prox, v = ProximalMap(cl.TotalVariation()), images().requires_grad_()
+    with pytest.raises(ValueError, match="requires gradients, which the map does not carry"):
+        prox(v, STEP)
+    with torch.no_grad():
+        assert not prox(v, STEP).requires_grad
+
+
 def test_a_box_and_a_start_from_the_last_call():
     prox = ProximalMap(cl.TotalVariation(), box=(0, 0.9))
     first, again = prox(images(), STEP), prox(images() + 1e-3, STEP)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.operators.foreign import ForeignOperator
+from convexlift.operators.foreign import ForeignOperator, linear
 from convexlift.proximal_map import ProximalMap, images_in
 
 try:
@@ -75,9 +75,10 @@ class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
 class ContainerOperator(ForeignOperator):
     """A CIL ``LinearOperator`` on tensors; its adjoint is examined when a problem is stated.
 
-    Images of a batch are processed one by one. An image is copied into a container that is used
-    again and again; results are not copied. CIL computes in single precision: data should be
-    float32, and ``terms`` keeps the certified gap from being dominated by rounding.
+    Images of a batch are processed one by one, in containers that are used again and again: an
+    image is copied into one, the operator writes to the other, and that is copied into the result.
+    CIL computes in single precision: data should be float32, and ``terms`` keeps the certified gap
+    from being dominated by rounding.
 
     Args:
         operator: A, with a domain of (H, W) or (channels, H, W).
@@ -105,21 +106,30 @@ class ContainerOperator(ForeignOperator):
 
     def forward(self, x: Tensor) -> Tensor:
         """A x."""
-        return self._each(x, self._image, self.operator.direct, self.data_shape)
+        return linear(self.apply, x, False)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """A* y."""
-        assert self.input_shape is not None
-        return self._each(y, self._data, self.operator.adjoint, self.input_shape)
+        return linear(self.apply, y, True)
 
-    @staticmethod
-    def _each(values: Tensor, container: Any, apply: Any, shape: tuple[int, ...]) -> Tensor:
-        results = []
-        for each in values.detach().cpu():
-            array = container.as_array()
-            container.fill(each.numpy().reshape(array.shape).astype(array.dtype, copy=False))
-            results.append(torch.from_numpy(apply(container).as_array()).reshape(shape))
-        return torch.stack(results).to(values.device)
+    def apply(self, values: Tensor, transposed: bool) -> Tensor:
+        """A x, or A* y, of each image."""
+        source, target, call = self._image, self._data, self.operator.direct
+        if transposed:
+            source, target, call = target, source, self.operator.adjoint
+        results = torch.empty((len(values), *target.shape), dtype=_numbers(target).dtype)
+        for image, result in zip(values.detach().cpu(), results, strict=True):
+            array = source.as_array()
+            source.fill(image.numpy().reshape(array.shape).astype(array.dtype, copy=False))
+            call(source, out=target)
+            result.copy_(_numbers(target))
+        shape = self.input_shape if transposed else self.data_shape
+        assert shape is not None
+        return results.reshape(-1, *shape).to(values.device)
+
+
+def _numbers(container: Any) -> Tensor:
+    return torch.from_numpy(container.as_array())
 
 
 def _image_shape(geometry: Any) -> tuple[int, ...]:

@@ -72,22 +72,45 @@ class ProximalMap:
         self._state: Any = None
 
     def value(self, x: Tensor) -> Tensor:
-        """R(x), one number for each image; differentiable."""
-        value: Tensor = matching(self.regularizer, x)(x)
+        """R(x), one number for each image; differentiable in x and in the network's parameters."""
+        network = self.regularizer
+        tensors = (*network.named_parameters(), *network.named_buffers())
+        floats = {name: each.to(x) for name, each in tensors if each.is_floating_point()}
+        value: Tensor = torch.func.functional_call(network, floats, (x,))
         return value
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """An element of the subdifferential of R at each image: the gradient, if R is smooth."""
+        """An element of the subdifferential of R at each image: the gradient, if R is smooth.
+
+        A number without gradients of its own; see ``gradient``.
+        """
         with torch.no_grad():
             network = matching(self.regularizer, x).bind(tuple(x.shape[1:]))
             return network.tangent(1.0, x, network.forward(x).a).c
 
-    @torch.no_grad()
+    def gradient(self, x: Tensor) -> Tensor:
+        """The same; where autograd records, it carries gradients to x and the parameters of R."""
+        parameters = any(each.requires_grad for each in self.regularizer.parameters())
+        if not torch.is_grad_enabled() or not (x.requires_grad or parameters):
+            return self.subgradient(x)
+        at = x if x.requires_grad else x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.value(at).sum(), at, create_graph=True)
+        return slope
+
     def __call__(self, v: Tensor, step: float) -> Tensor:
-        """prox_{step R}(v); the result does not carry gradients."""
+        """prox_{step R}(v); an error where it would have to carry gradients, as it has none."""
+        if torch.is_grad_enabled() and v.requires_grad:
+            raise ValueError(
+                "the argument of a proximal map requires gradients, which the map does not carry: "
+                ".detach() it, or compute under torch.no_grad(); cl.solve(problem, "
+                "differentiable=True) has gradients"
+            )
+        with torch.no_grad():
+            return self._nearest(v, step)
+
+    def _nearest(self, v: Tensor, step: float) -> Tensor:
         if not has_double(v.device.type):
             return self(v.cpu(), step).to(v.device)
-        v = v.detach()
         problem = VariationalProblem(
             fidelity=SquaredL2(v), regularizer=matching(self.regularizer, v), weight=step,
             box=self.box,

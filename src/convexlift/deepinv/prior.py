@@ -15,8 +15,8 @@ from convexlift.proximal_map import ProximalMap
 class RegularizerPrior(Prior):  # type: ignore[misc, unused-ignore]
     """R as an explicit deepinv ``Prior``: value, (sub)gradient, and a certified proximal map.
 
-    For deepinv's PGD, FISTA, ADMM, HQS, DRS and PDCP, and for GD where R is smooth. Gradients
-    are not propagated through the proximal map, so it is not for unfolded networks.
+    For deepinv's PGD, FISTA, ADMM, HQS, DRS and PDCP, and for GD where R is smooth. The proximal
+    map carries no gradients, so it is not for unfolded networks: what requires them is an error.
 
     Args:
         regularizer: R, an input-convex network or ``cl.TotalVariation()``.
@@ -41,10 +41,12 @@ class RegularizerPrior(Prior):  # type: ignore[misc, unused-ignore]
 
     def grad(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """The gradient of R at x, or a subgradient at kinks."""
-        return self.proximal_map.subgradient(x)
+        return self.proximal_map.gradient(x)
 
     def prox(self, x: Tensor, *_: Any, gamma: float | Tensor = 1.0, **__: Any) -> Tensor:
         """argmin_u  1/2 ||u - x||^2 + gamma R(u)."""
+        if torch.is_grad_enabled() and getattr(gamma, "requires_grad", False):
+            raise ValueError("gamma requires gradients, which the proximal map does not carry")
         steps = set(torch.as_tensor(gamma).flatten().tolist())
         if len(steps) != 1:
             raise ValueError(

@@ -316,7 +316,7 @@ def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
             yield both
         return
     missing = [file for file in (weights, sheet_file) if not file.is_file()]
-    if len(missing) == 2 and Path(name_or_path).is_dir():  # of a training, perhaps
+    if missing and Path(name_or_path).is_dir():  # of a training, perhaps; NAME.json may be a record
         inside = pair(Path(name_or_path) / TRAINED)
         if all(file.is_file() for file in inside):
             yield inside

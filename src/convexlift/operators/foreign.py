@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape
@@ -44,3 +49,23 @@ class ForeignOperator(LinearOperator):
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """The number of terms, if it is known."""
         return self.terms or math.prod(self.data_shape if adjoint else input_shape)
+
+
+def linear(apply: Callable[[Tensor, bool], Tensor], values: Tensor, transposed: bool) -> Tensor:
+    """``apply(values, transposed)``, A x or A* y, for autograd: the derivative of one is the other.
+
+    For libraries that compute outside of torch, where gradients would be lost without a word.
+    """
+    return _Linear.apply(values, apply, transposed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, apply: Any, transposed: bool) -> Tensor:
+        ctx.function, ctx.transposed = apply, transposed
+        result: Tensor = apply(values, transposed)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return linear(ctx.function, slope, not ctx.transposed), None, None

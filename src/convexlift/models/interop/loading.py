@@ -58,7 +58,7 @@ def load(
         strong_convexity: mu of the term mu/2 |x|^2 of ``deepinv-icnn``; by default 0.5, as there.
         merge: make one convolution of the chain of a ridge regularizer, zero-padded once: another
             regularizer near the edges, and the published one elsewhere. Weakly convex ones then get
-            global proofs for images of any size.
+            global proofs for images of any size at once, where chains are factorised.
         dtype: float32 or float64; by default the precision of the file.
 
     Returns:
@@ -93,9 +93,16 @@ def _load_one(
         source = Source(path, exact, read_config(path), **options)
         # Initial weights are drawn on the CPU, and leave the global random numbers as they were.
         with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
-            network = found.convert(source)
+            try:
+                network = found.convert(source)
+            except OverflowError:
+                raise ValueError("a number in it is too large for its exponential") from None
         network.requires_grad_()
         network.to(dtype or (torch.float64 if double else torch.float32))
+        if not all(bool(each.isfinite().all()) for each in network.parameters()):
+            raise ValueError(
+                f"its weights are too large for {network.output.dtype}; say dtype=torch.float64"
+            )
         network.check_convexity()
     network.card = _card(path.stem, found, network)
     return network
