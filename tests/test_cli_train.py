@@ -421,6 +421,7 @@ def test_total_variation_is_compared_with_its_best_weight(here, finished):
         assert psnr <= found["psnr"] + 1e-6
 
 
+@pytest.mark.slow
 def test_training_needs_none_of_the_other_extras(here, tmp_path):
     """With the extra cli alone: TensorBoard and torchmetrics are not there."""
     for name in ("tensorboard", "torchmetrics", "pydicom", "h5py", "gradio"):

@@ -245,6 +245,11 @@ def test_bad_uploads_are_explained(visitor, tmp_path):
     (tmp_path / "notes.png").write_text("these are no pixels")
     visitor.upload("#denoise-file", tmp_path / "notes.png")
     assert "notes.png is not a PNG, JPEG, TIFF or NPY file" in visitor.toast()
+    heading = visitor.driver.execute_script(  # in place of Gradio's, which has no size
+        "const e = document.querySelector('.toast-title');"
+        "return [getComputedStyle(e, '::before').content, getComputedStyle(e).fontSize]"
+    )
+    assert heading == ['"Please check"', "0px"]
     Image.fromarray(np.zeros((3000, 3000), np.uint8)).save(tmp_path / "large.png")
     visitor.upload("#denoise-file", tmp_path / "large.png")
     visitor.wait(lambda: "3000 x 3000" in visitor.toast(), "another message")
@@ -252,15 +257,17 @@ def test_bad_uploads_are_explained(visitor, tmp_path):
     run(visitor, "denoise")  # the page still works
 
 
-def test_a_picture_that_is_too_large_is_scaled_or_cut(visitor, tmp_path):
+def test_a_picture_that_is_large_is_scaled_or_cut_or_taken_whole(visitor, tmp_path):
     pixels = np.tile(np.linspace(0, 255, 900).astype(np.uint8), (600, 1))
     Image.fromarray(pixels).save(tmp_path / "wide.png")
     visitor.upload("#denoise-file", tmp_path / "wide.png")
     said = "wide.png, 450 x 300, scaled down from 900 x 600"
     visitor.wait(lambda: said in visitor.text("#denoise-picture"), "a smaller picture")
-    assert "too large for this page" in visitor.text("#denoise-part")
+    assert "It is large" in visitor.text("#denoise-part")
     visitor.choose("#denoise-part", "Middle, full size")
     visitor.wait(lambda: "wide.png, 627 x 418" in visitor.text("#denoise-picture"), "the middle")
+    visitor.choose("#denoise-part", "Whole, full size, in tiles")
+    visitor.wait(lambda: "wide.png, 900 x 600" in visitor.text("#denoise-picture"), "all of it")
     visitor.choose("#denoise-mode", "Try it on a clean picture")
     visitor.wait(lambda: "camera" in visitor.text("#denoise-picture"), "an example")
     assert not visitor.find("#denoise-part")

@@ -335,6 +335,7 @@ def test_the_error_about_an_unreadable_file_names_it(visitor, tmp_path):
     assert "TypeError" not in text
 
 
+@pytest.mark.slow
 def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     file = io.BytesIO()
     layer = np.zeros((256, 256, 4), np.uint8)
@@ -376,6 +377,7 @@ def test_few_messages_wait_for_a_browser_that_does_not_read(visitor):
     assert kept.count("process_generating") < 20
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_page_is_closed(server):
     visitor = PageVisitor(server)
     visitor.stay()

@@ -28,7 +28,15 @@ from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
-from convexlift.web.html import details, facts, live_picture, race_plot, standings, verdict
+from convexlift.web.html import (
+    details,
+    facts,
+    live_picture,
+    progress,
+    race_plot,
+    standings,
+    verdict,
+)
 from convexlift.web.result import record, script, write_files
 from convexlift.web.uploads import read_upload
 from soak.page_visitor import wait_until
@@ -278,6 +286,34 @@ def test_a_note_says_that_the_regularizer_is_for_other_noise():
 
 
 # Runs
+
+
+def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypatch):
+    monkeypatch.setattr("convexlift.web.run.TILE", 128)
+    generator = torch.Generator().manual_seed(0)
+    clean = load_example("camera")[0, 0, :200, :]
+    noisy = (clean + 0.05 * torch.randn(clean.shape, generator=generator)).clamp(0, 1)
+    Image.fromarray((255 * noisy).byte().numpy()).save(tmp_path / "large.png")
+    scaled = read_upload(tmp_path / "large.png", LIMITS)
+    picture = scaled.whole()
+    assert (picture.size, picture.tiled, scaled.tiled) == ((200, 256), True, False)
+    assert LIMITS.seconds_for(200, 256) == pytest.approx(5.12 * LIMITS.seconds)
+    assert LIMITS.seconds_for(50, 50) == LIMITS.seconds
+    job = denoising(picture, simulate=False, sigma=0.05)
+    run = Run(job, 60.0, executor).start()
+    seen = [progress(state.points, 1e-2) for state in run.states()]
+    result = run.result()
+    assert result.status is Status.CONVERGED
+    assert result.points[-1].tiles == 4
+    assert "tile 4 of 4" in " ".join(seen)
+    assert result.reconstruction.x.shape == picture.values.shape
+    files = write_files(result, record(result), tmp_path)
+    with Image.open(files["image"]) as image:
+        assert image.size == (256, 200)
+    assert "Gap" not in details("denoise", result)
+    assert "tiles=128" in script(result)
+    with pytest.raises(PageError, match="too large for a race"):
+        Race(job, ["default"], 1.0, executor)
 
 
 def test_stop_stops_the_solver(executor):

@@ -82,7 +82,7 @@ def test_a_picture_that_is_too_large_is_scaled_down_and_comes_with_its_middle(tm
     middle = picture.middle
     assert middle.scaled_from is None
     assert 9_500 < math.prod(middle.size) <= LIMITS.pixels
-    top, left = ((180 - middle.size[0]) // 2, (260 - middle.size[1]) // 2)
+    top, left = ((180 - middle.size[0]) // 16 * 8, (260 - middle.size[1]) // 16 * 8)
     part = noise[top : top + middle.size[0], left : left + middle.size[1]].transpose(2, 0, 1)
     assert torch.allclose(middle.values[0], torch.from_numpy(part / 255).float())
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import typer
 
-from convexlift.cli.app import FAILURE, UserError, explained
+from convexlift.cli.app import BAD_INPUT, FAILURE, UserError, explained
+from convexlift.problems.claims import percent
 from convexlift.reconstruction.contents import PICTURES
-from convexlift.reconstruction.proposals import Proposal, propose
+from convexlift.reconstruction.proposals import Proposal, plan, propose
+from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.sources import SINOGRAMS, Source, find_sources
+from convexlift.reconstruction.volumes import is_volume
 
 SHOWN = 3
 """Files of a folder that are looked at."""
@@ -35,6 +38,8 @@ def look(inputs: list[str], output: Path | None) -> None:
         typer.echo(f"\nTo {VERBS[task]}:")
         for line in _commands(task, proposals, output):
             typer.echo(f"  {line}")
+    for text in dict.fromkeys(proposal.otherwise for proposal in found if proposal.otherwise):
+        typer.echo(f"\n{text}")
     if not any(proposal.task for proposal in found):
         raise typer.Exit(FAILURE)
     if output is not None:
@@ -61,13 +66,49 @@ def _commands(
             yield f"convexlift reconstruct {task} {shlex.join(words)}"
 
 
-def describe_run(sources: list[Source], settings: dict[str, object]) -> Iterator[str]:
-    """What a run would do, for ``--dry-run``: the files, their noise, and the settings."""
+def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: bool) -> Iterator[str]:
+    """What a run would do, for ``--dry-run``: the files, their noise, results, and the settings."""
+    failing = False
     for source in sources[:SHOWN]:
-        taken = ", which exists" if source.target.exists() else ""
-        yield f"{source.path}: {propose(source.path).about} -> {source.target}{taken}"
+        try:
+            volume = is_volume([source])
+            lines = ["a volume, slab by slab"] if volume else plan(reconstructor, source.path)
+        except (ValueError, OSError, ImportError) as error:
+            yield f"{source.path}: would fail: {str(error).removeprefix(f'{source.path} ')}"
+            failing = True
+            continue
+        taken = ", which exists: add --force or --resume" if source.target.exists() else ""
+        beside = " and .proof" if proof else ""
+        yield f"{source.path}: {lines[0]}"
+        for line in lines[1:]:
+            yield f"  {line}"
+        yield f"  -> {source.target}{taken}, with {source.record.name}{beside}"
     if len(sources) > SHOWN:
         yield f"and {len(sources) - SHOWN} more files"
-    names = ("regularizer", "weight", "strength", "tolerance", "method", "device")
-    yield ", ".join(f"{name} {settings[name]}" for name in names if name in settings)
+    yield from _settings(reconstructor)
     yield "Nothing was written: this is a dry run."
+    if failing:
+        raise typer.Exit(BAD_INPUT)
+
+
+RULES = {
+    "card": "that of its card",
+    "auto": "chosen by predicting held-out data, which takes several solves",
+    "discrepancy": "chosen so that the residual is as large as the noise",
+}
+
+
+def _settings(reconstructor: Reconstructor) -> Iterator[str]:
+    """The regularizer and who may use it, the weight, and when the solver stops."""
+    settings, card = reconstructor.settings(), reconstructor.network.card
+    rule = reconstructor.rule
+    restricted = card is not None and card.license and not card.commercial
+    licence = f" (licence {card.license})" if restricted else ""
+    weight = RULES.get(rule, "as given") if isinstance(rule, str) else f"{rule:g}"
+    strength = f", times {reconstructor.strength:g}" if reconstructor.strength != 1 else ""
+    yield f"regularizer {settings['regularizer']}{licence}; weight: {weight}{strength}"
+    limit = f" or {reconstructor.time_limit:g} s" if reconstructor.time_limit else ""
+    yield (
+        f"solved to within {percent(reconstructor.tolerance)}, or for at most "
+        f"{reconstructor.max_iterations} iterations{limit}, on {settings['device']}"
+    )

@@ -40,6 +40,7 @@ convexlift reconstruct inpaint photo.png -o whole.png --mask mask.png --invert-m
 convexlift reconstruct inpaint cells.tif -o filled.tif --weight auto""",
     "ct": """\
 convexlift reconstruct ct scan.h5 -o slice.dcm
+convexlift reconstruct ct scan.npy -o slice.tif --beam parallel --quantity counts --flat flat.npy
 convexlift reconstruct ct slice.dcm -o again.tif --simulate""",
     "mri": """\
 convexlift reconstruct mri kspace.h5 -o magnitudes.tif
@@ -68,6 +69,10 @@ RUN: dict[str, tuple[Any, Any]] = {
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
         help="After a killed run: keep its finished results, and do only the missing ones.")]),
+    "volume": (False, Annotated[bool, typer.Option(
+        "--volume",
+        help="The files of a folder are slices of one volume: one noise level and weight for "
+        "all.")]),
     "scheduler": (None, Annotated[str | None, typer.Option(
         "--scheduler",
         help="Reconstruct on the workers of this Dask scheduler, tcp://HOST:8786, or on local[N]: "

@@ -31,16 +31,16 @@ from convexlift.cli.contact_sheet import ContactSheet, duration
 from convexlift.cli.look import describe_run
 from convexlift.cli.record_words import STATISTICS, line, share, summary_rows, verdict
 from convexlift.cli.terminal import Screen, discard, progress, table
+from convexlift.cluster import connected
 from convexlift.models.files import ModelCard
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
-from convexlift.reconstruction.cluster import connected
 from convexlift.reconstruction.distribution import distribute_files
 from convexlift.reconstruction.results import Previews, write_table
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import divide, is_volume
+from convexlift.reconstruction.volumes import divide, is_volume, shared
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -83,7 +83,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 def run_job(
     task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
-    sheet: bool, dry_run: bool, force: bool, resume: bool, scheduler: str | None,
+    sheet: bool, dry_run: bool, force: bool, resume: bool, volume: bool, scheduler: str | None,
     table: Path | None, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
@@ -100,7 +100,7 @@ def run_job(
             reconstructor = RECONSTRUCTORS[task](**options | on_workers)
             sources = find_inputs(reconstructor, inputs, output)
             if dry_run:
-                for text in describe_run(sources, reconstructor.settings()):
+                for text in describe_run(reconstructor, sources, proof):
                     typer.echo(text)
                 return
             require_targets(
@@ -112,6 +112,8 @@ def run_job(
                 reconstructor, sources = divide(
                     reconstructor, sources[0], force=force, resume=resume
                 )
+            elif volume:
+                reconstructor = shared(reconstructor, inputs)
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -213,7 +215,8 @@ class Narrator(BatchListener):
 
     def announce(self, card: ModelCard | None) -> None:
         """Print the licence of a regularizer that not everybody may use; once for all files."""
-        if card is not None and card.license and not card.commercial:
+        unstated = card is None or not card.license or card.license.startswith("unknown")
+        if card is not None and not unstated and not card.commercial:  # one's own may be unstated
             self._print(f"{card.name}: licence {card.license}. See convexlift models {card.name}.")
 
     def add(self, text: str) -> None:
@@ -235,7 +238,9 @@ class Narrator(BatchListener):
         if now.tiles is not None:
             sweep, done = divmod(now.iteration - 1, now.tiles)
             again = f", sweep {sweep + 1}" if sweep else ""
-            self._show(f"{name}: tile {done + 1} of {now.tiles}{again}", (done + 1) / now.tiles)
+            left = duration(now.seconds * (now.tiles - done - 1) / now.iteration)
+            text = f"{name}: tile {done + 1} of {now.tiles}{again}, {left} left"
+            self._show(text, (done + 1) / now.tiles)
             return
         more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         so_far = f"solved to within {percent(gap)}" if gap < 1 else "nothing proved yet"

@@ -51,7 +51,7 @@ def line(record: dict[str, Any], adaptive: bool = False) -> str:
     """One line about a file: noise, weight, how far it is solved, and time."""
     parts = [f"{record['input']} -> {record['output']}:"]
     if (noise := record["noise"]) is not None:
-        parts.append(f"{Noise(noise['model'], noise['level'], noise['estimated'])};")
+        parts.append(f"{Noise.from_json(noise)};")
     parts.append(f"weight {record['weight']['value']:.3g} ({_rule(record, adaptive)});")
     solved, _ = in_words(record["gap"], Guarantee[record["guarantee"]])
     ended = record["status"].lower().replace("_", " ")

@@ -37,6 +37,7 @@ from convexlift.models.files import ModelCard
 from convexlift.models.recipe_words import recipe_words
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.tasks import Inpainting, SparseViewCT
 from convexlift.training import (
     AnyRecipe,
     BilevelRecipe,
@@ -121,16 +122,34 @@ def earlier_options(job: TrainOptions) -> TrainOptions:
     return type(job)(**{**saved, "output": job.resume, **now})
 
 
+def _continues(job: TrainOptions) -> bool:
+    """Whether to go on from a checkpoint: on request, or where torchrun lost a process.
+
+    Torchrun then starts all processes again, with the same options.
+    """
+    if job.resume is not None:
+        return True
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    try:
+        there = json.loads((job.output / OPTIONS).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return restarted and there == _options_of(job)
+
+
 def save_options(job: TrainOptions) -> None:
     """Write the options that differ from their defaults, with absolute paths."""
+    write_json(job.output / OPTIONS, _options_of(job))
+
+
+def _options_of(job: TrainOptions) -> dict[str, Any]:
     chosen = {
         each.name: _written(getattr(job, each.name))
         for each in fields(job)
         if each.name not in ("output", "resume", "device", "json_file", "debug")
         and getattr(job, each.name) != each.default
     }
-    content = {"version": convexlift.__version__, "train": job.kind, "options": chosen}
-    write_json(job.output / OPTIONS, content)
+    return {"version": convexlift.__version__, "train": job.kind, "options": chosen}
 
 
 def _written(value: Any) -> Any:
@@ -181,7 +200,7 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
         with _interruptions(job), _progress(recipe.options.steps, screen) as callback:
             result = follow(
                 recipe, images, network=network, damaged=damaged, device=device,
-                folder=job.output, resume=job.resume is not None, callback=callback,
+                folder=job.output, resume=_continues(job), callback=callback,
             )  # fmt: skip
         if result.trained.interrupted:
             step = int(result.trained.rows[-1]["step"])
@@ -259,7 +278,7 @@ def _load_start(name: str, recipe: AnyRecipe) -> InputConvexNetwork:
 
 
 def _check_output(job: TrainOptions) -> None:
-    if not job.resume and (job.output / CHECKPOINT).exists():
+    if not _continues(job) and (job.output / CHECKPOINT).exists():
         raise UserError(
             f"{job.output} holds the checkpoint of an earlier training. {_continue(job)}, or name "
             "another folder with --output."
@@ -357,8 +376,11 @@ def _show(
             f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "
             "not taken: reconstructions missed the gap of the recipe.", soft_wrap=True
         )  # fmt: skip
+    task = "inpaint" if card.task == Inpainting.name else "denoise"
+    use = f"convexlift reconstruct {task} PICTURE -o RESULT --regularizer {model.with_suffix('')}\n"
     text = (
         f"{trained.seconds:.0f} s. Model: {model}\n"
+        f"{use if card.task != SparseViewCT.name else ''}"
         f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"
         f"  # weight {card.weight:.4g} for {card.task}"
     )

@@ -30,10 +30,10 @@ def verify(
     """Check proof files, written by reconstruct --proof or solution.proof.save.
 
     The checker shares no code with the solver: it recomputes objective and lower bound from the
-    image, the data, the network and the dual variables in the file, and accounts for rounding. The
-    printed numbers are proved: no image has an objective below the lower bound. For a regularizer
-    that reads the data, that is so given the weights that its guide read, which are in the file. A
-    file that is rejected makes the exit status 1.
+    image, the data, the network and the dual variables in the file, and accounts for rounding. What
+    it prints is proved: no image has an objective below the lower bound. For a regularizer that
+    reads the data, this holds given the weights that its guide read, which are in the file. If a
+    file is rejected, the exit status is 1.
     """
     with one_sentence_errors(debug):
         check_json_file(json_file)
@@ -47,6 +47,7 @@ def verify(
 
 
 def _checked(path: Path) -> dict[str, Any]:
+    from convexlift.problems.claims import Guarantee, in_words
     from convexlift.proof_checker import ProofRejected
     from convexlift.proof_checker import verify as check
 
@@ -57,5 +58,7 @@ def _checked(path: Path) -> dict[str, Any]:
         return {"file": str(path), "error": str(error)}
     for number, verdict in enumerate(verdicts):
         image = f" [{number}]" if len(verdicts) > 1 else ""
-        typer.echo(f"{path}{image}: confirmed: {verdict}")
+        heading, meaning = in_words(verdict.gap, Guarantee[verdict.guarantee], verdict.premise)
+        heading = f"{heading[:1].lower()}{heading[1:]}"
+        typer.echo(f"{path}{image}: confirmed: {heading}: {meaning}\n  {verdict}")
     return {"file": str(path), "images": [verdict._asdict() for verdict in verdicts]}

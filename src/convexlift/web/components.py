@@ -251,7 +251,8 @@ class RunDisplay:
         self, session: Session, job: PageJob, controls: Controls, request: gr.Request
     ) -> Iterator[Updates]:
         """Updates from the press of Start to the last picture."""
-        run = Run(job, self.site.limits.seconds, self.site.executor, self.site.device)
+        seconds = self.site.limits.seconds_for(*job.picture.size)
+        run = Run(job, seconds, self.site.executor, self.site.device)
         session.start(run)
         tolerance = job.options["tolerance"]
         yield {**self.cleared(html.progress((), tolerance)), **controls.running(True)}

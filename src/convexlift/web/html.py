@@ -17,6 +17,7 @@ from torch import Tensor
 from convexlift.images import weight_picture
 from convexlift.problems.claims import Guarantee, in_words, percent
 from convexlift.reconstruction import PreparedImage
+from convexlift.reconstruction.noise import Noise
 from convexlift.solvers.solution import Status
 from convexlift.web.pictures import (
     InputPicture,
@@ -86,7 +87,8 @@ def live_picture(snapshot: Snapshot, job: PageJob) -> str | None:
         x = None if snapshot.prepared is None else snapshot.prepared.given
     else:
         iteration, decibel = snapshot.points[-1].iteration, snapshot.points[-1].psnr
-        caption = f"Iteration {iteration}" if iteration else "Start"
+        step = "Iteration" if snapshot.points[-1].tiles is None else "Tile"
+        caption = f"{step} {iteration}" if iteration else "Start"
         caption += "" if decibel is None else f", {decibel:.2f} dB"
     if x is None:
         return None
@@ -108,6 +110,12 @@ def progress(points: Sequence[Point], tolerance: float) -> str:
     last = points[-1]
     solved = f"solved to within {percent(last.gap)}" if last.gap < 1 else "nothing proved"
     target = f"{solved} so far, target {percent(tolerance)}"
+    if last.tiles is not None:
+        sweep, done = divmod(last.iteration - 1, last.tiles)
+        left = last.seconds * (last.tiles - done - 1) / last.iteration
+        again = f" of sweep {sweep + 1}" if sweep else ""
+        part = f"tile {done + 1} of {last.tiles}{again}"
+        return banner("Running", "busy", f"{part}; {left / 60:.0f} min left; {target}")
     return banner("Running", "busy", f"{target}; iteration {last.iteration}, {last.seconds:.1f} s")
 
 
@@ -270,7 +278,17 @@ def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _remarks(result: RunResult) -> list[str]:
     """Notes of the reconstruction; where one names an option after ``;``, the page's advice."""
     parts = [note.partition(";") for note in result.prepared.notes]
-    return [f"{said}. {HINTS[result.job.task] if option else ''}" for said, _, option in parts]
+    said = [f"{said}. {HINTS[result.job.task] if option else ''}" for said, _, option in parts]
+    noise = result.prepared.noise
+    return [_found(noise), *said] if noise is not None and noise.estimated else said
+
+
+def _found(noise: Noise) -> str:
+    """The estimated noise, in the units of the page."""
+    if noise.kind == "salt-and-pepper":
+        return f"Salt and pepper was found in {100 * noise.level:.2g} % of the pixels."
+    before = ", as it was before JPEG compression" if noise.before_jpeg else ""
+    return f"Gaussian noise of level {noise.level:.2g} was found{before}."
 
 
 def _maps(result: RunResult) -> list[Map]:
@@ -284,9 +302,9 @@ def _maps(result: RunResult) -> list[Map]:
         bright = f"{100 * high:.2g} % of white"
         about = "Where the result differs from the clean picture."
         maps.append((_false_colour_url(error, high), "Error", about, "not at all", bright, size))
-    assert found.gap_map is not None
-    gap = found.gap_map.cpu().sum((0, 1)).clamp_min(0)
-    if bool(torch.isfinite(gap).all()) and found.record["gap"] is not None:
+    known = found.gap_map is not None and found.record["gap"] is not None  # tiles have no map
+    gap = found.gap_map.cpu().sum((0, 1)).clamp_min(0) if found.gap_map is not None else None
+    if known and gap is not None and bool(torch.isfinite(gap).all()):
         mean = max(float(gap.mean()), 1e-30)
         high = max(_nearly_largest(gap), mean)
         bright = f"{high / mean:.2g} times the average"

@@ -28,9 +28,11 @@ class Limits:
 
     Args:
         upload_bytes: size of the largest file.
-        pixels: height times width of the largest picture; larger uploads are scaled down, up to
-            ``SCALABLE`` times as many, which is checked before a file is decoded.
-        seconds: of the longest run; it ends with its latest image, and the proof for that image.
+        pixels: height times width of the largest picture that is solved at once; larger uploads,
+            up to ``SCALABLE`` times as many, which is checked before a file is decoded, are scaled
+            down, cut, or solved in tiles.
+        seconds: of the longest run; it ends with its latest image, and the proof for that image. A
+            larger picture has more time, in proportion to its pixels.
         runs: number of simultaneous runs.
         waiting: number of runs that may wait for their turn.
         sessions: number of sessions kept; the one idle for longest is closed first.
@@ -54,6 +56,10 @@ class Limits:
         for name in ("seconds", "idle_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+
+    def seconds_for(self, height: int, width: int) -> float:
+        """Of the run of a picture."""
+        return self.seconds * max(1.0, height * width / self.pixels)
 
     def check_bytes(self, count: int, name: str) -> None:
         """PageError for a file that is too large."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import matplotlib
@@ -36,6 +37,9 @@ class InputPicture:
         window: the values that are shown as black and white.
         scaled_from: height and width of a picture that was too large, before it was scaled down.
         middle: its middle, not scaled.
+        whole: makes all of it, not scaled; until then it is kept in the few bits of its file.
+        tiled: whether it is that: a picture to be solved in tiles.
+        jpeg: luma quantization of the JPEG file whose blocks these are, for the estimate of noise.
     """
 
     values: Tensor
@@ -45,6 +49,9 @@ class InputPicture:
     window: tuple[float, float] = (0.0, 1.0)
     scaled_from: tuple[int, int] | None = None
     middle: InputPicture | None = None
+    whole: Callable[[], InputPicture] | None = None
+    tiled: bool = False
+    jpeg: tuple[int, ...] | None = None
 
     @property
     def size(self) -> tuple[int, int]:

@@ -85,6 +85,10 @@ class Race(Computation[str, None]):
         known_bound: float = -math.inf,
     ) -> None:
         super().__init__(executor, device)
+        if job.picture.tiled:
+            raise PageError(
+                "The picture is too large for a race.", "Solve it scaled down, or its middle."
+            )
         if not names or not set(names) <= set(NAMES):
             raise PageError("No method was chosen.", f"Choose among {', '.join(NAMES)}.")
         self.job, self.seconds, self.known_bound = job, seconds, known_bound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 import convexlift
+from convexlift.json_values import finite
 from convexlift.solvers.solution import Status
 from convexlift.web.html import TEMPLATES
-from convexlift.web.pictures import deep_png, grey_or_colour, png
+from convexlift.web.pictures import deep_png, grey_or_colour, png, preview
 from convexlift.web.run import PageJob, RunResult
 
 INPUT, MASK = "input.npy", "seen.npy"
@@ -38,7 +38,7 @@ def record(result: RunResult) -> dict[str, Any]:
             {
                 "iteration": point.iteration,
                 "seconds": round(point.seconds, 4),
-                **{name: _finite(getattr(point, name)) for name in numbers},
+                **{name: finite(getattr(point, name)) for name in numbers},
             }
             for point in result.points
         ],
@@ -53,7 +53,8 @@ def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> dic
     files = {kind: folder / f"convexlift-{job.task}.{end}" for kind, end in names.items()}
     for kind, picture in {"before": given, "after": x}.items():
         files[kind] = folder / f"{kind}.png"
-        files[kind].write_bytes(png(grey_or_colour(picture, *job.picture.window)))
+        shown = preview(picture) if job.picture.tiled else picture
+        files[kind].write_bytes(png(grey_or_colour(shown, *job.picture.window)))
     files["image"].write_bytes(deep_png(x))
     files["json"].write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
     files["script"].write_text(script(result))
@@ -90,7 +91,3 @@ def _npy(x: Tensor) -> bytes:
     file = io.BytesIO()
     np.save(file, x.numpy(), allow_pickle=False)
     return file.getvalue()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

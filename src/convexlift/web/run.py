@@ -42,6 +42,8 @@ FIRST_RUN = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regul
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STRENGTHS = (0.1, 10.0)
+TILE = 512
+"""Side of the tiles of large pictures."""
 CT_SIZES, CT_VIEWS = (128, 256, 512), (10, 400)
 MOST_MISSING = 0.95
 MOST_ITERATIONS = 20_000
@@ -117,7 +119,9 @@ class PageJob:
         values = self.picture.values
         count = values.numel()  # iterations on large pictures are long: check, and stop, more often
         check_every = 5 if count <= FEW_PIXELS else 2 if count <= MANY_PIXELS else 1
-        scale = {} if self.task == "ct" else {"range": (0.0, 1.0)}
+        of_picture = {"range": (0.0, 1.0), "jpeg": None if self.simulated else self.picture.jpeg}
+        scale: dict[str, Any] = {} if self.task == "ct" else of_picture
+        scale |= {"tiles": TILE} if self.picture.tiled else {}
         return {
             **self.options, **scale, "box": BOX[self.task], "check_every": check_every,
             "max_iterations": MOST_ITERATIONS, "batch": values.shape[1],
@@ -125,7 +129,8 @@ class PageJob:
 
     def reconstructor(self, device: torch.device, seconds: float | None = None) -> Reconstructor:
         """The checked options, for a device and with a time limit."""
-        with_limits = {"device": device, "time_limit": seconds, "gap_map": True}
+        mapped = not self.picture.tiled
+        with_limits = {"device": device, "time_limit": seconds, "gap_map": mapped}
         with self._page_errors():
             return reconstructor_for(self.task, **self.call(), **with_limits)
 
@@ -303,6 +308,7 @@ class Point:
     lower_bound: float
     gap: float
     psnr: float | None
+    tiles: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,6 +373,7 @@ class Run(Computation[Snapshot, RunResult]):
             float(progress.lower_bound.sum()),
             float(progress.gap.max()),
             joint_psnr(x, truth) if known and truth is not None else None,
+            progress.tiles,
         )
         self.state = replace(last, x=x if finite else last.x, points=(*last.points, point))
         return self._stopped.is_set()

@@ -37,7 +37,7 @@ from convexlift.web.visitors import Session
 OWN, TRY = "own", "try"
 """Restore one's own picture as it is, or try it on a clean one."""
 UPLOAD, FIRST_EXAMPLE = "your upload", "camera"
-WHOLE, MIDDLE = "whole", "middle"
+WHOLE, MIDDLE, ALL = "whole", "middle", "all"
 GAUSSIAN, IMPULSES, DETECT = "gaussian", "salt-and-pepper", "detect"
 KINDS = [("Gaussian", GAUSSIAN), ("Salt & pepper", IMPULSES)]
 LEVELS = {GAUSSIAN: (0.01, 0.5, 0.1), IMPULSES: (0.01, 0.8, 0.25)}
@@ -53,6 +53,9 @@ class Tab(ABC):
     endings: tuple[str, ...] = PICTURES
     drop = "Your picture"
     modes = ("Restore my picture", "Try it on a clean picture")
+    parts: tuple[tuple[str, str], ...] = (
+        ("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE),
+    )  # fmt: skip
     plans: tuple[str, str]
     """What happens to the visitor's picture, and to a clean one."""
     changing: list[Any]
@@ -116,9 +119,9 @@ class Tab(ABC):
         )  # fmt: skip
         self.plan = gr.HTML(self._plan(TRY), padding=False, elem_id=f"{self.name}-plan")
         self.part = gr.Radio(
-            [("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE)], value=WHOLE,
-            label="It is too large for this page", visible=False, elem_id=f"{self.name}-part",
-            info="Scaling averages noise away; the middle keeps it.",
+            list(self.parts), value=WHOLE, label="It is large: what to work on", visible=False,
+            elem_id=f"{self.name}-part",
+            info="Scaling averages noise away; the middle keeps it; all of it takes long.",
         )  # fmt: skip
         examples = self._examples()
         self.choice = gr.Dropdown(
@@ -224,8 +227,10 @@ class Tab(ABC):
         return None if awaited else self._picture(session, values)
 
     def _wanted_part(self, picture: InputPicture, values: Updates) -> InputPicture:
-        middle = picture.middle if values[self.part] == MIDDLE else None
-        return picture if middle is None else middle
+        part = values[self.part]
+        if part == ALL and picture.whole is not None:
+            return picture.whole()
+        return picture.middle or picture if part == MIDDLE else picture
 
     def _stream(self, session: Session, values: Updates, request: gr.Request) -> Iterator[Updates]:
         picture = self._picture(session, values)
@@ -252,6 +257,7 @@ class DenoiseTab(Tab):
 
     name, task = "denoise", GaussianDenoising.name
     drop = "Your noisy picture"
+    parts = (*Tab.parts, ("Whole, full size, in tiles", ALL))
     plans = (
         "Your picture is restored as it is. There is nothing to compare it with.",
         "Noise is added and removed again; the result is compared with the clean picture.",

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_picture, regrid
+from convexlift.files.png_jpeg import JPEG
 from convexlift.scans.files import read_volume
 from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
 from convexlift.web.limits import MEGABYTE, PREVIEW_PIXELS, SCALABLE, Limits, PageError
@@ -111,8 +112,8 @@ def read_upload(
     """A picture file as values between 0 and 1, upright.
 
     A picture with too many pixels is replaced by means over blocks, which keep independent noise
-    independent, and comes with its middle in full size. A block of a mask is known where all of
-    its pixels are.
+    independent, and comes with its middle and all of it in full size. A block of a mask is known
+    where all of its pixels are.
 
     Args:
         path: the file.
@@ -154,8 +155,11 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
             values = (luma * values).sum(1, keepdim=True)
         return InputPicture(values, name, **more)
 
+    tables = contents.metadata.get(JPEG, {}).get("qtables", {})
+    upright = contents.orientation == 1  # else, rows and columns of the table are not the picture's
+    jpeg = tuple(tables[0]) if upright and 0 in tables else None
     if height * width <= limits.pixels:
-        return picture(stored)
+        return picture(stored, jpeg=jpeg)
     excess = height * width / min(limits.pixels, PREVIEW_PIXELS)
     block = math.ceil(math.sqrt(excess))
     rows, columns = (max(side // block, 1) for side in (height, width))
@@ -165,9 +169,12 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
     darkest = blocks.max if contents.inverted else blocks.min
     scaled = darkest((2, 4)) if mask else blocks.mean((2, 4), dtype=np.float32)
     down, across = (int(side / math.sqrt(excess)) for side in (height, width))
-    top, left = (height - down) // 2, (width - across) // 2
-    middle = picture(stored[:, top : top + down, left : left + across])
-    return picture(scaled, scaled_from=(height, width), middle=middle)
+    top, left = (height - down) // 16 * 8, (width - across) // 16 * 8  # where a JPEG block begins
+    middle = picture(stored[:, top : top + down, left : left + across], jpeg=jpeg)
+    return picture(
+        scaled, scaled_from=(height, width), middle=middle,
+        whole=None if mask else lambda: picture(stored, tiled=True, jpeg=jpeg),
+    )  # fmt: skip
 
 
 def read_slice(path: Path, limits: Limits) -> InputPicture:
