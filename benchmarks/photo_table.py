@@ -76,12 +76,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--colour", action="store_true")
     parser.add_argument("--sigmas", type=float, nargs="+", default=[15, 25, 50])
-    parser.add_argument("--names", nargs="+", help="only these: models, 'tv 0.6', bm3d")
+    parser.add_argument(
+        "--names", nargs="+", help="only these: models or files of models, 'tv 0.6', bm3d"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, help="a JSON file for the numbers of all pictures")
     given = parser.parse_args()
     images = ImageSet.from_folder(given.folder, colour=given.colour)
-    methods = denoisers(COLOUR if given.colour else GREY, given.device)
+    shipped = COLOUR if given.colour else GREY
+    files = [name for name in given.names or () if Path(f"{name}.json").exists()]
+    methods = denoisers([*shipped, *files], given.device)
     methods = {name: f for name, f in methods.items() if not given.names or name in given.names}
     numbers: dict[str, dict[str, list[float]]] = {}
     for sigma in given.sigmas:

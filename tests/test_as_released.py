@@ -8,6 +8,8 @@ import zoo
 from torch import Tensor
 
 import convexlift as cl
+from convexlift.solvers import ledger
+from convexlift.solvers.loop import solve_roughly
 from convexlift.solvers.primal_dual import released_duals
 
 C = (0.5, 0.05)
@@ -207,6 +209,23 @@ def test_solves_stop_at_the_first_image_with_a_short_gradient(method):
     unfinished = cl.solve(problem, method=method, stop=before).state.x
     assert bool((slope(problem, unfinished) >= 0.02).all())
     assert bool((solution.gap >= 0).all())  # certified as always
+
+
+@pytest.mark.parametrize("limit", [7, 3000])
+def test_bounds_that_nothing_reads_change_no_image(limit, monkeypatch):
+    problem, judged = smooth_problem(3), []
+    stop = cl.StopWhen(gap=None, gradient=0.02, max_iterations=limit, check_every=1)
+    judge = ledger.judge
+    monkeypatch.setattr(ledger, "judge", lambda *given: judged.append(1) or judge(*given))
+    method = cl.Subgradient(0.3)
+    frugal = solve_roughly(problem, method=method, stop=stop)
+    assert len(judged) <= 4 < len(frugal.history)  # the first, and where images end
+    watched = solve_roughly(problem, method=method, stop=stop, callback=lambda progress: None)
+    assert len(judged) > len(watched.history)
+    assert frugal.status == watched.status
+    assert torch.equal(frugal.x, watched.x)
+    assert torch.equal(frugal.objective, watched.objective)
+    assert bool((frugal.lower_bound <= frugal.objective).all())
 
 
 def test_the_gap_and_the_gradient_are_alternatives():

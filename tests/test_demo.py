@@ -176,6 +176,7 @@ def test_control_c_during_a_solve_ends_the_demo():
         demo_module.run_demo(demo_module.QUICK, torch.device("cpu"), interrupt)
 
 
+@pytest.mark.slow
 def test_control_c_exits_with_130_and_leaves_nothing_behind(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

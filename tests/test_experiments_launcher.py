@@ -62,6 +62,7 @@ def test_a_wheel_says_where_the_experiments_are(installed, name):
     assert "Clone the repository of convexlift and run this command in its folder" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_runs_the_experiments_of_the_current_folder(installed, tmp_path):
     folder = tmp_path / "checkout"
     (folder / "experiments").mkdir(parents=True)

@@ -262,7 +262,7 @@ def test_one_noise_level_makes_one_set_of_weights_for_all_images_and_pixels():
 # Training
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("levels", [None, (0.05, 0.3)])
 @pytest.mark.parametrize(
     "strategy",

@@ -95,6 +95,7 @@ def noisy(seed: int = 0) -> torch.Tensor:
     return clean + 0.15 * torch.randn(clean.shape, generator=generator)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("isotropic", [True, False], ids=["isotropic", "anisotropic"])
 @pytest.mark.parametrize("data", ["L2", "masked L2", "L1"])
 @pytest.mark.parametrize("weight", [0.02, 0.2])

@@ -92,7 +92,7 @@ from convexlift.solvers.solution import Solution as Solution
 from convexlift.solvers.solution import Status as Status
 from convexlift.solvers.solution import StopWhen as StopWhen
 from convexlift.solvers.solve import solve as solve
-from convexlift.solvers.tiles import Tiles as Tiles
+from convexlift.solvers.tile_tasks import Tiles as Tiles
 from convexlift.solvers.tiles import solve_tiles as solve_tiles
 from convexlift.transmission import Counts as Counts
 from convexlift.transmission import LineIntegrals as LineIntegrals

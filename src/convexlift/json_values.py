@@ -47,6 +47,11 @@ parameters = typing.cast(Any, functools.lru_cache(maxsize=256)(_parameters))
 """The parameters of a class's constructor, with their type hints as annotations."""
 
 
+def finite(value: Any) -> Any:
+    """None, which JSON has, for NaN and infinities, which it does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def construct(
     kind: type[T],
     content: Any,
