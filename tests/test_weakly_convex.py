@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 
 import cvxpy as cp
 import numpy as np
@@ -18,6 +20,8 @@ from convexlift.networks import Chain, Convolution
 from convexlift.networks.maps import LinearMap
 from convexlift.problems.filter_norms import largest_eigenvalue
 from convexlift.proofs import METADATA, sealed
+from convexlift.solvers.convex_sequence import solve_sequence
+from convexlift.solvers.loop import solve_roughly
 
 KNOTS, TAIL = (0.05, 0.4), 0.5
 SIZE = (7, 6)
@@ -274,6 +278,43 @@ def test_the_callback_stops_a_sequence():
     )
     assert solution.status[0] is cl.Status.STOPPED
     assert len(seen) == len(solution.history) == 1
+
+
+def test_an_interrupted_sequence_keeps_its_best_image():
+    stated = problem(0.9)
+
+    def interrupt(_) -> None:
+        raise KeyboardInterrupt
+
+    stop = cl.StopWhen(gap=0.0, max_iterations=1000)
+    solution = cl.solve(stated, stop=stop, callback=interrupt)
+    assert solution.status == (cl.Status.INTERRUPTED,)
+    value = float(objective(stated, solution.x).detach())
+    assert float(solution.objective) == pytest.approx(value)
+    assert float(solution.lower_bound) <= float(solution.objective)
+
+
+def test_an_interrupt_inside_a_convex_problem_ends_the_sequence():
+    def interrupted(*args, **kwargs):
+        return replace(solve_roughly(*args, **kwargs), status=(cl.Status.INTERRUPTED,))
+
+    stop = cl.StopWhen(gap=0.0, max_iterations=1000)
+    solution = solve_sequence(problem(0.9), interrupted, stop)
+    assert solution.status == (cl.Status.INTERRUPTED,)
+    assert len(solution.history) == 1
+
+
+def test_convex_problems_get_what_is_left_of_the_limits():
+    stops = []
+
+    def noted(*args, stop, **kwargs):
+        stops.append(stop)
+        return solve_roughly(*args, stop=stop, **kwargs)
+
+    solve_sequence(problem(0.9), noted, cl.StopWhen(gap=0.0, max_iterations=50, seconds=100.0))
+    assert stops[0].max_iterations == 50
+    assert all(later.max_iterations < earlier.max_iterations for earlier, later in pairwise(stops))
+    assert all(later.seconds < earlier.seconds <= 100 for earlier, later in pairwise(stops))
 
 
 def test_bad_statements_are_refused():

@@ -57,6 +57,8 @@ SLIGHT = 0.01
 """How far below zero m may be, relative to the data term, for a bound over all images of a box."""
 CENTRING = 200
 """The most steps of conjugate gradients towards the minimum of Q."""
+WASTE = 0.01
+"""How far from its best value a bound may stay, relative to the gap that is wanted."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -237,7 +239,8 @@ def weak_claim(
     for kappa in problem.kappas:
         lower, centre, v = torch.full_like(objective, -math.inf), exact, minorants[0].v
         for minorant in minorants:
-            for z in (exact, _centre(problem, exact, minorant, kappa)):
+            enough = WASTE * tolerance * objective.abs()
+            for z in (exact, _centre(problem, exact, minorant, kappa, enough)):
                 value = _bound(double, exact, minorant, z, problem.curvature, kappa)
                 better = value > lower  # False for NaN
                 lower = torch.where(better, value, lower)
@@ -300,26 +303,31 @@ def _objective_above(double: WeaklyConvexProblem, x: Tensor) -> Tensor:
     return (convex - concave) + gamma(2) * (convex.abs() + concave.abs())
 
 
-def _centre(problem: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, kappa: float) -> Tensor:
+def _centre(
+    problem: WeaklyConvexProblem, x: Tensor, minorant: _Minorant, kappa: float, enough: Tensor
+) -> Tensor:
     """About the minimiser of Q(u) + kappa/2 |u - x|^2, by conjugate gradients, in the box.
 
-    In the problem's own precision: any z will do, and residuals of 1e-6 cost next to nothing.
+    A residual r makes the bound worse by |r|^2 / 2m at most: it ends where that is ``enough``, or a
+    tenth of what the bound is below J(x) in any case, or the limit of the problem's own precision
+    (any z will do).
     """
     if math.isinf(kappa):
         return x
     own = problem.fidelity.y.dtype
     z, y, c = (each.to(own) for each in (x, minorant.y, minorant.c.value))
-    w, enough = minorant.w.to(own) + kappa, (16 * torch.finfo(own).eps) ** 2
+    w, m = minorant.w.to(own) + kappa, problem.curvature + kappa
     r = minorant.w.to(own) * y + kappa * z - c - (w * z - problem.pull(z))
     p, square = r, _dots(r, r)
-    start = square
+    limit, drop = (16 * torch.finfo(own).eps) ** 2 * square, torch.zeros_like(square)
+    enough = enough.to(own).reshape_as(square)
     for _ in range(CENTRING):
-        if bool((square <= enough * start).all()):
+        if bool((square <= torch.maximum(limit, 2 * m * torch.maximum(enough, 0.1 * drop))).all()):
             break
         curved = w * p - problem.pull(p)
         bend = _dots(p, curved)
         step = torch.where(bend > 0, square / bend.clamp_min(1e-30), 0.0)
-        z, r = z + step * p, r - step * curved
+        z, r, drop = z + step * p, r - step * curved, drop + 0.5 * step * square
         last, square = square, _dots(r, r)
         p = r + torch.where(last > 0, square / last.clamp_min(1e-30), 0.0) * p
     z = z.double()

@@ -48,6 +48,11 @@ class _Record:
     history: History = field(default_factory=History)
     best: WeakClaim | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self.clock
+
     def take(self, x: Tensor, duals: Blocks, iteration: int) -> Progress:
         """Claim x; keep the better of both claims for each image."""
         claimed = weak_claim(self.problem, x, duals, self.stop.gap or 0.0)
@@ -62,7 +67,7 @@ class _Record:
         network = self.problem.regularizer
         regularizer = network(x).double()
         record = Record(
-            iteration, time.perf_counter() - self.clock, claimed.objective,
+            iteration, self.seconds, claimed.objective,
             claimed.objective - self.problem.weight * regularizer, regularizer,
             self.best.lower_bound, self.best.gap,
         )  # fmt: skip
@@ -79,7 +84,8 @@ def surrogate(problem: WeaklyConvexProblem, x: Tensor, damping: float) -> Variat
     data = (known * problem.fidelity.y + problem.pull(x) + damping * x) / w
     plain = isinstance(problem.fidelity, SquaredL2) and not damping
     fidelity = SquaredL2(data) if plain else WeightedL2(data, w.expand_as(data).contiguous())
-    return problem.convex.with_data(fidelity)
+    # The network bound before, whose norms are known.
+    return problem.convex.with_network(problem.network).with_data(fidelity)
 
 
 def _damping(problem: WeaklyConvexProblem) -> float:
@@ -88,6 +94,12 @@ def _damping(problem: WeaklyConvexProblem) -> float:
         return PULL * min(problem.steepest, float(problem.concavity.max()) * norm**2) or 1.0
     seen = torch.as_tensor(problem.fidelity.weights)
     return 0.0 if float(seen.min()) > 0 else DAMPING * float(seen.max())
+
+
+def _inner_stop(stop: StopWhen, gap: float, iterations: int, seconds: float) -> StopWhen:
+    """For the next convex problem: its gap, and what is left of the limits."""
+    left = None if stop.seconds is None else max(stop.seconds - seconds, 1e-3)
+    return StopWhen(gap=gap, max_iterations=max(1, stop.max_iterations - iterations), seconds=left)
 
 
 def _plain(claimed: WeakClaim) -> WeakClaim:
@@ -111,23 +123,30 @@ def solve_sequence(
     tolerance = 1e-2 if stop.gap is None else max(stop.gap, SHARPEST)
     objective = problem.objective(x)
     while iterations < max(stop.max_iterations, 1):
-        limits = {"max_iterations": max(1, stop.max_iterations - iterations)}
-        inner = solve(
-            surrogate(problem, x, damping), start=x if state is None else state,
-            stop=StopWhen(gap=max(0.1 * tolerance, SHARPEST), **limits),
-        )  # fmt: skip
-        iterations += max(1, int(inner.iterations.max()))
-        x, state = inner.x, inner.state
-        duals = inner.duals if problem.quadratic else duals_of_data(problem.convex, inner.duals)
-        progress = record.take(x, duals, iterations)
-        assert record.best is not None
-        if stop.gap is not None and bool((record.best.gap <= stop.gap).all()):
-            status = Status.CONVERGED
+        try:
+            inner = solve(
+                surrogate(problem, x, damping), start=x if state is None else state,
+                stop=_inner_stop(stop, max(0.1 * tolerance, SHARPEST), iterations, record.seconds),
+            )  # fmt: skip
+            iterations += max(1, int(inner.iterations.max()))
+            x, state = inner.x, inner.state
+            duals = inner.duals if problem.quadratic else duals_of_data(problem.convex, inner.duals)
+            progress = record.take(x, duals, iterations)
+            assert record.best is not None
+            if stop.gap is not None and bool((record.best.gap <= stop.gap).all()):
+                status = Status.CONVERGED
+                break
+            if Status.INTERRUPTED in inner.status:
+                raise KeyboardInterrupt
+            if callback is not None and callback(progress) is True:
+                status = Status.STOPPED
+                break
+        except KeyboardInterrupt:
+            if record.best is None:  # nothing to return
+                raise
+            status = Status.INTERRUPTED
             break
-        if callback is not None and callback(progress) is True:
-            status = Status.STOPPED
-            break
-        if stop.seconds is not None and progress.seconds >= stop.seconds:
+        if stop.seconds is not None and record.seconds >= stop.seconds:
             status = Status.TIME_LIMIT
             break
         last, objective = objective, problem.objective(x)
@@ -144,6 +163,6 @@ def solve_sequence(
         best.x, best.objective, best.lower_bound, best.gap,
         tuple(Status.CONVERGED if each else status for each in done), best.guarantee,
         torch.full((len(best.x),), iterations, device=best.x.device),
-        time.perf_counter() - record.clock, record.history, state, best.duals,
+        record.seconds, record.history, state, best.duals,
         proof, None,
     )  # fmt: skip
