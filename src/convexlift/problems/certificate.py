@@ -26,11 +26,15 @@ from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_doubl
 from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
-from convexlift.problems.minorant import Minorant, OnePass
+from convexlift.problems.minorant import Minorant, OnePass, minorant_at
+from convexlift.problems.repairs import repaired
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 from convexlift.tf32 import full_precision
 
+LAG, CLOSE = 2.0, 0.1
+"""Dual variables are repaired where the bound over all images is LAG times as far from the
+objective as the one near x, and this one CLOSE to it, relatively."""
 ROUNDING = 64
 """Relative errors of objectives and gaps, in units of the last place, are less than this."""
 
@@ -174,12 +178,26 @@ def _best_of(
     The gap is +inf where no bound holds everywhere.
     """
     candidates = (
-        Scopes(replace(bound, gap=torch.where(bound.data.everywhere, bound.gap, math.inf)), bound)
+        bounds
         for minorant, data_dual in minorants
         for v in _data_duals(problem, evaluation, data_dual)
-        for bound in _bounds(problem, evaluation, minorant, v, radius)
+        for bounds in _bounds(problem, evaluation, minorant, v, radius)
     )
-    return best_of(candidates, lambda first, second: ~(second.gap < first.gap))
+    best = best_of(candidates, _keep)
+    everywhere, near = best.everywhere.gap, best.near.gap
+    lagging = (everywhere > LAG * near) & (near < CLOSE * evaluation.objective.abs())
+    if not bool(lagging.any()):
+        return best
+    duals = repaired(problem, evaluation, best.near.witness)
+    if duals is None:
+        return best
+    minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)
+    return best_of([best, *_bounds(problem, evaluation, minorant, v, radius)], _keep)
+
+
+def _keep(first: Bound, second: Bound) -> Tensor:
+    """For which images the first is the better one."""
+    return ~(second.gap < first.gap)
 
 
 def _data_duals(
@@ -219,7 +237,7 @@ def _bounds(
     minorant: Minorant,
     v: Tensor | None,
     radius: float,
-) -> Iterator[Bound]:
+) -> Iterator[Scopes[Bound]]:
     network = problem.network
     constant = None
     if network.bounded_below:
@@ -229,7 +247,8 @@ def _bounds(
     slack = Slack(minorant.slack, constant)
     witness = minorant.witness if v is None else Blocks({**minorant.witness, DATA_DUAL: v})
     for data in bound_data(problem, evaluation, minorant.c, v, slack, radius):
-        yield Bound(data.gap, witness, data, minorant.losses, spare)
+        bound = Bound(data.gap, witness, data, minorant.losses, spare)
+        yield Scopes(replace(bound, gap=torch.where(data.everywhere, data.gap, math.inf)), bound)
 
 
 def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:

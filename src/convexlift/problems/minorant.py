@@ -34,8 +34,10 @@ from convexlift.networks.bound_network import (
     ForwardPass,
 )
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import dual_names, pooled_layers
+from convexlift.problems.evaluation import Evaluation
+from convexlift.problems.lifting import dual_names, made_feasible, pooled_layers
 from convexlift.problems.packed_slopes import feasible
+from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
 CACHED = 2**18
@@ -71,6 +73,14 @@ class Minorant:
         count = len(network.layers)
         witness = {dual_names(i, count)[0]: p for i, p in enumerate(backward.p, start=1)}
         return Minorant(backward.c, Blocks(witness), losses, slack)
+
+
+def minorant_at(problem: VariationalProblem, at: Evaluation, duals: Blocks) -> Minorant:
+    """From dual variables, made feasible; in one pass over the first layer, where there is one."""
+    network, weight = problem.network, problem.weight
+    if (one_pass := OnePass.of(network)) is not None:
+        return one_pass(weight, at.x, duals)[1]
+    return Minorant.of(network, at.layers, made_feasible(network, weight, at.x, duals))
 
 
 def layer_losses(

@@ -1,0 +1,112 @@
+"""Dual variables repaired for images that are bounded on one side only.
+
+For x >= lower alone, <g, x> with g = A* v + sum_i V_i* p_i is bounded below only if g >= 0 at every
+pixel. The dual variables of a solver miss that by a little, mostly at single pixels. A multiple of
+d (``upward``) that lifts the worst pixel lifts all others as much, so that bounds lag far behind
+the images. Two moves lift the pixels in question alone, and (v, p) stays feasible:
+
+    p_1 <- Pi(p_1 + V_1 (m - g)_+ / |V_1|^2)    takes what is missing from the pixels around,
+    v   <- v + A (-g - theta)_+ / q             lifts what is left, by the data of the pixel,
+
+where m > 0 is a small margin, q = |A e_j|^2 at the worst pixel j, and theta the level below which d
+is cheaper. Everything is mirrored for x <= upper.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from convexlift.networks.bound_network import IMAGE
+from convexlift.problems.evaluation import Evaluation
+from convexlift.problems.lifting import DATA_DUAL, dual_names, made_feasible
+from convexlift.problems.packed_slopes import feasible
+from convexlift.problems.variational import VariationalProblem
+from convexlift.tensors import Blocks, expand_per_image, sum_per_image
+
+STEPS = 20
+"""Of accelerated projected gradients for p; each takes a product with V and one with V*."""
+MARGIN = 1e-3
+"""m, relative to what the worst pixel lacks."""
+LEVELS = tuple(2.0**-k for k in range(13))
+"""Candidates for theta, relative to what the worst pixel lacks."""
+
+
+def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks | None:
+    """The dual variables with g >= 0, or nearly so; None where that is not what they lack."""
+    box, A = problem.bounds, problem.operator
+    if math.isfinite(box.lower) == math.isfinite(box.upper):
+        return None
+    sign = 1.0 if math.isfinite(box.lower) else -1.0
+    v = witness.get(DATA_DUAL)
+    if v is not None:
+        v = problem.fidelity.clip_to_conjugate_domain(v)
+        witness, seen = Blocks({**witness, DATA_DUAL: v}), A.adjoint(v)
+        unseen = ~(problem.upward[1] > 0)
+        witness = _with_p(problem, at, witness, seen, torch.ones_like(unseen), sign)
+    else:  # pixels that are seen have bounds of their own
+        assert A.diagonal is not None
+        seen = torch.zeros_like(at.x)
+        unseen = ~(problem.fidelity.measured & (A.diagonal != 0)).expand_as(seen)
+    if bool(unseen.any()):  # nothing but p can lift these
+        witness = _with_p(problem, at, witness, seen, unseen, sign)
+    if v is not None and A.nonnegative:
+        c = made_feasible(problem.network, problem.weight, at.x, witness).c
+        witness = Blocks({**witness, DATA_DUAL: _with_v(problem, at, v, seen + c, sign)})
+    return witness
+
+
+def _with_p(
+    problem: VariationalProblem,
+    at: Evaluation,
+    witness: Blocks,
+    seen: Tensor,
+    exposed: Tensor,
+    sign: float,
+) -> Blocks:
+    """Other dual variables of the first layer, by the accelerated projected gradient method."""
+    network = problem.network
+    layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
+    h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]
+    p = ahead = backward.p[0]
+    others = seen + backward.c - V.adjoint(p)
+    step = sign / V.norm(problem.image_shape) ** 2
+    lacking = torch.where(exposed, -sign * (others + V.adjoint(p)), 0.0)
+    rounding = 64 * torch.finfo(p.dtype).eps * backward.c.abs().flatten(1).amax(1)
+    margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + rounding
+    margin = expand_per_image(margin, seen)
+    for k in range(STEPS):
+        g = others + V.adjoint(ahead)
+        lacking = torch.where(exposed, (margin - sign * g).clamp_min(0), 0.0)
+        p, before = feasible(h, ahead + step * V(lacking), t), p
+        ahead = p + k / (k + 3) * (p - before)
+    return Blocks({**witness, dual_names(1, len(network.layers))[0]: p})
+
+
+def _with_v(
+    problem: VariationalProblem, at: Evaluation, v: Tensor, g: Tensor, sign: float
+) -> Tensor:
+    """v + A (lacking - theta)_+ / q. Raising g by u costs the bound <u, |x - end of the box|>."""
+    A, box = problem.operator, problem.bounds
+    lacking = (-sign * g).clamp_min(0)
+    worst, place = lacking.flatten(1).max(1)
+    point = torch.zeros_like(g).flatten(1).scatter_(1, place[:, None], 1.0).reshape(g.shape)
+    q = sum_per_image(A(point).square()).clamp_min(torch.finfo(g.dtype).tiny)
+    room = (at.x - (box.lower if sign > 0 else box.upper)).abs()
+    price = A.adjoint(A(room)) / expand_per_image(q, g).to(g)
+    push = problem.upward[1]
+    lift = torch.where(push > 0, lacking / push, math.inf)  # how much of d a pixel takes
+    lift = torch.where(lacking > 0, lift, 0.0)
+    everywhere = sum_per_image(push * room)
+    best, least = worst, torch.full_like(everywhere, math.inf)
+    for level in LEVELS:
+        theta = level * worst
+        above = (lacking - expand_per_image(theta, g)).clamp_min(0)
+        rest = torch.where(above > 0, lift * (1 - above / lacking), lift)
+        cost = rest.flatten(1).amax(1) * everywhere + sum_per_image(above * price)
+        better = cost < least
+        best, least = torch.where(better, theta, best), torch.where(better, cost, least)
+    above = (lacking - expand_per_image(best, g)).clamp_min(0)
+    return v + sign * A(above) / expand_per_image(q, v).to(v)
