@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dense import dense_matrix
 
 import convexlift as cl
 from convexlift.networks import Chain, Convolution
+from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems import banded_norms
 from convexlift.problems.banded_norms import band_matrix, eigenvalue_below, estimate, factored_bound
@@ -89,18 +91,18 @@ def test_what_has_no_band_or_would_take_too_long_is_left_alone(monkeypatch):
     assert factored_bound(plain, WEIGHTS, (1, 9, 9), 1e9, 0.0) is None
 
 
-def problem(share: float = 0.97) -> cl.WeaklyConvexProblem:
-    """Denoising of 40 x 36 pixels, more than a dense matrix is made for."""
-    torch.manual_seed(0)
-    h = cl.QuadraticSpline((0.05, 0.4), tail=0.5)
-    layer = cl.ConvexLayer(h, channels=4, skip=chain(), bias=False)
-    net = cl.WeaklyConvexNetwork([layer])
+def problem(
+    share: float = 0.97, skip: LinearMap | None = None, shape: tuple[int, int, int] = (1, 40, 36)
+) -> cl.WeaklyConvexProblem:
+    """Denoising of more pixels than a dense matrix is made for."""
+    h, skip = cl.QuadraticSpline((0.05, 0.4), tail=0.5), skip or chain()
+    layer = cl.ConvexLayer(h, channels=4, skip=skip, bias=False)
+    net = cl.WeaklyConvexNetwork([layer], in_channels=shape[0])
     with torch.no_grad():
         net.layers[0].shares.copy_(torch.tensor([1.0, 0.0]).expand(4, -1))
         net.output.copy_(WEIGHTS)
         net.concavity.copy_(0.5 * WEIGHTS)
-    shape = (1, 40, 36)
-    top = 0.5 * estimate(chain().operator(shape), WEIGHTS, shape)
+    top = 0.5 * estimate(skip.operator(shape), WEIGHTS, shape)
     y = torch.rand((1, *shape), generator=torch.Generator().manual_seed(0))
     return cl.WeaklyConvexProblem(fidelity=cl.SquaredL2(y), regularizer=net, weight=share / top)
 
@@ -136,3 +138,71 @@ def test_an_objective_that_is_hardly_not_convex_gets_no_global_claim():
     assert stated.curvature < 0
     solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-2, max_iterations=5000))
     assert solution.guarantee[0] is cl.Guarantee.CRITICAL
+
+
+def test_a_checker_with_larger_error_bounds_confirms_the_claim(tmp_path):
+    # Rows of 270 unknowns, for which the checker's bounds on rounding are twice the solver's.
+    torch.manual_seed(4)
+    stated = problem(0.99, Convolution(3, 4, 3, padding="replicate"), (3, 90, 90))
+    solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-2, max_iterations=3000))
+    assert math.isfinite(stated.level.level)
+    assert solution.guarantee == (cl.Guarantee.GLOBAL,)
+    assert cl.verify(solution.proof.save(tmp_path / "x.proof"))[0].guarantee == "GLOBAL"
+
+
+def test_a_bound_for_another_ceiling_does_not_take_the_room_of_this():
+    V, shape = chain().operator((1, 40, 36)), (1, 40, 36)
+    top = estimate(V, WEIGHTS, shape)
+    for ceiling in (1.1 * top, 1.0005 * top):
+        _, bound = factored_bound(V, WEIGHTS, shape, ceiling, 0.0)
+        assert ceiling - bound >= 0.4 * (ceiling - top)
+
+
+def test_chains_in_chains_have_proofs_that_are_confirmed(tmp_path):
+    stated = problem(skip=Chain(Chain(*chain().maps[:1]), *chain().maps[1:]))
+    assert math.isfinite(stated.level.level)
+    solution = cl.solve(stated, stop=cl.StopWhen(gap=1e-3, max_iterations=5000))
+    assert cl.verify(solution.proof.save(tmp_path / "x.proof"))[0].guarantee == "GLOBAL"
+
+
+@pytest.mark.parametrize("kernel", [(1.5e-162, 5e-16), (1.6e-163, 3e-18)], ids=str)
+@pytest.mark.parametrize("kind", ["level", "chain"])
+def test_squares_that_underflow_prove_nothing(kind, kernel, tmp_path):
+    """J(1) < 0 by exact rational numbers, though V^T V is zero in double precision."""
+    size, (a, weight) = 8, kernel
+    skip = Convolution(1, 1, 3)
+    if kind == "chain":
+        skip = Chain(skip, Convolution(1, 1, 1))
+    layer = cl.ConvexLayer(cl.QuadraticSpline((0.05, 0.4), tail=0.5), channels=1, skip=skip,
+                           bias=False)  # fmt: skip
+    net = cl.WeaklyConvexNetwork([layer])
+    with torch.no_grad():
+        net.concavity.fill_(0.001)
+    y = torch.rand((1, 1, size, size))
+    data = cl.WeightedL2(y, torch.ones_like(y))
+    stated = cl.WeaklyConvexProblem(fidelity=data, regularizer=net, weight=1.0, box=(-1, 1))
+    path = cl.solve(stated).proof.save(tmp_path / "x.proof")
+    arrays = dict(safetensors.numpy.load_file(path))
+    with safetensors.safe_open(path, framework="numpy") as file:
+        sheet = json.loads(file.metadata()[METADATA])
+    for name in ("x", "y", "centre", "dual.1"):
+        arrays[name] = np.zeros_like(arrays[name], dtype=np.float64)
+    first = "network.layers.0.skip" + ".maps.0" * (kind == "chain")
+    arrays[f"{first}.weight"] = np.full((1, 1, 3, 3), a)
+    if kind == "chain":
+        arrays["network.layers.0.skip.maps.1.weight"] = np.ones((1, 1, 1, 1))
+    arrays["network.concavity"], arrays["network.output"] = np.array([1e307]), np.zeros(1)
+    arrays["fidelity.weights"] = np.full_like(arrays["y"], weight)
+    sheet |= {"kappa": 0.0, "claims": [
+        {"objective": 0.0, "lower_bound": 0.0, "gap": 0.0, "guarantee": "GLOBAL"}
+    ]}  # fmt: skip
+    sheet.pop("level", None)
+    if kind == "level":
+        sheet["level"] = 1e-20
+    ones = np.pad(np.ones((size, size), int), 1)
+    responses = sum(ones[i : i + size, j : j + size] for i in range(3) for j in range(3))
+    concave = sum((int(n) * Fraction(a)) ** 2 for n in responses.flat)
+    assert Fraction(weight) / 2 * size**2 < Fraction(1e307) / 2 * concave
+    path.write_bytes(sealed(sheet, arrays))
+    with pytest.raises(cl.ProofRejected):
+        cl.verify(path)

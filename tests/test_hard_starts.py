@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -139,3 +141,48 @@ def test_images_of_any_scale_take_about_as_many_iterations(scale):
     assert scaled.status == (cl.Status.CONVERGED,)
     assert int(scaled.iterations) <= int(ordinary.iterations) + 20
     torch.testing.assert_close(scaled.x / scale, ordinary.x, atol=0.02, rtol=0)
+
+
+class Hinge(cl.Fidelity):
+    """f(w) = (y - w)_+, whose conjugate is finite on [-1, 0]: an end of the domain is 0."""
+
+    smooth = False
+    conjugate_domain = (-1.0, 0.0)
+
+    def density(self, w):
+        return (self.y - w).clamp_min(0)
+
+    def gradient(self, w):
+        return torch.where(w < self.y, -1.0, 0.0)
+
+    def prox(self, w, step):
+        return torch.where(w > self.y, w, torch.minimum(w + step, self.y))
+
+    def conjugate(self, v):
+        return torch.where((v >= -1) & (v <= 0), v * self.y, math.inf)
+
+    def minimiser(self, c, lower, upper):
+        free = torch.where(c < 0, math.inf, torch.where(c > 1, -math.inf, self.y))
+        return torch.minimum(torch.maximum(free, lower), upper)
+
+    def excess(self, w, c, lower, upper):
+        best = self.minimiser(c, lower, upper)
+        finite = torch.where(best.isfinite(), best, 0.0)
+        rest = self.density(w) - self.density(finite) + c * (w - finite)
+        unbounded = torch.where(c == 0, self.density(w), math.inf)
+        return torch.where(best.isfinite(), rest, unbounded).clamp_min(0)
+
+
+def test_bounds_hold_for_data_terms_whose_conjugate_ends_at_zero():
+    y = -torch.ones(1, 1, 12, 12)
+    y[..., 6, 6] = 5.0
+    cl.check_functional(Hinge(y))
+    blur = cl.Blur(torch.ones(3, 3) / 9, "replicate")
+    problem = cl.VariationalProblem(
+        fidelity=Hinge(y), operator=blur, regularizer=cl.TotalVariation(), weight=0.01,
+        box=(0, None),
+    )  # fmt: skip
+    assert float(problem.objective(torch.full_like(y, 6.0))) == 0.0  # the smallest there is
+    for iterations in (1, 3, 10, 100):
+        stop = cl.StopWhen(gap=1e-3, max_iterations=iterations)
+        assert float(cl.solve(problem, stop=stop).lower_bound) <= 0.0

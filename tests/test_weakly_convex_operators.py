@@ -235,3 +235,14 @@ def test_a_changed_dual_variable_of_the_data_proves_less(tmp_path):
     path.write_bytes(sealed(sheet, arrays))
     with pytest.raises(cl.ProofRejected, match="lower_bound is"):
         cl.verify(path)
+
+
+@pytest.mark.parametrize("kind", ["blur", "boxed blur"])
+def test_autocast_changes_nothing(kind):
+    problem = stated(kind).to(dtype=torch.float32)
+    stop = cl.StopWhen(gap=1e-3, max_iterations=200)
+    plain = cl.solve(problem, stop=stop)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = cl.solve(problem, stop=stop)
+    assert torch.equal(cast.x, plain.x)
+    assert torch.equal(cast.lower_bound, plain.lower_bound)

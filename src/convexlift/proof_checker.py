@@ -656,6 +656,14 @@ class Proof:
         return h, maps, bias, residual, p
 
 
+def links(described: Any, name: str) -> list[tuple[Any, str]]:
+    """The maps of chains, and of chains in them, in the order of application, with their names."""
+    if "Chain" not in described:
+        return [(described, name)]
+    parts = enumerate(described["Chain"]["maps"])
+    return [link for i, each in parts for link in links(each, f"{name}.maps.{i}")]
+
+
 def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
     """A bound on ||k*||^2 on a torus: the largest eigenvalue of (F k)^H (F k) at any frequency."""
     count, inputs = math.prod(sizes), kernel.shape[1]
@@ -666,7 +674,7 @@ def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
     top = max(float(np.linalg.eigvalsh(gram).max()), 0.0) * (1 + 1e-12)
     # Coefficients err by at most a few log2(N) roundings of the norm of all of them.
     error = 32 * U * math.log2(count + 1) * math.sqrt(count) * float(np.sqrt((kernel**2).sum()))
-    return (math.sqrt(top) + error) ** 2 * (1 + 1e-12)
+    return (math.sqrt(top) + error + 1e-150) ** 2 * (1 + 1e-12)  # squares may underflow
 
 
 def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
@@ -712,7 +720,7 @@ def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]
         M += weight * (column.T @ column)
     e, sums = error.max((0, 2)), np.abs(value).sum(2).max(0)
     squares = (value**2).sum(2).max(0)
-    slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares
+    slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares + 1e-300  # underflow
     M = M.reshape(channels, h, w, channels, h, w).transpose(1, 4, 0, 3, 2, 5)
     return M, float((slack * rho.ends()[1].ravel()).sum()) * (1 + 1e-9)
 
@@ -726,9 +734,10 @@ def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) ->
     channels, *sides = proof.x.shape[1:]
     most, height, width = 6 * r + 1, max(sides), min(sides)
     n, small = channels * width, (channels, *(min(side, most) for side in sides))
-    work = height * float(n) ** 3 * min(2 * r, height) ** 2
+    work = height * float(n) ** 3 * max(1, min(2 * r, height)) ** 2
     require(work <= WORK, "its eigenvalue would take too long to be checked")
-    proof.spend((2 * r + 1) ** 2 * (n**2 + channels * math.prod(small) * (1 + rho.value.size)))
+    combs = (2 * r + 1) ** 2 * channels * math.prod(small) * (1 + rho.value.size)
+    proof.spend((2 * r + 1) ** 2 * n**2 + combs + 4 * math.prod(small) ** 2)
     M, error = band_entries(proof.map(described, "layers.0.skip", small), small, rho, r)
     error *= channels * (4 * r + 1) ** 2
     if sides[0] < sides[1]:
@@ -773,28 +782,27 @@ def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) ->
 def smallest_curvature(proof: Proof) -> float:
     """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
     described = proof.head["problem"]["network"]["layers"][0]["skip"]
-    chain, image = "Chain" in described, proof.x.shape[1:]
-    parts = described["Chain"]["maps"] if chain else [described]
+    image, parts = proof.x.shape[1:], links(described, "layers.0.skip")
     ((_, V),) = proof.layers[0][1]
     rho = Ball(proof.rho[:, None, None]) * Ball(proof.weight)
     bound = 1.0
-    for i, each in enumerate(parts):
+    for i, (each, name) in enumerate(parts):
         options = each.get("Convolution", {"stride": 0})
         padding = options.get("padding")
         if options["stride"] != 1 or padding not in ("zero", "circular"):
             bound = math.inf
             continue
-        kernel = proof.tensor(f"network.layers.0.skip{f'.maps.{i}' * chain}.weight")
+        kernel = proof.tensor(f"network.{name}.weight")
         if padding == "circular" and kernel.shape[-1] > min(image[1:]):
             bound = math.inf
         if i == len(parts) - 1:
             kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
         wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
         bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
-    if (chain or bound == math.inf) and math.prod(image) <= 1024:
+    if (len(parts) > 1 or bound == math.inf) and math.prod(image) <= 1024:
         bound = min(bound, matrix_bound(proof, V, rho))
     if "level" in proof.head:
-        kinds = [each.get("Convolution", {}) for each in parts]
+        kinds = [each.get("Convolution", {}) for each, _ in parts]
         plain = all(k.get("stride") == 1 and k["padding"] != "circular" for k in kinds)
         require(plain, "a level needs convolutions of stride 1 that do not wrap around")
         r = sum(number(k["kernel_size"], 1, 99) // 2 for k in kinds)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import threading
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +37,8 @@ PANEL = 256
 """So many unknowns are eliminated at once, unless a row of pixels has more."""
 STEPS = 30
 """Of Lanczos' method, for the level."""
+SPARE = 32.0
+"""Times the error bound: a checker with larger ones then proves no less."""
 KNOWN = 16
 """The number of bounds that are remembered."""
 
@@ -50,7 +53,8 @@ class Level(NamedTuple):
     bound: float
 
 
-_BOUNDS: dict[bytes, Level] = {}
+_LOCK = threading.Lock()
+_BOUNDS: dict[bytes, tuple[float, Level | None]] = {}
 _ESTIMATES: dict[bytes, float] = {}
 
 
@@ -143,7 +147,7 @@ def reach_of(V: LinearOperator, shape: Shape) -> int | None:
 def work(shape: Shape, reach: int) -> float:
     """Multiplications and additions of a factorisation, about."""
     short, long = sorted(shape[1:])
-    return float(long * (shape[0] * short) ** 3 * min(2 * reach, long) ** 2)
+    return float(long * (shape[0] * short) ** 3 * max(1, min(2 * reach, long)) ** 2)
 
 
 @torch.no_grad()
@@ -191,7 +195,7 @@ def _gram(V: LinearOperator, w: Tensor, shape: Shape, reach: int) -> tuple[Tenso
     lengths = U.abs().sum((3, 4, 5)).max(), U.square().sum((3, 4, 5)).max()
     count = U.shape[3] * s**2
     slack = 2 * error * float(lengths[0]) + count * error**2 + gamma(count + s) * float(lengths[1])
-    return M, slack * (1 + 1e-9)
+    return M, slack * (1 + 1e-9) + 1e-300  # squares may underflow
 
 
 @torch.no_grad()
@@ -272,23 +276,26 @@ def factored_bound(
     if reach is None or not scale > 0 or work(shape, reach) > MOST_WORK:
         return None
     w, ceiling = (w / scale).double(), ceiling / scale
-    key = _digest(V, w, shape)
-    found = _BOUNDS.get(key)
-    if found is None or found.bound >= ceiling:
-        below = _ESTIMATES.get(key) or _remember(_ESTIMATES, key, estimate(V, w, shape))
-        if below >= ceiling * (1 + slack):
-            return None
+    filters = _digest(V, w, shape)
+    if (below := _ESTIMATES.get(filters)) is None:
+        below = _remember(_ESTIMATES, filters, estimate(V, w, shape))
+    if below >= ceiling * (1 + slack):
+        return None
+    asked, found = _BOUNDS.get(filters, (math.nan, None))
+    # A bound for another ceiling will do if it leaves about as much room as one for this.
+    if asked != ceiling and not (found and ceiling - found.bound >= 0.4 * (ceiling - below)):
         found = _factored(V, w, shape, below, ceiling)
-        if found is None:
-            return None
-        _remember(_BOUNDS, key, found)
+        _remember(_BOUNDS, filters, (ceiling, found))
+    if found is None:
+        return None
     return Level(found.level * scale, found.bound * scale * (1 + 2 * UNIT))
 
 
 def _remember(known: dict[bytes, T], key: bytes, value: T) -> T:
-    known[key] = value
-    if len(known) > KNOWN:
-        known.pop(next(iter(known)))
+    with _LOCK:
+        known[key] = value
+        if len(known) > KNOWN:
+            known.pop(next(iter(known)))
     return value
 
 
@@ -305,9 +312,10 @@ def _factored(
     V: LinearOperator, w: Tensor, shape: Shape, below: float, ceiling: float
 ) -> Level | None:
     matrix = band_matrix(V, w, shape)
-    # Between the estimate and the ceiling, or hardly above the estimate.
-    for share, least in ((0.5, 1e-5), (0.9, 1e-4)):
-        level = below + min(1e-3 * below, max(share * (ceiling - below), least * below))
+    # Between the estimate and the ceiling, or hardly above the estimate, which may be too low.
+    room = ceiling - below
+    for level in (below + min(1e-3 * below, max(0.5 * room, 1e-5 * below)),
+                  below + max(0.9 * room, 1e-4 * below)):  # fmt: skip
         if math.isfinite(bound := eigenvalue_below(matrix, level)):
-            return Level(level, bound)
+            return Level(level, level + SPARE * (bound - level))
     return None

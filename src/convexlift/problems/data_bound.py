@@ -250,5 +250,8 @@ def _general_bounds(
         theta = (theta - 1e-3 * (1 - theta) - 8 * torch.finfo(v.dtype).eps).clamp_min(0)
         share = expand_per_image(theta, v)
         mixed = share * v + (1 - share) * level * d
+        inside = problem.fidelity.clip_to_conjugate_domain(mixed)
         gradient = expand_per_image(theta, c) * g + expand_per_image(1 - theta, c) * m
-        yield bound(mixed, gradient, theta.to(one.dtype))
+        if not torch.equal(inside, mixed):
+            gradient = A.adjoint(inside) + expand_per_image(theta, c) * c
+        yield bound(inside, gradient, theta.to(one.dtype))

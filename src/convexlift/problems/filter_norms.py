@@ -82,7 +82,8 @@ def _on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
     found = float(gram.real.max()) if inputs == 1 else float(torch.linalg.eigvalsh(gram).max())
     # A Fourier coefficient errs by at most a few log2(N) roundings of the norm of all of them.
     error = 16 * UNIT * math.log2(points + 1) * math.sqrt(points) * float(kernel.norm())
-    return (math.sqrt(max(found, 0.0) * (1 + 1e-12)) + error) ** 2
+    # Squares may underflow, hence 1e-150.
+    return (math.sqrt(max(found, 0.0) * (1 + 1e-12)) + error + 1e-150) ** 2
 
 
 def _of_matrix(V: LinearOperator, w: Tensor, shape: Shape) -> float:

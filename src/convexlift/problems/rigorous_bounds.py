@@ -371,4 +371,8 @@ def _behind_operator(
         theta = keep.flatten(1).amin(1)
         theta = (theta - 1e-3 * (1 - theta) - 8 * UNIT).clamp_min(0)
         mixed, gradient = moved(v, theta, (1 - theta) * level)
-        yield bounds(problem.fidelity.clip_to_conjugate_domain(mixed), gradient, theta)
+        inside = problem.fidelity.clip_to_conjugate_domain(mixed)
+        if not torch.equal(inside, mixed):  # an end of the domain is 0, or differs with the data
+            gradient = product(A, Rounded.exact(inside), shape, adjoint=True)
+            gradient = gradient + minorant.c.times(theta)
+        yield bounds(inside, gradient, theta)

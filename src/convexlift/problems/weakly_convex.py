@@ -222,6 +222,7 @@ class _Minorant:
 
 
 @torch.no_grad()
+@full_precision()
 def weak_claim(
     problem: WeaklyConvexProblem, x: Tensor, witness: Blocks, tolerance: float = 0.0
 ) -> WeakClaim:

@@ -26,6 +26,7 @@ from convexlift.proofs import Proof
 from convexlift.solvers.pulled import duals_of_data, pull_towards
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.tensors import Blocks, choose_images
+from convexlift.tf32 import full_precision
 
 DAMPING, PULL = 0.05, 0.1
 """Of problems with missing data, relative to the largest weight; and of others than denoising,
@@ -108,6 +109,7 @@ def _plain(claimed: WeakClaim) -> WeakClaim:
 
 
 @torch.no_grad()
+@full_precision()
 def solve_sequence(
     problem: WeaklyConvexProblem,
     solve: Solve,

@@ -248,14 +248,14 @@ class Ledger:
         witness = Blocks({n: p if whole else p[rows] for n, p in self.witness.items()})
         best, tolerance = x[rows], self.tolerance or 0.0
         claimed = claim(some, some_double, best, witness, tolerance=tolerance)
-        places = [place[rows] for place in self._places()]
-        for share, place in itertools.product(INWARDS, places):
-            fine = claimed.objective.isfinite()
-            if bool(fine.all()):
-                break
-            moved = some.bounds.project(best + share * (place - best))
+        fine = claimed.objective.isfinite()
+        moves = () if bool(fine.all()) else itertools.product(INWARDS, self._places())
+        for share, place in moves:
+            moved = some.bounds.project(best + share * (place[rows] - best))
             inside = choose_images(fine, claimed.x, moved)
             claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
+            if bool((fine := claimed.objective.isfinite()).all()):
+                break
         wanted = images if len(rows) > len(images) else range(len(rows))
         return [select_images(claimed, slice(i, i + 1)) for i in wanted]
 

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -255,10 +256,19 @@ class TileJob:
         if isinstance(values, Tensor):
             values = values.detach().cpu().numpy()
         place = self._path(name, task.number, task.sweep)
-        part = place.with_suffix(f".{os.getpid()}.part")  # a worker given up may still write
+        part = place.with_suffix(f".{uuid.uuid4().hex}.part")
         with part.open("wb") as file:
             np.save(file, np.ascontiguousarray(values))
-        part.replace(place)
+        # The first writer wins: a worker given up may still write, and the shares of all cores
+        # must be those of the same slopes.
+        try:
+            os.link(part, place)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            if not place.exists():
+                part.replace(place)
+        part.unlink(missing_ok=True)
 
     def _path(self, name: str, number: int, sweep: int) -> Path:
         return self.folder / f"{sweep}-{name}-{number}.npy"

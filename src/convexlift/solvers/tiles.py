@@ -182,7 +182,8 @@ class _Sweeps:
             math.fsum(getattr(each, name) for each in sums)
             for name in ("data_term", "regularizer", "bound")
         )
-        objective = (data_term + regularizer) * (1 + gamma(4)) + gamma(count) * abs(regularizer)
+        sizes = data_term + abs(regularizer)
+        objective = (data_term + regularizer) + gamma(count + 8) * sizes
         bound = bound - gamma(4) * math.fsum(abs(each.bound) for each in sums)
         return _record(self.done, self.clock.seconds(), objective, data_term, regularizer, bound)
 
