@@ -116,3 +116,15 @@ def test_missing_pixels_with_one_bound_have_a_global_proof(box, tmp_path):
     (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
     assert verdict.guarantee == "GLOBAL"
     assert np.isclose(verdict.gap, float(solution.gap), rtol=0.1, atol=1e-6)
+
+
+def test_absolute_differences_with_one_bound_take_fewer_iterations(monkeypatch):
+    """Behind a diagonal operator, |x - y| grows with a slope of 1 only."""
+    y = torch.rand((1, 1, SIZE, SIZE), generator=torch.Generator().manual_seed(0))
+    problem = cl.VariationalProblem(
+        fidelity=cl.L1(y), regularizer=cl.TotalVariation(), weight=0.4, box=(0, None)
+    )
+    repaired_solution = cl.solve(problem)
+    without_repairs(monkeypatch)
+    assert repaired_solution.guarantee == (cl.Guarantee.GLOBAL,)
+    assert int(repaired_solution.iterations) < int(cl.solve(problem).iterations)

@@ -46,16 +46,25 @@ def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Bl
         witness, seen = Blocks({**witness, DATA_DUAL: v}), A.adjoint(v)
         unseen = ~(problem.upward[1] > 0)
         witness = _with_p(problem, at, witness, seen, torch.ones_like(unseen), sign)
-    else:  # pixels that are seen have bounds of their own
-        assert A.diagonal is not None
-        seen = torch.zeros_like(at.x)
-        unseen = ~(problem.fidelity.measured & (A.diagonal != 0)).expand_as(seen)
+    else:
+        seen = _slope_at_infinity(problem, at.x, sign)
+        unseen = seen.isfinite()
+        seen = torch.where(unseen, seen, 0.0)
     if bool(unseen.any()):  # nothing but p can lift these
         witness = _with_p(problem, at, witness, seen, unseen, sign)
     if v is not None and A.nonnegative:
         c = made_feasible(problem.network, problem.weight, at.x, witness).c
         witness = Blocks({**witness, DATA_DUAL: _with_v(problem, at, v, seen + c, sign)})
     return witness
+
+
+def _slope_at_infinity(problem: VariationalProblem, x: Tensor, sign: float) -> Tensor:
+    """The slope of D(d x) where x is not bounded; infinite where D alone bounds a pixel."""
+    assert problem.operator.diagonal is not None
+    d = problem.operator.diagonal.to(x).expand_as(x)
+    low, high = problem.fidelity.conjugate_domain
+    slope = torch.where(sign * d > 0, high, low) * d
+    return torch.where(problem.fidelity.measured & (d != 0), slope, 0.0)
 
 
 def _with_p(
