@@ -215,12 +215,14 @@ def _behind_diagonal(
     assert problem.operator.diagonal is not None
     d = problem.operator.diagonal.to(x).expand_as(x)
     whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
+    bounded = problem.bounds.is_bounded
 
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c = minorant.c.times(theta)
-        everywhere = locally = _pixel_infima(problem.fidelity, c, d, *whole)
-        if bool((free := everywhere.isinf()).any()):
-            locally = torch.where(free, _pixel_infima(problem.fidelity, c, d, *near), everywhere)
+        everywhere = locally = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
+        if not bounded and bool((free := everywhere.isinf()).any()):
+            nearby = _pixel_infima(problem.fidelity, c, d, *near, bounded=True)
+            locally = torch.where(free, nearby, everywhere)
         mixed = _mixed(minorant, theta)
         return Scopes(*(
             ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
@@ -237,7 +239,7 @@ def _behind_diagonal(
     safe = torch.where(seen, d, 1.0)
     v, reach = -minorant.c.value / safe, (SPARE * minorant.c.error / safe.abs()).expand_as(x)
     limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
-    free = _pixel_infima(problem.fidelity, minorant.c, d, *whole).isinf() & seen
+    free = _pixel_infima(problem.fidelity, minorant.c, d, *whole, bounded=False).isinf() & seen
     limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
         yield bounds(fraction * limit)
@@ -264,16 +266,17 @@ def infimum_below(fidelity: Fidelity, operator: LinearOperator, box: Box, c: Rou
     assert operator.diagonal is not None
     d = operator.diagonal.to(c.value).expand_as(c.value)
     lower, upper = (torch.full_like(d, end) for end in (box.lower, box.upper))
-    return _sum_below(_pixel_infima(fidelity, c, d, lower, upper))
+    return _sum_below(_pixel_infima(fidelity, c, d, lower, upper, bounded=box.is_bounded))
 
 
 def _pixel_infima(
-    fidelity: Fidelity, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor
+    fidelity: Fidelity, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor, *, bounded: bool
 ) -> Tensor:
     """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error.
 
-    They are -inf already where some c within SPARE times the error makes them so: a checker whose
-    error bounds are larger than ours then finds the same pixels bounded.
+    Unless both ends are ``bounded``, they may be -inf, and are so already where some c within SPARE
+    times the error makes them so: a checker whose error bounds are larger than ours then finds the
+    same pixels bounded.
     """
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
@@ -290,8 +293,11 @@ def _pixel_infima(
         of_seen = fidelity.infimum_below(slope, low, high)
         return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
 
+    infima = torch.minimum(at_end(-1.0), at_end(1.0))
+    if bounded:
+        return infima
     spared = torch.minimum(at_end(-SPARE), at_end(SPARE))
-    return torch.where(spared.isinf(), spared, torch.minimum(at_end(-1.0), at_end(1.0)))
+    return torch.where(spared.isinf(), spared, infima)
 
 
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
