@@ -128,3 +128,22 @@ def test_absolute_differences_with_one_bound_take_fewer_iterations(monkeypatch):
     without_repairs(monkeypatch)
     assert repaired_solution.guarantee == (cl.Guarantee.GLOBAL,)
     assert int(repaired_solution.iterations) < int(cl.solve(problem).iterations)
+
+
+def test_images_of_a_batch_have_no_influence_on_each_other():
+    """One image lags behind its bound near x, and the other does not."""
+    generator = torch.Generator().manual_seed(0)
+    noisy = torch.rand((1, 1, SIZE, SIZE), generator=generator)
+    y = torch.cat([noisy, torch.full_like(noisy, 0.5)])
+
+    def solved(data: Tensor) -> cl.Solution:
+        problem = cl.VariationalProblem(
+            fidelity=cl.L1(data), regularizer=cl.TotalVariation(), weight=0.4, box=(0, None)
+        )
+        return cl.solve(problem)
+
+    both = solved(y)
+    for i in range(2):
+        alone = solved(y[i : i + 1])
+        assert int(both.iterations[i]) == int(alone.iterations)
+        assert float(both.lower_bound[i]) == pytest.approx(float(alone.lower_bound), rel=1e-12)

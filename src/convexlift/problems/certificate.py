@@ -192,7 +192,9 @@ def _best_of(
     if duals is None:
         return best
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)
-    return best_of([best, *_bounds(problem, evaluation, minorant, v, radius)], _keep)
+    others = _bounds(problem, evaluation, minorant, v, radius)
+    # No image has an influence on others: only those that lag take another bound.
+    return best_of([best, *others], lambda one, other: _keep(one, other) | ~lagging)
 
 
 def _keep(first: Bound, second: Bound) -> Tensor:
