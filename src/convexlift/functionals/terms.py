@@ -77,6 +77,11 @@ class Box:
         """Whether both sides are finite."""
         return math.isfinite(self.lower) and math.isfinite(self.upper)
 
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether one side is finite, and the other is not."""
+        return math.isfinite(self.lower) != math.isfinite(self.upper)
+
     def contains(self, x: Tensor) -> Tensor:
         """Per image, whether every pixel lies in the box."""
         lower, upper = self.rounded_inward(x.dtype)

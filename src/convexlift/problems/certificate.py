@@ -15,7 +15,7 @@ which are checked when a problem is stated.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,9 +32,6 @@ from convexlift.problems.variational import VariationalProblem, checked_image, r
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 from convexlift.tf32 import full_precision
 
-LAG, CLOSE = 2.0, 0.1
-"""Dual variables are repaired where the bound over all images is LAG times as far from the
-objective as the one near x, and this one CLOSE to it, relatively."""
 ROUNDING = 64
 """Relative errors of objectives and gaps, in units of the last place, are less than this."""
 
@@ -110,7 +107,7 @@ def certify(
         if duals is not None:
             duals = Blocks({name: part.to(torch.float64) for name, part in duals.items()})
         evaluation = double.evaluate(x.double())
-        bounds = best_bounds(double, evaluation, duals, radius, tangent=True)
+        bounds = best_bounds(double, evaluation, duals, radius, tangent=True, tolerance=math.inf)
         scale = evaluation.objective.abs()
         gaps = bounds.everywhere.gap / scale, bounds.near.gap / scale
         bound = choose_images(
@@ -135,10 +132,12 @@ def best_bounds(
     radius: float = RADIUS,
     *,
     tangent: bool = False,
+    tolerance: float = 0.0,
 ) -> Scopes[Bound]:
     """The best of all candidates: a solver's duals made feasible, and the tangent at x.
 
     If there are duals, which are nearly always better, the tangent is tried with ``tangent`` only.
+    For the ``tolerance`` see ``judge``.
     """
     network, layers = problem.network, evaluation.layers
     minorants: list[tuple[Minorant, Tensor | None]] = []
@@ -148,30 +147,34 @@ def best_bounds(
     if duals is not None:
         feasible = made_feasible(network, problem.weight, evaluation.x, duals)
         minorants.append((Minorant.of(network, layers, feasible), duals.get(DATA_DUAL)))
-    return _best_of(problem, evaluation, minorants, radius)
+    return _best_of(problem, evaluation, minorants, radius, tolerance)
 
 
 def judge(
-    problem: VariationalProblem, x: Tensor, duals: Blocks | None
+    problem: VariationalProblem, x: Tensor, duals: Blocks | None, tolerance: float = 0.0
 ) -> tuple[Evaluation, Scopes[Bound]]:
     """The objective at the images of a solver, and the best bounds there.
 
-    In one pass over the first layer, without keeping it, where there is such a pass.
+    In one pass over the first layer, without keeping it, where there is such a pass. Dual variables
+    are repaired, which takes as long as some iterations, where the relative gap near x is within
+    the tolerance, but that over all images is not.
     """
     one_pass = None if duals is None else OnePass.of(problem.network)
     if one_pass is None or duals is None:
         evaluation = problem.evaluate(x)
-        return evaluation, best_bounds(problem, evaluation, duals)
+        return evaluation, best_bounds(problem, evaluation, duals, tolerance=tolerance)
     regularizer, minorant, last = one_pass(problem.weight, x, duals)
     evaluation = problem.evaluation(x, regularizer, last=last)
-    return evaluation, _best_of(problem, evaluation, [(minorant, duals.get(DATA_DUAL))], RADIUS)
+    minorants = [(minorant, duals.get(DATA_DUAL))]
+    return evaluation, _best_of(problem, evaluation, minorants, RADIUS, tolerance)
 
 
 def _best_of(
     problem: VariationalProblem,
     evaluation: Evaluation,
-    minorants: list[tuple[Minorant, Tensor | None]],
+    minorants: Sequence[tuple[Minorant, Tensor | None]],
     radius: float,
+    tolerance: float,
 ) -> Scopes[Bound]:
     """The best over minorants of weight R, each with the dual variable of the data, if any.
 
@@ -184,13 +187,14 @@ def _best_of(
         for bounds in _bounds(problem, evaluation, minorant, v, radius)
     )
     best = best_of(candidates, _keep)
+    if not (tolerance and problem.bounds.is_one_sided):
+        return best
     everywhere, near = best.everywhere.gap, best.near.gap
-    lagging = (everywhere > LAG * near) & (near < CLOSE * evaluation.objective.abs())
+    enough = tolerance * evaluation.objective.abs()
+    lagging = (near < everywhere) & (near <= enough) & ((everywhere > enough) | enough.isinf())
     if not bool(lagging.any()):
         return best
     duals = repaired(problem, evaluation, best.near.witness)
-    if duals is None:
-        return best
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)
     others = _bounds(problem, evaluation, minorant, v, radius)
     # No image has an influence on others: only those that lag take another bound.

@@ -34,12 +34,9 @@ LEVELS = tuple(2.0**-k for k in range(13))
 """Candidates for theta, relative to what the worst pixel lacks."""
 
 
-def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks | None:
-    """The dual variables with g >= 0, or nearly so; None where that is not what they lack."""
-    box, A = problem.bounds, problem.operator
-    if math.isfinite(box.lower) == math.isfinite(box.upper):
-        return None
-    sign = 1.0 if math.isfinite(box.lower) else -1.0
+def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
+    """The dual variables with g >= 0, or nearly so, for a box that is one-sided."""
+    A, sign = problem.operator, 1.0 if math.isfinite(problem.bounds.lower) else -1.0
     v = witness.get(DATA_DUAL)
     if v is not None:
         v = problem.fidelity.clip_to_conjugate_domain(v)

@@ -134,10 +134,11 @@ class Ledger:
             flat = self._flat(evaluation, iteration)
             if not (self.active & flat).any():
                 return evaluation, flat, None
-        evaluation, bounds = judge(self.problem, state.x, state.duals)
+        tolerance = self.tolerance or 0.0
+        evaluation, bounds = judge(self.problem, state.x, state.duals, tolerance)
         if bool((evaluation.objective == math.inf).any()):
             inside = moved_inside(self.problem, evaluation, self._places())
-            evaluation, bounds = judge(self.problem, inside, state.duals)
+            evaluation, bounds = judge(self.problem, inside, state.duals, tolerance)
         return evaluation, self._flat(evaluation, iteration), bounds
 
     def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
@@ -213,6 +214,8 @@ class Ledger:
         images = [i for i, s in enumerate(self.status) if s is not Status.CONVERGED]
         if not images:
             return
+        if self.rigorous and self.problem.bounds.is_one_sided:
+            self._repair()
         for i, claimed in zip(images, self._claim(images), strict=True):
             last = self.claims[i]
             # "not <", so that a claim replaces one whose gap is NaN.
@@ -227,6 +230,15 @@ class Ledger:
             spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
                 self.status[i] = Status.PRECISION_LIMIT
+
+    def _repair(self) -> None:
+        """Better dual variables for the best images, where a box with one side leaves them weak."""
+        evaluation, bounds = judge(self.problem, self.x, self.witness, math.inf)
+        objective, *gaps = _on_the_host(
+            evaluation.objective, bounds.everywhere.gap, bounds.near.gap
+        )
+        finite = objective.isfinite()
+        self._keep_best_bounds(self.x, objective, finite, torch.zeros_like(finite), bounds, *gaps)
 
     def _claim(self, images: list[int]) -> list[Claim]:
         """Rigorous claims about the best of these images so far.
