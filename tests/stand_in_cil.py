@@ -314,7 +314,7 @@ class BufferedOperator(MatrixOperator):
 
 
 class SilentOperator(MatrixOperator):
-    """Returns nothing if ``out`` is given, as some operators of CIL 24 do."""
+    """Returns nothing if ``out`` is given, as older operators of CIL do."""
 
     def direct(self, x, out=None):
         found = super().direct(x, out)

@@ -120,7 +120,7 @@ def test_a_smooth_regularizer_stands_beside_the_data_term(adapter):
 
 
 def test_operators_may_return_nothing_and_slices_are_images(adapter):
-    """CIL 24 returns nothing if ``out`` is given; its successors keep a dimension of one slice."""
+    """Older operators return nothing with ``out``; newer geometries keep a single slice."""
     given = matrix_operator()
     A = cil.SilentOperator(given.matrix, cil.Geometry(1, *SHAPE), cil.Geometry(1, *DATA))
     operator = adapter.ContainerOperator(A)
