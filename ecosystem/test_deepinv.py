@@ -261,7 +261,7 @@ def test_gradients_are_never_lost_without_a_word():
     A, x = physics("denoising"), images("denoising")
     y = A(x).requires_grad_()
     plain = cl.deepinv.CertifiedReconstructor(ridge(), 0.1)
-    with pytest.raises(ValueError, match="the fidelity of the problem require gradients"):
+    with pytest.raises(ValueError, match="the fidelity of the problem requires gradients"):
         plain(y, A)
     with torch.no_grad():
         assert not plain(y, A).requires_grad
@@ -274,7 +274,7 @@ def test_gradients_are_never_lost_without_a_word():
         assert not learning(y.double(), A).requires_grad
     seen = physics("inpainting")
     seen.mask.requires_grad_()
-    with pytest.raises(ValueError, match="the operator of the problem require gradients"):
+    with pytest.raises(ValueError, match="the operator of the problem requires gradients"):
         plain(A(x), seen)
     learning(A(x), seen).sum().backward()
     assert seen.mask.grad is not None

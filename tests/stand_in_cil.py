@@ -1,127 +1,275 @@
-"""A stand-in for CIL 26 with the methods that ``convexlift.cil`` uses, by their documentation.
+"""A stand-in for CIL 24 and its successors, with what ``convexlift.cil`` and its users call.
 
-CIL itself is installed with conda only, which tests do not need. Containers compute in place with
-``out=``, as CIL's algorithms do.
+CIL itself is installed with conda only, which tests do not need. Signatures, returned values, what
+happens in place, the order of calls in FISTA and PDHG, and what is refused follow its source:
+``algorithms/{Algorithm,FISTA,PDHG}.py``, ``functions/{Function,LeastSquares,L2NormSquared}.py`` and
+``framework/{data_container,image_geometry,block}.py``.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
+from numbers import Number
 
 import numpy as np
 
 
 class Geometry:
-    def __init__(self, *shape):
-        self.shape = shape
+    def __init__(self, *shape, dtype=np.float32):
+        self.shape, self.dtype = shape, dtype
 
-    def allocate(self, value=0):
-        return Container(np.full(self.shape, value, dtype=np.float32), self)
+    def allocate(self, value=0, dtype=None):
+        """Filled with a number; ``None`` leaves the memory as it is."""
+        array = np.empty(self.shape, dtype=dtype or self.dtype)
+        array.fill(np.nan if value is None else value)
+        return Container(array, self)
 
 
 class Container:
-    """The arithmetic of a CIL ``DataContainer``."""
+    """A CIL ``DataContainer``: results go to ``out``, which is returned, or to a new container."""
 
     def __init__(self, array, geometry):
-        self.array, self.geometry = array, geometry
+        if type(array) is not np.ndarray:
+            raise TypeError(f"an array of NumPy is expected, got {type(array)}")
+        if array.shape != geometry.shape:
+            raise ValueError(f"shape mismatch {array.shape} {geometry.shape}")
+        self.array, self.geometry = array, copy.deepcopy(geometry)
 
     @property
     def shape(self):
         return self.array.shape
 
+    @property
+    def dtype(self):
+        return self.array.dtype
+
     def as_array(self):
         return self.array
 
-    def fill(self, array):
-        np.copyto(self.array, array)
+    def fill(self, values):
+        """From a number, an array, or a container; real numbers cannot take complex ones."""
+        if not isinstance(values, (Number, np.ndarray, Container)):
+            raise TypeError(f"can fill only with numbers, arrays or containers, got {type(values)}")
+        np.copyto(self.array, getattr(values, "array", values))
 
     def copy(self):
-        return Container(self.array.copy(), self.geometry)
+        return copy.deepcopy(self)
 
-    def sapyb(self, a, y, b, out):
-        """a self + b y."""
+    def _binary(self, function, other, out):
+        if not isinstance(other, (Number, np.ndarray, Container)):
+            raise TypeError(f"expected a number or a container, got {type(other)}")
+        other = getattr(other, "array", other)
+        if out is None:
+            return Container(function(self.array, other), self.geometry)
+        function(self.array, other, out=out.as_array())
+        return out
+
+    def add(self, other, out=None):
+        return self._binary(np.add, other, out)
+
+    def subtract(self, other, out=None):
+        return self._binary(np.subtract, other, out)
+
+    def multiply(self, other, out=None):
+        return self._binary(np.multiply, other, out)
+
+    def divide(self, other, out=None):
+        return self._binary(np.divide, other, out)
+
+    def sapyb(self, a, y, b, out=None):
+        """a self + b y, in the precision of ``out``, which may be self or y."""
+        out = self.multiply(0.0) if out is None else out
+        a, b = (np.asarray(getattr(each, "array", each), dtype=out.dtype) for each in (a, b))
         out.array[...] = a * self.array + b * y.array
+        return out
 
-    def divide(self, number, out):
-        out.array[...] = self.array / number
+    def __mul__(self, other):
+        return self.multiply(other)
 
-    def multiply(self, number, out):
-        out.array[...] = self.array * number
+    __rmul__ = __mul__
+
+    def __iadd__(self, other):
+        return self.add(other, out=self)
+
+    def __imul__(self, other):
+        return self.multiply(other, out=self)
+
+    def __sub__(self, other):
+        return self.subtract(other)
+
+    def dot(self, other):
+        return np.dot(self.array.ravel(), other.array.ravel())
+
+
+class Block:
+    """Several containers. Its shape counts them, and there is no array."""
+
+    def __init__(self, *containers):
+        self.containers, self.shape = containers, (len(containers), 1)
+
+
+class BlockGeometry:
+    def __init__(self, *geometries):
+        self.geometries, self.shape = geometries, (len(geometries), 1)
+
+    def allocate(self, value=0):
+        return Block(*(each.allocate(value) for each in self.geometries))
+
+
+class InPlaceError(RuntimeError):
+    pass
 
 
 class Function:
-    """The base class: Moreau's identity and multiples, as CIL states them."""
+    """The base class: Moreau's identity, sums and multiples, as CIL states them."""
 
     def __init__(self, L=None):
-        self.L = L
+        self._L = L
+
+    @property
+    def L(self):
+        return self._L
+
+    @L.setter
+    def L(self, value):
+        if not isinstance(value, Number) or value < 0:
+            raise TypeError("the Lipschitz constant is a positive number")
+        self._L = value
 
     def proximal_conjugate(self, x, tau, out=None):
-        x.divide(tau, out=x)
-        value = self.proximal(x, 1 / tau, out=out)
-        x.multiply(tau, out=x)
-        value.sapyb(-tau, x, 1.0, out=value)
-        return value
+        return _moreau(self.proximal, x, tau, 1.0 / tau, out)
+
+    def __add__(self, other):
+        return Sum(self, other)
 
     def __rmul__(self, scalar):
         return Scaled(self, scalar)
 
 
+def _moreau(proximal, x, tau, inner, out):
+    """x - tau proximal(x / tau); x is divided in place, and multiplied again."""
+    if x is out:
+        raise InPlaceError
+    x.divide(tau, out=x)
+    value = proximal(x, inner, out=out)
+    x.multiply(tau, out=x)
+    value.sapyb(-tau, x, 1.0, out=value)
+    return value
+
+
+class Sum(Function):
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    @property
+    def L(self):
+        constants = [each.L for each in self.functions]
+        return None if None in constants else sum(constants)
+
+    def __call__(self, x):
+        return sum(each(x) for each in self.functions)
+
+    def gradient(self, x, out=None):
+        if x is out:
+            raise InPlaceError
+        first, *others = self.functions
+        found = first.gradient(x, out=out)
+        for each in others:
+            found += each.gradient(x)
+        return found
+
+
 class Scaled(Function):
     def __init__(self, function, scalar):
+        super().__init__()
+        if not isinstance(scalar, Number):
+            raise TypeError(f"expected scalar: got {type(scalar)}")
         self.function, self.scalar = function, scalar
+
+    @property
+    def L(self):
+        return None if self.function.L is None else abs(self.scalar) * self.function.L
 
     def __call__(self, x):
         return self.scalar * self.function(x)
 
     def gradient(self, x, out=None):
         found = self.function.gradient(x, out=out)
-        found.multiply(self.scalar, out=found)
+        found *= self.scalar
         return found
 
     def proximal(self, x, tau, out=None):
-        return self.function.proximal(x, self.scalar * tau, out=out)
+        return self.function.proximal(x, tau * self.scalar, out=out)
+
+    def proximal_conjugate(self, x, tau, out=None):
+        return _moreau(self.function.proximal, x, tau, self.scalar / tau, out)
 
     def convex_conjugate(self, x):
-        scaled = x.copy()
-        x.divide(self.scalar, out=scaled)
-        return self.scalar * self.function.convex_conjugate(scaled)
+        x.divide(self.scalar, out=x)
+        value = self.function.convex_conjugate(x)
+        x.multiply(self.scalar, out=x)
+        return self.scalar * value
 
 
 class LeastSquares(Function):
-    """c |A x - b|^2."""
+    """c |A x - b|^2, with c = 1 unless it is given."""
 
-    def __init__(self, A, b, c=0.5):
+    def __init__(self, A, b, c=1.0):
         super().__init__(L=2 * c * A.norm() ** 2)
         self.A, self.b, self.c = A, b, c
 
     def __call__(self, x):
-        return self.c * float(((self.A.direct(x).array - self.b.array) ** 2).sum())
-
-    def gradient(self, x, out):
         residual = self.A.direct(x)
-        residual.array -= self.b.array
-        residual.array *= 2 * self.c
+        residual.subtract(self.b, out=residual)
+        return residual.dtype.type(self.c) * residual.dot(residual)
+
+    def gradient(self, x, out=None):
+        out = x * 0.0 if out is None else out
+        residual = self.A.direct(x)
+        residual.subtract(self.b, out=residual)
         self.A.adjoint(residual, out=out)
+        return out.multiply(2.0 * self.c, out=out)
 
 
-class HalfSquared(Function):
-    """1/2 |x - b|^2."""
+class L2NormSquared(Function):
+    """|x - b|^2."""
 
     def __init__(self, b):
-        super().__init__(L=1.0)
+        super().__init__(L=2)
         self.b = b
 
     def __call__(self, x):
-        return 0.5 * float(((x.array - self.b.array) ** 2).sum())
+        y = x - self.b
+        return y.dot(y)
+
+    def gradient(self, x, out=None):
+        return x.sapyb(2, self.b, -2, out=out)
+
+    def proximal(self, x, tau, out=None):
+        share = 1 / (1 + 2 * tau)
+        return x.sapyb(share, self.b, 1 - share, out=out)
+
+    def convex_conjugate(self, x):
+        return 0.25 * x.dot(x) + x.dot(self.b)
+
+
+class IndicatorBox(Function):
+    """0 where x >= lower, and infinity elsewhere."""
+
+    def __init__(self, lower):
+        super().__init__()
+        self.lower = lower
+
+    def __call__(self, x):
+        return 0.0 if (x.array >= self.lower).all() else np.inf
 
     def proximal(self, x, tau, out=None):
         out = x.copy() if out is None else out
-        out.array[...] = (x.array + tau * self.b.array) / (1 + tau)
+        out.fill(np.maximum(x.array, self.lower))
         return out
-
-    def convex_conjugate(self, y):
-        return float((0.5 * y.array**2 + y.array * self.b.array).sum())
 
 
 class MatrixOperator:
@@ -152,7 +300,7 @@ class MatrixOperator:
 
     @staticmethod
     def _fill(values, geometry, out):
-        out = geometry.allocate(0) if out is None else out
+        out = geometry.allocate(None) if out is None else out
         out.fill(values.reshape(geometry.shape))
         return out
 
@@ -165,48 +313,64 @@ class BufferedOperator(MatrixOperator):
         return super().direct(x, self.result if out is None else out)
 
 
-def fista(initial, f, g, iterations):
-    """CIL's order of calls: y - step grad f(y) in place, proximal into x, then the momentum.
+class SilentOperator(MatrixOperator):
+    """Returns nothing if ``out`` is given, as older operators of CIL do."""
 
-    Returns the image and the objectives f(x) + g(x).
+    def direct(self, x, out=None):
+        found = super().direct(x, out)
+        return found if out is None else None
+
+    def adjoint(self, y, out=None):
+        found = super().adjoint(y, out)
+        return found if out is None else None
+
+
+def fista(initial, f, g, iterations, step=None):
+    """CIL's order of calls: a gradient step in place, proximal into x, the momentum into y.
+
+    Returns the image and the objectives f(x) + g(x), that of the start included.
     """
+    step = 1.0 / f.L if step is None else step
     y, x, old, slope = (initial.copy() for _ in range(4))
-    t, values = 1.0, []
+    t, values = 1.0, [f(old) + g(old)]
     for _ in range(iterations):
         f.gradient(y, out=slope)
-        y.sapyb(1.0, slope, -1 / f.L, out=y)
-        g.proximal(y, 1 / f.L, out=x)
+        y.sapyb(1.0, slope, -step, out=y)
+        g.proximal(y, step, out=x)
         t, before = 0.5 * (1 + np.sqrt(1 + 4 * t**2)), t
-        x.sapyb(1 + (before - 1) / t, old, -(before - 1) / t, out=y)
-        values.append(f(x) + g(x))
+        x.subtract(old, out=y)
+        y.sapyb((before - 1) / t, x, 1.0, out=y)
         old, x = x, old
+        values.append(f(old) + g(old))
     return old, values
 
 
 def pdhg(f, g, operator, iterations, theta=1.0):
     """CIL's order of calls: proximal_conjugate(y_tmp, sigma, out=y), then proximal(x_tmp, out=x).
 
-    Returns the image, and for each iteration the primal objective, the dual one, and the gap.
+    Returns the image, and for the start and each iteration the primal objective, the dual one, and
+    the gap.
     """
-    tau = sigma = 1 / operator.norm()
+    tau = sigma = 1.0 / operator.norm()
     x_old, x, x_tmp = (operator.domain_geometry().allocate(0) for _ in range(3))
     y, y_tmp = (operator.range_geometry().allocate(0) for _ in range(2))
     values = []
-    for _ in range(iterations):
-        x_old.sapyb(1 + theta, x, -theta, out=x_tmp)
-        operator.direct(x_tmp, out=y_tmp)
-        y_tmp.sapyb(sigma, y, 1.0, out=y_tmp)
-        f.proximal_conjugate(y_tmp, sigma, out=y)
-        operator.adjoint(y, out=x_tmp)
-        x_tmp.sapyb(-tau, x_old, 1.0, out=x_tmp)
-        g.proximal(x_tmp, tau, out=x)
-        operator.direct(x, out=y_tmp)
+    for iteration in range(iterations + 1):
+        if iteration:
+            x_old.sapyb(1 + theta, x, -theta, out=x_tmp)
+            operator.direct(x_tmp, out=y_tmp)
+            y_tmp.sapyb(sigma, y, 1.0, out=y_tmp)
+            f.proximal_conjugate(y_tmp, sigma, out=y)
+            operator.adjoint(y, out=x_tmp)
+            x_tmp.sapyb(-tau, x_old, 1.0, out=x_tmp)
+            g.proximal(x_tmp, tau, out=x)
+            x_old, x = x, x_old
+        operator.direct(x_old, out=y_tmp)
         operator.adjoint(y, out=x_tmp)
         x_tmp.multiply(-1.0, out=x_tmp)
-        primal = f(y_tmp) + g(x)
+        primal = f(y_tmp) + g(x_old)
         dual = -(f.convex_conjugate(y) + g.convex_conjugate(x_tmp))
         values.append((primal, dual, primal - dual))
-        x_old, x = x, x_old
     return x_old, values
 
 
@@ -222,7 +386,7 @@ class FISTA:
 
 def projections(image, data):
     """Sums over rows and columns, in place of a ray transform."""
-    height, width = image.shape
+    height, width = image.shape[-2:]
     rows, columns = np.kron(np.eye(height), np.ones(width)), np.tile(np.eye(width), height)
     return MatrixOperator(np.concatenate([rows, columns]), image, data)
 

@@ -353,7 +353,7 @@ def test_networks_are_solved_with_as_they_are():
     made = {"net.output": 2 * ridge().output}
     plain = Model(lambda y: (cl.SquaredL2(y), cl.Identity(), None), ridge())
     plain.forward = lambda y: cl.solve(state_of(y, plain.net)).x
-    with pytest.raises(ValueError, match="the regularizer of the problem require gradients"):
+    with pytest.raises(ValueError, match="the regularizer of the problem requires gradients"):
         functional_call(plain, made, (pixels(),))
 
 

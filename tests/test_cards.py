@@ -114,6 +114,7 @@ def test_unknown_and_missing_fields_are_named():
         ("CC BY-NC-SA 4.0 (FFHQ); non-commercial research only", False),
         ("CC-BY-NC 4.0", False),
         ("research only; BSDS500: non-commercial research and education", False),
+        ("its authors' terms; the code is BSD 3-Clause", False),
         ("unknown; yours to decide, as far as the training images allow", False),
         ("", False),
     ],

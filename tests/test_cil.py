@@ -1,10 +1,11 @@
-"""``cl.cil`` with a stand-in that has the documented methods of CIL (``stand_in_cil``)."""
+"""``cl.cil`` with a stand-in that has the methods of CIL (``stand_in_cil``)."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -69,16 +70,63 @@ def test_their_algorithms_reach_the_certified_optimum(adapter, algorithm):
     A, b, best = certified(adapter)
     assert best.gap <= 3e-3
     R = WEIGHT * adapter.RegularizerFunction(TV)
-    f = cil.LeastSquares(A, b)
+    f = cil.LeastSquares(A, b, c=0.5)
     if algorithm == "fista":
         x, values = cil.fista(A.domain_geometry().allocate(0), f, R, 80)
         assert values[-1] == pytest.approx(f(x) + R(x))
     else:
-        x, values = cil.pdhg(cil.HalfSquared(b), R, A, 150)
+        x, values = cil.pdhg(0.5 * cil.L2NormSquared(b), R, A, 150)
         primal, dual, gap = values[-1]
         assert primal == pytest.approx(f(x) + R(x), rel=1e-5)
         assert np.isnan([dual, gap]).all()  # no bound is better than a wrong one
     assert float(best.lower_bound) <= f(x) + R(x) <= 1.02 * float(best.objective)
+
+
+def test_pdhg_starts_at_zeros_with_the_regularizer_behind_the_operator(adapter):
+    """Its first proximal point is that of an image of zeros, which is known at once."""
+    x = container(picture())
+    eye = cil.MatrixOperator(np.eye(64), x.geometry, x.geometry)
+    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1).float()
+    R, data = WEIGHT * adapter.RegularizerFunction(network), 0.5 * cil.L2NormSquared(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, values = cil.pdhg(R, data, eye, 20)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.from_numpy(x.array)[None, None]), regularizer=network,
+        weight=WEIGHT,
+    )  # fmt: skip
+    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    assert float(best.lower_bound) <= values[-1][0] <= 1.001 * float(best.objective)
+
+
+def test_a_smooth_regularizer_stands_beside_the_data_term(adapter):
+    """FISTA on 1/2 |x - b|^2 + w R(x) with x >= 0.3, by gradients of R."""
+    b = container(picture())
+    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1).float()
+    R = adapter.RegularizerFunction(network)
+    data, box = 0.5 * cil.L2NormSquared(b), cil.IndicatorBox(0.3)
+    with pytest.raises(TypeError):
+        cil.fista(b, data + WEIGHT * R, box, 1)  # no step size, and no constant of R is known
+    with torch.no_grad():  # norms of convolutions by Young's inequality, and h'' <= 1 / smoothing
+        filters = network.layers[0].skip.weight.abs().flatten(1).sum(1)
+        R.L = float((network.output * filters**2).sum() / 0.1)
+    _, values = cil.fista(b, data + WEIGHT * R, box, 400)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.from_numpy(b.array)[None, None]), regularizer=network,
+        weight=WEIGHT, box=(0.3, None),
+    )  # fmt: skip
+    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
+    assert float(best.lower_bound) <= values[-1] <= 1.001 * float(best.objective)
+
+
+def test_operators_may_return_nothing_and_slices_are_images(adapter):
+    """Older operators return nothing with ``out``; newer geometries keep a single slice."""
+    given = matrix_operator()
+    A = cil.SilentOperator(given.matrix, cil.Geometry(1, *SHAPE), cil.Geometry(1, *DATA))
+    operator = adapter.ContainerOperator(A)
+    assert (operator.input_shape, operator.data_shape) == ((1, *SHAPE), (1, *DATA))
+    x = torch.randn(2, 1, *SHAPE, dtype=torch.float32)
+    torch.testing.assert_close(operator(x), adapter.ContainerOperator(given)(x))
 
 
 def test_results_do_not_share_the_memory_of_a_container(adapter):
@@ -118,11 +166,19 @@ def test_values_are_written_to_out_and_the_argument_is_left_alone(adapter):
     # A norm's subgradient s has <s, x> = R(x).
     assert float((out.array * x.array).sum()) == pytest.approx(again, rel=1e-5)
     assert np.isnan(R.convex_conjugate(x))
+    # In place, and in the precision of the container.
+    double = cil.Container(before.astype(np.float64), cil.Geometry(*SHAPE, dtype=np.float64))
+    expected = R.proximal(double, 0.3)
+    assert expected.dtype == np.float64
+    assert R.proximal(double, 0.3, out=double) is double
+    np.testing.assert_allclose(double.array, expected.array, atol=2e-3)
 
 
 def test_moreaus_identity_of_their_base_class_holds(adapter):
     R, x, tau = adapter.RegularizerFunction(TV), container(picture()), 0.7
-    dual = R.proximal_conjugate(x.copy(), tau)
+    given = x.copy()
+    dual = R.proximal_conjugate(given, tau)
+    np.testing.assert_allclose(given.array, x.array, rtol=1e-6)
     primal = R.proximal(container(x.array / tau), 1 / tau)
     np.testing.assert_allclose(dual.array + tau * primal.array, x.array, atol=2e-3)
 
@@ -141,6 +197,8 @@ def test_bad_inputs_are_named(adapter):
     R = adapter.RegularizerFunction(TV)
     with pytest.raises(ValueError, match="step sizes for each pixel"):
         R.proximal(container(picture()), np.ones(SHAPE))
+    with pytest.raises(TypeError, match="takes real images, got complex64"):
+        R(cil.Geometry(*SHAPE).allocate(0, dtype=np.complex64))
     bent = matrix_operator()
     bent.linear = False
     with pytest.raises(TypeError, match="need a linear operator"):
@@ -149,6 +207,17 @@ def test_bad_inputs_are_named(adapter):
         adapter.ContainerOperator(
             cil.MatrixOperator(np.eye(16), cil.Geometry(2, 2, 2, 2), cil.Geometry(4, 4))
         )
+
+
+def test_blocks_of_containers_are_refused(adapter):
+    """Two containers have the shape (2, 1), like an image of two pixels."""
+    image = cil.Geometry(*SHAPE)
+    blocks = cil.BlockGeometry(image, image)
+    for domain, data in ((image, blocks), (blocks, image)):
+        with pytest.raises(TypeError, match=r"one container each, .* block of several \(Block\)"):
+            adapter.ContainerOperator(cil.MatrixOperator(np.eye(64), domain, data))
+    with pytest.raises(TypeError, match="one by one"):
+        adapter.RegularizerFunction(TV)(blocks.allocate(0))
 
 
 @pytest.mark.slow

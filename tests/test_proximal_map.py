@@ -115,6 +115,26 @@ def test_an_accuracy_that_cannot_be_reached_is_a_warning():
         assert (ProximalMap(cl.TotalVariation())(torch.zeros(1, 1, 8, 8), 1.0) == 0).all()
 
 
+def test_images_of_zeros_are_known_as_well_as_others():
+    """Algorithms start at them, and no distance is small relative to their norm."""
+    v = torch.cat([torch.zeros(1, 1, 8, 8), images(1)])
+    even = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1)  # least at 0
+    prox, alone = ProximalMap(even, max_iterations=500), ProximalMap(even)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = prox(v, STEP)
+        assert (prox.error <= 1e-3 * v.flatten(1).norm(dim=1)).all()
+        assert (x[0] == 0).all()
+        distance = (x[1:] - alone(v[1:], STEP)).norm()
+        assert distance <= prox.error[1] + alone.error[0]
+        biased = network()
+        torch.nn.init.normal_(biased.layers[0].bias)  # least elsewhere
+        tilted = ProximalMap(biased, max_iterations=500)
+        moved = tilted(v[:1].double(), STEP)
+    assert float(moved.norm()) > 1e-3
+    assert float(tilted.error) <= 1e-2 * float(moved.norm())
+
+
 def test_bad_regularizers_are_named():
     with pytest.raises(TypeError, match=r"must be an InputConvexNetwork.* got Identity"):
         ProximalMap(torch.nn.Identity())

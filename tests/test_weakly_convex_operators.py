@@ -204,7 +204,7 @@ def test_bad_arguments_of_solve_are_refused_before_any_work():
         fidelity=cl.SquaredL2(y), operator=problem.operator, regularizer=problem.regularizer,
         weight=1.0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="the fidelity of the problem require gradients"):
+    with pytest.raises(ValueError, match="the fidelity of the problem requires gradients"):
         cl.solve(learned)
     with pytest.raises(ValueError, match="differentiable=True is for convex problems"):
         cl.solve(learned, differentiable=True)

@@ -1,8 +1,7 @@
 """At home in CIL: regularizers as its functions, and its operators as ours.
 
-Written for the protocol of CIL 26: ``direct`` and ``adjoint`` of operators, ``__call__``,
-``gradient`` and ``proximal`` of functions, ``as_array``, ``fill`` and ``copy`` of containers,
-``allocate`` and ``shape`` of geometries.
+Uses ``direct`` and ``adjoint`` of operators with ``out``, ``as_array``, ``fill`` and ``copy`` of
+containers, ``allocate`` and ``shape`` of geometries, as they are in CIL 24 and its successors.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
 
     The images are (H, W), (channels, H, W), or for networks of one channel (slices, H, W), where R
     is the sum over slices. Values are read in place; results are written to ``out`` if it is given.
+    As a smooth part, f, it needs a ``step_size`` or a constant that you know: ``function.L = 40``.
 
     Args:
         regularizer: R, an input-convex network or ``cl.TotalVariation()``.
@@ -69,7 +69,7 @@ class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
         return float("nan")
 
     def _images(self, x: Any) -> Tensor:
-        return images_in(x.as_array(), self.proximal_map.regularizer.in_channels)
+        return images_in(_array(x), self.proximal_map.regularizer.in_channels)
 
 
 class ContainerOperator(ForeignOperator):
@@ -94,15 +94,14 @@ class ContainerOperator(ForeignOperator):
             raise TypeError(
                 f"certificates need a linear operator, and {type(operator).__name__} is not one"
             )
-        if len(domain.shape) not in (2, 3):
-            raise ValueError(
-                f"images are (H, W) or (channels, H, W), and the domain is {tuple(domain.shape)}"
-            )
-        super().__init__(
-            _image_shape(domain), _image_shape(data), nonnegative=nonnegative, terms=terms
-        )
-        self.operator = operator
         self._image, self._data = domain.allocate(0), data.allocate(0)
+        # The shape of a block counts its containers, and would pass for that of an image.
+        image, shape = _array(self._image).shape, _array(self._data).shape
+        if len(image) not in (2, 3):
+            raise ValueError(f"images are (H, W) or (channels, H, W), and the domain is {image}")
+        image, shape = (each if len(each) != 2 else (1, *each) for each in (image, shape))
+        super().__init__(image, shape, nonnegative=nonnegative, terms=terms)
+        self.operator = operator
 
     def forward(self, x: Tensor) -> Tensor:
         """A x."""
@@ -117,25 +116,25 @@ class ContainerOperator(ForeignOperator):
         source, target, call = self._image, self._data, self.operator.direct
         if transposed:
             source, target, call = target, source, self.operator.adjoint
-        results = torch.empty((len(values), *target.shape), dtype=_numbers(target).dtype)
+        dtype = torch.from_numpy(target.as_array()).dtype
+        results = torch.empty((len(values), *target.shape), dtype=dtype)
         for image, result in zip(values.detach().cpu(), results, strict=True):
             array = source.as_array()
             source.fill(image.numpy().reshape(array.shape).astype(array.dtype, copy=False))
             call(source, out=target)
-            result.copy_(_numbers(target))
+            result.copy_(torch.from_numpy(target.as_array()))
         shape = self.input_shape if transposed else self.data_shape
         assert shape is not None
         return results.reshape(-1, *shape).to(values.device)
 
 
-def _numbers(container: Any) -> Tensor:
-    return torch.from_numpy(container.as_array())
-
-
-def _image_shape(geometry: Any) -> tuple[int, ...]:
-    """(channels, H, W) of images and data of two dimensions; as they are otherwise."""
-    shape = tuple(geometry.shape)
-    return (1, *shape) if len(shape) == 2 else shape
+def _array(container: Any) -> Any:
+    if not hasattr(container, "as_array"):
+        raise TypeError(
+            "images and data are one container each, and this is a block of several "
+            f"({type(container).__name__}); use the operators and functions in it one by one"
+        )
+    return container.as_array()
 
 
 def _filled(out: Any, like: Any, result: Tensor) -> Any:

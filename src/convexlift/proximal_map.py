@@ -15,6 +15,7 @@ s of R at v, since subdifferentials are monotone.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from typing import Any
 
@@ -115,26 +116,38 @@ class ProximalMap:
             fidelity=SquaredL2(v), regularizer=matching(self.regularizer, v), weight=step,
             box=self.box,
         )  # fmt: skip
-        tolerated = (self.accuracy**2 * sum_per_image(v**2) / 2).cpu()
-        steepest = sum_per_image((step * self.subgradient(v)) ** 2).cpu()
-        solution = self._solve(problem, tolerated, SHARE**2 * steepest / 2)
+        size = sum_per_image(v**2).cpu()
+        farthest = sum_per_image((step * self.subgradient(v)) ** 2).cpu()
+        # Algorithms start at images of zeros, where no accuracy is relative to ||v||.
+        tolerated = self.accuracy**2 * torch.where(size > 0, size, farthest) / 2
+        near = SHARE**2 * farthest / 2
+        # Points that cannot move by more than the rounding of v: no solve finds a nearer one.
+        still = (farthest <= torch.finfo(v.dtype).eps ** 2 * size) & (self.box is None)
+        if bool(still.all()):
+            self.error = farthest.sqrt()
+            return v.clone()
+        solution = self._solve(
+            problem, tolerated.masked_fill(still, math.inf), near.masked_fill(still, math.inf)
+        )
         self._state = solution.state
-        excess = _excess(solution)
+        excess = torch.where(still, farthest / 2, _excess(solution))
         self.error = (2 * excess).sqrt()
-        if not bool((excess <= tolerated * (1 + 1e-6)).all()):
+        if not bool((still | (excess <= tolerated * (1 + 1e-6))).all()):
             limits = {status.name for status in solution.status if status is not Status.CONVERGED}
+            times = float((excess / tolerated)[~still].max().sqrt())
             warnings.warn(
-                f"a proximal map is known to {float((excess / tolerated).max().sqrt()):.1f} times "
+                f"a proximal map is known to {times:.1f} times "
                 f"accuracy={self.accuracy:g} ({', '.join(sorted(limits)) or 'CONVERGED'}); allow a "
                 "larger accuracy, more max_iterations, or use double precision",
                 stacklevel=2,
             )
-        return solution.x
+        return torch.where(still.to(v.device).reshape(-1, *[1] * (v.ndim - 1)), v, solution.x)
 
     def _solve(self, problem: VariationalProblem, tolerated: Tensor, near: Tensor) -> Solution:
         """Until the objective exceeds its lower bound by less than both numbers, if possible.
 
         ``near`` belongs to the largest distance from v that is possible, and shrinks with it.
+        Both are infinite for images of which nothing is asked.
         """
         v = problem.fidelity.y
         objective = problem.objective(problem.bounds.project(v)).cpu()
@@ -144,7 +157,7 @@ class ProximalMap:
             stop = StopWhen(gap=gap, max_iterations=self.max_iterations)
             solution = solve(problem, stop=stop, start=state)
             moved = SHARE**2 * sum_per_image((solution.x - v) ** 2).cpu() / 2
-            done = _excess(solution) <= torch.minimum(tolerated, moved)
+            done = near.isinf() | (_excess(solution) <= torch.minimum(tolerated, moved))
             if bool(done.all()) or any(s is not Status.CONVERGED for s in solution.status):
                 break
             # Not too fast: an image that has not moved yet may have to.
@@ -194,6 +207,11 @@ def images_in(array: NDArray[Any], channels: int) -> Tensor:
         form = "(H, W), or slices (N, H, W)" if channels == 1 else f"({channels}, H, W)"
         raise ValueError(
             f"the regularizer takes images of shape {form}, got an array {array.shape}"
+        )
+    if np.iscomplexobj(array):
+        raise TypeError(
+            f"the regularizer takes real images, got {array.dtype}; write complex ones as two "
+            "channels, with a regularizer of two channels"
         )
     if array.dtype not in (np.float32, np.float64) or not array.flags.writeable:
         array = array.astype(np.float64 if array.dtype == np.float64 else np.float32)

@@ -110,7 +110,8 @@ class ModelCard:
     def commercial(self) -> bool:
         """Whether the licence allows commercial use: CC0, CC BY, MIT or the public domain."""
         words = self.license.lower()
-        limited = re.search(r"\bnc\b|non-?commercial|research only|academic", words)
+        # "The code is MIT" says nothing about weights that somebody trained with it.
+        limited = re.search(r"\bnc\b|non-?commercial|research only|academic|the code is", words)
         free = re.search(r"\bcc0|\bcc[ -]by|\bmit\b|\bbsd[ -]?[23]|public domain|apache", words)
         return free is not None and limited is None
 

@@ -41,8 +41,9 @@ def refuse_gradients(problem: VariationalProblem) -> None:
     if any(not parameter.is_leaf for parameter in problem.regularizer.parameters()):
         found.append("regularizer")
     if found:
+        verb = "requires" if len(found) == 1 else "require"
         raise ValueError(
-            f"the {' and the '.join(found)} of the problem require gradients, which solve does not "
+            f"the {' and the '.join(found)} of the problem {verb} gradients, which solve does not "
             "give by default: write cl.solve(problem, differentiable=True) to get them, or "
             ".detach() the tensors, or solve under torch.no_grad()"
         )
