@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from convexlift.reconstruction import results
@@ -98,9 +99,11 @@ def reconstruct_files(
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
     run.solver.client = client
     good = []
+    known: dict[Path, Fingerprint] = {}  # of a volume, once for all slabs
     for source in sources:  # files that cannot be opened are reported before any work
-        beside = [*sides(source.path), *reconstructor.reads([source.path])]
-        run.inputs[source] = results.fingerprint([source.path, *beside])
+        if (path := source.path) not in known:
+            known[path] = results.fingerprint([path, *sides(path), *reconstructor.reads([path])])
+        run.inputs[source] = known[path]
         if resume and (record := run.earlier(source)) is not None:
             run.result.earlier.append(record)
             run.listener.kept(source)

@@ -30,6 +30,7 @@ from convexlift.files.pictures import (
 from convexlift.reconstruction.ranges import NumberRange, RangeChoice, number_range
 from convexlift.scans.dicom_pictures import (
     DATASET,
+    WINDOW,
     display_range,
     is_hounsfield,
     read_dicom_picture,
@@ -83,8 +84,8 @@ class Contents:
 
     @property
     def is_dicom(self) -> bool:
-        """Whether the file is DICOM, of any modality."""
-        return self.volume is not None or DATASET in self.picture.metadata
+        """Whether the image comes from DICOM, of any modality."""
+        return self.volume is not None or WINDOW in self.picture.metadata
 
     @property
     def numbers(self) -> Range:
@@ -94,7 +95,7 @@ class Contents:
     @property
     def box(self) -> Bounds:
         """Bounds of the images."""
-        if DATASET in self.picture.metadata:  # pixels outside of the display window are kept
+        if WINDOW in self.picture.metadata:  # pixels outside of the display window are kept
             low, high = float(self.images.min()), float(self.images.max())
             return (min(0.0, low), max(1.0, high))
         return (0.0, 1.0 if self.volume is None else 2.0)
@@ -125,7 +126,7 @@ class Contents:
     def require_target(self, target: Path) -> None:
         """Raise if a file of this name cannot hold results: floats in PNG, for example."""
         kind = target.suffix.lower()
-        if self.is_dicom:
+        if self.volume is not None or DATASET in self.picture.metadata:
             if kind not in DICOM:
                 raise InputError(f"{self.name} is DICOM; give the result the ending .dcm, too")
         elif (reason := writable(self.picture, kind)) is not None:
@@ -210,9 +211,10 @@ def open_contents(
         hounsfield = NumberRange((-1024.0, 1500.0))
         return Contents(str(image), picture, images, None, hounsfield, volume=volume)
     picture, name = open_picture(image, what, max_megapixels, choice, pages)
-    if is_dicom and choice == "auto":
+    if WINDOW in picture.metadata and choice == "auto":
         low, high = display_range(picture)
-        note = f"its stored numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
+        stored = "stored " * (DATASET in picture.metadata)
+        note = f"its {stored}numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
         scale = NumberRange((low, high), notes=(note,))
     else:
         scale = number_range(picture, choice)
