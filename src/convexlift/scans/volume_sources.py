@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convexlift.files.formats import load_extra, state_of
-from convexlift.files.pictures import Picture, PictureFormat, read_picture
+from convexlift.files.pictures import Picture, PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5
 from convexlift.files.zarr_volumes import Zarr
 from convexlift.scans.dicom_pictures import WINDOW, in_units, is_hounsfield, read_dicom_picture
@@ -42,7 +42,9 @@ def is_series(path: Path) -> bool:
 
 
 def count_planes(path: Path, max_megapixels: float | None = None) -> int:
-    """How many planes there are."""
+    """How many planes a volume has, or a picture file."""
+    if not is_source(path):
+        return count_pages(path, max_megapixels=max_megapixels)
     if not path.is_dir():
         return int(np.prod(_slab(path, slice(0, 0), max_megapixels)[1][:-2]))
     if is_series(path):
@@ -56,7 +58,10 @@ def read_slab(path: Path, pages: slice, max_megapixels: float | None = None) -> 
         planes = _slab(path, pages, max_megapixels)[0]
         return Picture(planes.astype(planes.dtype.newbyteorder("=")), layout=planes.shape)
     found: list[Picture] = []
-    for file in slice_files(path)[pages]:
+    chosen = slice_files(path)[pages]
+    if not chosen:
+        raise ScanFileError(f"{path} has {len(slice_files(path))} slices, and none of these")
+    for file in chosen:
         picture = (
             in_units(read_dicom_picture(file, max_megapixels))
             if may_be_slice(file)
