@@ -20,7 +20,8 @@ from reconstruct_runs import QUICK, noisy, run
 import convexlift as cl
 from convexlift import cluster
 from convexlift.images import save_image
-from convexlift.reconstruction import InputError
+from convexlift.reconstruction import InputError, weight
+from convexlift.reconstruction.pictures import Denoiser
 from convexlift.solvers import tile_tasks, tiles
 
 distributed = pytest.importorskip("distributed")
@@ -203,6 +204,28 @@ def test_one_large_file_is_solved_by_all_workers(tmp_path, client):
     assert pictures(folder / "here") == pictures(folder / "there")
     assert used
     assert used <= set(client.nthreads())
+
+
+def test_one_small_file_is_prepared_by_a_worker_alone(tmp_path, client, monkeypatch):
+    folder = with_pictures(tmp_path, 1, 16)
+    rules, prepared = [], []
+    choose, prepare = weight.choose_weight, Denoiser.prepare
+
+    def noted_rule(rule, *rest):
+        rules.append(rule)
+        return choose(rule, *rest)
+
+    def noted(self, *rest):
+        prepared.append(self)
+        return prepare(self, *rest)
+
+    monkeypatch.setattr(weight, "choose_weight", noted_rule)
+    result = many(folder, "out", weight="auto", client=client)
+    assert len(result.records) == 1, result.failures
+    assert rules.count("auto") == 1
+    monkeypatch.setattr(Denoiser, "prepare", noted)
+    again = many(folder, "out", weight="auto", client=client, resume=True)
+    assert (len(again.earlier), prepared) == (1, [])
 
 
 def double(item, more):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from convexlift.files.atomic import leftovers, remove_leftovers
+from convexlift.files.atomic import leftovers, remove_dead_folders, remove_leftovers
 from convexlift.files.formats import EXPORTS, MEGAPIXELS
 from convexlift.files.pictures import PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5, STORES
@@ -298,7 +298,7 @@ def check_targets(
 ) -> None:
     """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
-    Temporary files that a killed run left beside these results are removed.
+    Temporary files and folders that killed runs left beside these results are removed.
 
     Args:
         sources: files and targets.
@@ -331,6 +331,7 @@ def check_targets(
     results = [*(place for source in sources for place in source.results()), *overviews]
     for folder in {place.parent for place in results}:
         _require_writable(folder)
+        remove_dead_folders(folder)
     remove_leftovers(results)
 
 

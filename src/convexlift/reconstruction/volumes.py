@@ -176,8 +176,13 @@ def _sample(reconstructor: Reconstructor, path: Path, first: int, end: int) -> P
 
 
 def part_of(reconstructor: Reconstructor, planes: tuple[int, ...]) -> Reconstructor:
-    """The reconstructor for some planes of a file, with the same network in memory."""
-    part = replace(reconstructor, **{reconstructor.planes_option: planes})  # type: ignore[arg-type]
+    """The reconstructor for some planes of a file."""
+    return altered(reconstructor, **{reconstructor.planes_option: planes})
+
+
+def altered(reconstructor: Reconstructor, **options: Any) -> Reconstructor:
+    """With other options, and the same network in memory."""
+    part = replace(reconstructor, **options)
     for name in ("network", "colour", "place", "sha256"):
         vars(part)[name] = getattr(reconstructor, name)
     return part

@@ -130,14 +130,15 @@ def _angles(
 ) -> tuple[float, ...]:
     if "theta" not in arrays:
         raise ScanFileError(
-            f"{path} has no /exchange/theta; write read_sinogram(path, angles=...) in radians"
+            f"{path} has no /exchange/theta; if its views are evenly spaced, add --beam parallel "
+            "or --beam fan; in Python, write read_sinogram(path, angles=...) in radians"
         )
     unit = (angle_unit or texts["theta_unit"]).strip().lower()
     if unit not in _ANGLES:
         problem = "has /exchange/theta in" if unit else "does not give the unit of /exchange/theta"
         raise ScanFileError(
-            f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; write read_sinogram(path, "
-            "angle_unit='degrees') or 'radians'"
+            f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; add --angle-unit degrees or "
+            "radians; in Python, write read_sinogram(path, angle_unit='degrees') or 'radians'"
         )
     return tuple((arrays["theta"] * _ANGLES[unit]).tolist())
 
