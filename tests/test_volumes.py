@@ -334,6 +334,14 @@ def test_a_volume_of_sinograms(tmp_path):
     )
     assert not result.failures
     whole = cl.reconstruct(tmp_path / "scan.npy", "ct", **options)
+    truth = cl.scans.attenuation_to_hounsfield(phantom.expand(10, -1, -1, -1))
+    options |= {"truth": truth, "rows": (1, 10)}
+    compared = cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "again.zarr", "ct", **options)
+    assert ["psnr" in record for record in compared.records] == [True, True]
+    with pytest.raises(InputError, match="the truth has 4 slices, and there are rows up to 10"):
+        cl.reconstruct_many(
+            tmp_path / "scan.npy", tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]}
+        )
     assert np.abs(stored(tmp_path / "out.zarr") - whole.x.numpy()).max() < 1.0  # HU
 
 

@@ -210,8 +210,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             restored=lambda x: squeezed(values(x)), write=write, truth=truth,
             about={
                 "data": self.quantity or scan.quantity,
-                "rows": rows, "angles": angles, "bins": bins,
-                "pixel": pixel,
+                "rows": rows, "angles": angles, "bins": bins, "pixel": pixel,
                 "unit": "HU" if in_mm else "per pixel of the detector",
                 **({"photons": photons} if photons else {}),
             },
@@ -298,6 +297,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         else:
             hu = torch.as_tensor(self.truth)
             hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
+        if self.rows is not None and len(hu) > slices:  # one for each row of the detector
+            hu = hu[slice(*self.rows)]
         if tuple(hu.shape) != (slices, 1, size, size):
             called = self.truth if is_path(self.truth) else "given"
             raise InputError(

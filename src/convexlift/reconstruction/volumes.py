@@ -20,7 +20,7 @@ import torch
 
 from convexlift.files.volume_stores import HDF5, STORES, create_store, storable, store_layout
 from convexlift.files.zarr_volumes import VolumeLayout, Zarr
-from convexlift.reconstruction.contents import InputError, naming
+from convexlift.reconstruction.contents import InputError, count_in, naming
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
@@ -96,6 +96,9 @@ def require_planes(reconstructor: Reconstructor, source: Source) -> tuple[int, i
             part_of(reconstructor, (end - 1, end)).read_scan(path)  # type: ignore[attr-defined]
         except ValueError as error:
             raise InputError(f"row {end - 1} cannot be read (--rows): {error}") from None
+        if (truth := reconstructor.truth) is not None and (slices := count_in(truth)) < end:
+            raise InputError(f"the truth has {slices} slices, and there are rows up to {end}; give "
+                             "a slice for each row of the detector")  # fmt: skip
         return first, end
     planes = count_planes(path, reconstructor.max_megapixels)
     first, end, *step = (0, planes) if given is None else given
