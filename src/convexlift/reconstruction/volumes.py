@@ -50,10 +50,8 @@ def is_volume(sources: Sequence[Source]) -> bool:
 
 
 def _in_slabs(source: Source) -> bool:
-    kind, volume = (
-        source.target.suffix.lower(),
-        source.volume or source.path.suffix in Zarr.suffixes,
-    )
+    kind = source.target.suffix.lower()
+    volume = source.volume or source.path.suffix in Zarr.suffixes
     if volume and kind not in STORES:
         raise InputError(
             f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
@@ -83,9 +81,9 @@ def _overlap(one: Path, other: Path) -> bool:
 
 def require_planes(reconstructor: Reconstructor, source: Source) -> tuple[int, int]:
     """The first plane of a volume to reconstruct, and the end; wrong options are errors."""
-    path, simulated = source.path, getattr(reconstructor, "simulate", False)
-    scans = isinstance(reconstructor, ScanReconstructor)
-    if not isinstance(reconstructor, Denoiser | ScanReconstructor) or (scans and simulated):
+    path = source.path
+    simulated = isinstance(reconstructor, ScanReconstructor) and reconstructor.simulate
+    if simulated or not isinstance(reconstructor, Denoiser | ScanReconstructor):
         raise InputError(f"{reconstructor.task} does not write volumes; write .tif or .npy")
     given: tuple[int, ...] | None = getattr(reconstructor, reconstructor.planes_option)
     if isinstance(reconstructor, ScanReconstructor):
@@ -95,7 +93,7 @@ def require_planes(reconstructor: Reconstructor, source: Source) -> tuple[int, i
         try:
             part_of(reconstructor, (end - 1, end)).read_scan(path)  # type: ignore[attr-defined]
         except ValueError as error:
-            raise InputError(f"row {end - 1} cannot be read (--rows): {error}") from None
+            raise InputError(f"row {end - 1} (--rows) cannot be read: {error}") from None
         if (truth := reconstructor.truth) is not None and (slices := count_in(truth)) < end:
             raise InputError(f"the truth has {slices} slices, and there are rows up to {end}; give "
                              "a slice for each row of the detector")  # fmt: skip
