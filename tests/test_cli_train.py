@@ -200,10 +200,12 @@ def test_bilevel(here, tmp_path):
 
 
 def test_damaged_images_and_no_validation(here, tmp_path):
-    result = adversarial(here, tmp_path, "--damaged", here / "noisy", "--penalty", 3)
+    folder = tmp_path / "my run"
+    result = adversarial(here, folder, "--damaged", here / "noisy", "--penalty", 3)
     assert result.exit_code == 0, result.output
     assert "step " not in result.output
-    card = cl.models.card(tmp_path / "model")
+    assert f"RESULT --regularizer '{folder / 'model'}'\n" in result.output  # to be copied
+    card = cl.models.card(folder / "model")
     assert card.task == "given damaged images"
     assert card.weight_choice.startswith("not chosen")
     assert card.recipe["penalty"] == 3.0

@@ -20,7 +20,8 @@ from reconstruct_runs import QUICK, noisy, run
 import convexlift as cl
 from convexlift import cluster
 from convexlift.images import save_image
-from convexlift.reconstruction import InputError
+from convexlift.reconstruction import InputError, weight
+from convexlift.reconstruction.pictures import Denoiser
 from convexlift.solvers import tile_tasks, tiles
 
 distributed = pytest.importorskip("distributed")
@@ -205,6 +206,28 @@ def test_one_large_file_is_solved_by_all_workers(tmp_path, client):
     assert used <= set(client.nthreads())
 
 
+def test_one_small_file_is_prepared_by_a_worker_alone(tmp_path, client, monkeypatch):
+    folder = with_pictures(tmp_path, 1, 16)
+    rules, prepared = [], []
+    choose, prepare = weight.choose_weight, Denoiser.prepare
+
+    def noted_rule(rule, *rest):
+        rules.append(rule)
+        return choose(rule, *rest)
+
+    def noted(self, *rest):
+        prepared.append(self)
+        return prepare(self, *rest)
+
+    monkeypatch.setattr(weight, "choose_weight", noted_rule)
+    result = many(folder, "out", weight="auto", client=client)
+    assert len(result.records) == 1, result.failures
+    assert rules.count("auto") == 1
+    monkeypatch.setattr(Denoiser, "prepare", noted)
+    again = many(folder, "out", weight="auto", client=client, resume=True)
+    assert (len(again.earlier), prepared) == (1, [])
+
+
 def double(item, more):
     if item == 3:
         raise RuntimeError("three is too many")
@@ -215,6 +238,48 @@ def test_an_item_that_fails_stops_no_other(client, tmp_path):
     found = dict(cluster.completed(client, double, range(100), 1, folder=tmp_path))
     assert str(found.pop(3)) == "three is too many"
     assert found == {i: 2 * i + 1 for i in range(100) if i != 3}
+
+
+class ShrinkingCluster:
+    """A client that loses a worker at the second look, when all tasks under way end at once."""
+
+    status = "running"
+
+    def __init__(self):
+        self.looks, self.futures = 0, []
+
+    def nthreads(self):
+        self.looks += 1
+        for future in self.futures:
+            future.ended(future)
+        self.futures = []
+        return {"one": 8, "two": 8} if self.looks == 1 else {"one": 8}
+
+    def run(self, function, workers, on_error):
+        return dict.fromkeys(workers, "")
+
+    def submit(self, function, item, *arguments, pure, workers):
+        future = Future()
+        future.result = function(item, *arguments)
+        self.futures.append(future)
+        return future
+
+    def gather(self, futures):
+        return [future.result for future in futures]
+
+
+class Future:
+    status = "finished"
+
+    def add_done_callback(self, call):
+        self.ended = call
+
+
+def test_a_worker_that_leaves_takes_no_tasks_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "LOOK_EVERY", 0.0)
+    items = [i for i in range(100) if i != 3]
+    found = dict(cluster.completed(ShrinkingCluster(), double, items, 1, folder=tmp_path))
+    assert sorted(found) == items
 
 
 @pytest.mark.slow
@@ -250,6 +315,15 @@ def test_workers_of_another_version_get_no_work(client, tmp_path, monkeypatch):
     assert {address for _, address in found} == set(client.nthreads()) - {worker}
 
 
+def test_workers_need_no_glibc(client, tmp_path, monkeypatch):
+    def of_windows(name):
+        raise TypeError("bad argument type for built-in operation")
+
+    monkeypatch.setattr("ctypes.CDLL", of_windows)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    assert len(list(cluster.completed(client, double, range(2), 1, folder=tmp_path))) == 2
+
+
 @pytest.mark.parametrize("trimming", [True, False])
 def test_workers_keep_the_memory_that_the_next_operation_needs(
     client, tmp_path, monkeypatch, trimming
@@ -276,6 +350,7 @@ def at(item):
         ("local[0]", r"local\[N\], N >= 1, got 'local\[0\]'"),
         ("http://somewhere", "no scheduler answers at http://somewhere"),
         ("tcp://127.0.0.1:9", "no scheduler answers at tcp://127.0.0.1:9"),
+        ("localhost:9", "no scheduler answers at localhost:9"),
     ],
 )
 def test_schedulers_that_cannot_be_reached_are_named(folder, scheduler, said, monkeypatch):

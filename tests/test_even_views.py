@@ -63,7 +63,11 @@ def test_arcs_and_lengths():
     assert np.allclose(EvenViews(arc=-90).geometry(3).angles, [0, -math.pi / 6, -math.pi / 3])
     assert isinstance(EvenViews().geometry(2), ParallelGeometry)
     assert EvenViews().geometry(2).unit == "pixel"
-    fan = EvenViews(beam="fan", source_distance=3.0, detector_distance=2.0).geometry(4)
+    distances = {"source_distance": 3.0, "detector_distance": 2.0}
+    with pytest.raises(ValueError, match="a fan needs bin_width, in mm"):
+        EvenViews(beam="fan", **distances)
+    fan = EvenViews(beam="fan", bin_width=0.5, **distances).geometry(4)
+    assert (fan.unit, fan.bin_width) == ("mm", 0.5)
     assert isinstance(fan, FanGeometry)
     assert fan.angles[-1] == pytest.approx(1.5 * math.pi)
 
@@ -76,6 +80,11 @@ def test_arcs_and_lengths():
         (("--beam", "parallel", "--arc", "400"), "--arc is at most 360 degrees"),
         (("--beam", "fan", "--source-distance", "5"), "a fan needs --detector-distance"),
         (("--beam", "parallel", "--source-distance", "5"), "--source-distance is for fans"),
+        (
+            ("--beam", "fan", "--source-distance", "5", "--detector-distance", "5"),
+            "a fan needs --bin-width, in mm",
+        ),
+        (("--beam", "parallel", "--angle-unit", "degrees"), "--angle-unit and --beam both give"),
         (("--simulate", "--beam", "parallel"), "--beam does not apply"),
         ((), "--beam parallel"),
     ],
@@ -86,6 +95,26 @@ def test_what_is_missing_is_said(options, message):
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not Path("slice.tif").exists()
+
+
+@pytest.mark.parametrize("number", [0, -3, 1_000_001, 2_000_000_000])
+def test_numbers_of_views_in_files_are_bounded(number):
+    scan()
+    geometry = {"beam": "parallel", "angles": number, "bin_width": WIDTH}
+    side = {"format": "convexlift sinogram", "version": 1, "quantity": "transmission"}
+    Path("scan.json").write_text(json.dumps({**side, "geometry": geometry}))
+    with pytest.raises(ScanFileError, match="angles is a number from 1 to 1000000"):
+        read_sinogram("scan.npy")
+
+
+def test_a_scan_without_angles_asks_for_the_beam():
+    h5py = pytest.importorskip("h5py")
+    with h5py.File("scan.h5", "w") as file:
+        file["exchange/data"] = np.ones((VIEWS, 2, BINS))
+    result = run("scan.h5", "-o", "slice.tif")
+    text = " ".join(result.output.split())
+    assert result.exit_code != 0
+    assert text.index("--beam parallel") < text.index("read_sinogram(path, angles=...)")
 
 
 def test_one_command_without_a_geometry_equals_one_with_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ import torch
 from PIL import Image
 
 import convexlift as cl
-from convexlift.files.pictures import read_picture
-from convexlift.files.png_jpeg import JPEG
+from convexlift.files.pictures import LUMA, read_picture
+from convexlift.files.png_jpeg import JPEG, luma_table
 from convexlift.reconstruction.contents import open_contents
-from convexlift.reconstruction.jpeg_noise import LUMA, before_compression, luma_deviation
+from convexlift.reconstruction.jpeg_noise import before_compression, luma_deviation
 from convexlift.reconstruction.noise import Noise, gaussian_level
 from convexlift.web.limits import Limits
 from convexlift.web.uploads import read_upload
@@ -51,6 +52,40 @@ def test_the_level_before_compression(quality, sigma, channels):
     planes, table = compressed(hills(channels, sigma), quality)
     expected = sigma * (1.0 if channels == 1 else np.hypot(np.hypot(*LUMA[:2]), LUMA[2]))
     assert luma_deviation(planes, table) == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize("size", [(12, 500), (500, 12), (9, 9)])
+def test_pictures_of_less_than_two_blocks_have_a_level(size, tmp_path):
+    Image.fromarray(hills(3, 10.0, *size)).save("thin.jpg", quality=75)
+    done = cl.reconstruct("thin.jpg", regularizer="tv", tolerance=1e-2, max_iterations=20)
+    assert done.noise.level > 0
+
+
+@pytest.mark.parametrize("numbers", [{0: 1, 1: 0}, {0: 1, 1: 2}, {0: 3, 1: 1}])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tables_may_have_any_number(numbers, channels):
+    """The same file with other numbers in its headers (DQT and SOF0)."""
+    Image.fromarray(hills(channels, 10.0)).save("usual.jpg", quality=75)
+    data, place = bytearray(Path("usual.jpg").read_bytes()), 2
+    while data[place + 1] != 0xDA:  # the start of the pixels
+        length = int.from_bytes(data[place + 2 : place + 4])
+        if data[place + 1] == 0xDB:
+            data[place + 4] = numbers[data[place + 4]]
+        if data[place + 1] == 0xC0:
+            for channel in range(data[place + 9]):
+                at = place + 12 + 3 * channel
+                data[at] = numbers[data[at]]
+        place += 2 + length
+    Path("other.jpg").write_bytes(data)
+    usual, other = (open_contents(f"{name}.jpg") for name in ("usual", "other"))
+    assert (usual.picture.stored == other.picture.stored).all()
+    assert luma_table(usual.picture) == luma_table(other.picture)
+    noise = Noise("gaussian", 0.01)
+    levels = [before_compression(noise, each, None, together=True) for each in (usual, other)]
+    assert levels[0] == levels[1]
+    other.write(other.images, Path("again.jpg"), "")
+    assert read_picture(Path("again.jpg")).metadata[JPEG] == usual.picture.metadata[JPEG]
+    assert read_upload(Path("other.jpg"), Limits()).jpeg == luma_table(usual.picture)
 
 
 def test_pixels_alone_do_not_tell_it():

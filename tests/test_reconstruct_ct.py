@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import psnr, save_image
 from convexlift.phantoms import shepp_logan
+from convexlift.reconstruction.slices import unusual_values
 from convexlift.scans import attenuation_to_hounsfield, hounsfield_to_attenuation, unit_attenuation
 
 SIZE, EXTENT, PHOTONS = 24, 200.0, 1e5
@@ -228,6 +230,11 @@ def test_long_ways_through_a_body_are_nothing_unusual():
     quick = {"regularizer": "tv", "weight": 1.0, "max_iterations": 1}
     result = cl.reconstruct(projections, task="ct", **options, **quick)
     assert not any("taken for mm" in note for note in result.record.get("notes", ()))
+
+
+def test_a_window_for_a_constant_slice_has_a_width():
+    notes = list(unusual_values(torch.full((1, 1, 8, 8), 3000.0), Path("slice.png"), "abdomen"))
+    assert "--window=3000,1 shows them" in notes[0]
 
 
 def test_a_window_that_hides_the_slice_is_said(scans, tmp_path):

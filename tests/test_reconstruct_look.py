@@ -72,6 +72,29 @@ def test_the_command_that_it_prints_works():
         assert Path(words[words.index("-o") + 1]).exists()
 
 
+def test_the_command_for_a_sinogram_works_as_it_is():
+    Path("my scans").mkdir()
+    np.save("my scans/a scan.npy", np.full((24, 32), 0.5, np.float32))
+    result = looked("my scans/a scan.npy")
+    (line,) = re.findall(r"^  (convexlift reconstruct ct .*)$", result.output, re.MULTILINE)
+    words = shlex.split(line)
+    assert words[3:6] == ["my scans/a scan.npy", "-o", "my scans/a scan-slice.tif"]
+    done = run(*words[2:], "--photons", "1e4", "--weight", "1")
+    assert done.exit_code == 0, done.output
+    assert Path("my scans/a scan-slice.tif").exists()
+
+
+def test_volumes_in_hdf5_are_recognised():
+    h5py = pytest.importorskip("h5py")
+    with h5py.File("v.h5", "w") as file:
+        file["entry/scan"] = np.stack([noisy(size=16, seed=k) for k in range(9)])
+    result = looked("v.h5")
+    assert "v.h5: a volume of 9 planes" in result.output
+    (line,) = re.findall(r"^  (convexlift .*)$", result.output, re.MULTILINE)
+    assert line == "convexlift reconstruct denoise v.h5 -o v-denoised.h5"
+    assert run(*shlex.split(line)[2:]).exit_code == 0
+
+
 def test_what_it_says_about_files():
     assert "in colour, 8 bits, painted with #ff00ff" in propose(Path(painted())).about
     assert "% of its numbers are NaN" in propose(Path(with_holes())).about

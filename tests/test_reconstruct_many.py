@@ -19,6 +19,7 @@ import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import load_image, save_image
 from convexlift.reconstruction.contents import PICTURES, InputError
+from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
 from convexlift.scans.sinogram_formats import FORMAT
 
@@ -47,6 +48,23 @@ def test_bad_files_are_listed_and_the_others_done(tmp_path):
     assert "empty" in failed["bad2.tif"]
     assert len(list((tmp_path / "out").glob("*.png"))) == 12
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_file_for_which_the_memory_is_too_small_stops_no_other(tmp_path, monkeypatch):
+    for i, size in enumerate((16, 24, 16, 16)):
+        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=size, seed=i)))
+    fitting = PiecewiseSolver.fitting
+
+    def too_small(self, data):
+        if data.image_shape[-1] == 24:
+            raise InputError("24 x 24 pixels take more than is free")
+        return fitting(self, data)
+
+    monkeypatch.setattr(PiecewiseSolver, "fitting", too_small)
+    options = {"regularizer": "tv", "max_iterations": 20, "tolerance": 1e-2, "sigma": 0.05}
+    result = cl.reconstruct_many(tmp_path / "in", tmp_path / "out", batch=2, weight=0.05, **options)
+    assert [source.path.name for source, _ in result.failures] == ["1.png"]
+    assert len(result.records) == 3
 
 
 def test_no_file_of_a_folder_is_skipped(tmp_path):

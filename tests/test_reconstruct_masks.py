@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 from reconstruct_runs import bits, crop, noisy, one_record, run
 
 from convexlift.files.pictures import read_picture
-from convexlift.reconstruction.contents import InputError, open_contents, seen_pixels
+from convexlift.reconstruction.contents import InputError, open_contents
+from convexlift.reconstruction.masks import seen_pixels
 from convexlift.reconstruction.sources import companion
 
 GREY = noisy(size=24)

@@ -184,7 +184,10 @@ def test_angles_without_a_unit(tmp_path):
     ("datasets", "message"),
     [
         ({"data": None}, "no /exchange/data"),
-        ({"theta": None}, r"no /exchange/theta; write read_sinogram\(path, angles="),
+        (
+            {"theta": None},
+            r"no /exchange/theta; .*add --beam parallel .*write read_sinogram\(path, angles=",
+        ),
         ({"data": np.zeros((4, 5))}, r"shape \(4, 5\); three dimensions"),
         ({"data": np.zeros((3, 3, 5))}, "the geometry has 4 angles"),
         ({"data_white": np.zeros((1, 3, 6))}, r"flat must be \(rows, frames, bins\)"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 
+import forked
 import pytest
 import reconstruct_runs
 import torch
 from PIL import Image
 
 import convexlift as cl
+from convexlift.files.atomic import temporary_folder
 from convexlift.images import load_example, load_image
 from convexlift.networks import Convolution, ridge
 from convexlift.problems.claims import objective_above
@@ -228,6 +231,47 @@ def test_a_disk_that_is_too_small_is_reported_before_any_work(monkeypatch):
     )
     with pytest.raises(OSError, match="folder"):
         cl.solve_tiles(problem, tiles=SMALL)
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path):
+    """And no others: of this process, of other machines, and of the user."""
+    code = """
+import os, signal
+from pathlib import Path
+from convexlift.files.atomic import temporary_folder
+with temporary_folder(Path.cwd()) as place:
+    (place / "x.npy").write_bytes(b"a tile")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = forked.start(code, tmp_path, {}, tmp_path / "output.txt")
+    killed.join()
+    (left,) = tmp_path.glob("convexlift-*")
+    assert (left / "x.npy").exists()
+    kept = [left.with_name(name) for name in (
+        f"convexlift-elsewhere-{killed.pid}-abcdefgh", f"{left.name}-mine", "convexlift-results",
+    )]  # fmt: skip
+    for each in kept:
+        each.mkdir()
+    problem = LargeProblem(
+        fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.1,
+        box=(0, 1),
+    )  # fmt: skip
+    tiles = cl.Tiles(size=32, overlap=16, folder=tmp_path)
+    with tile_tasks.tile_job(problem, tiles, None) as job:
+        assert not left.exists()
+        with tile_tasks.tile_job(problem, tiles, None):
+            assert job.folder.exists()
+    assert sorted(tmp_path.glob("convexlift-*")) == sorted(kept)
+
+
+def test_results_are_written_beside_no_folders_of_killed_processes(tmp_path):
+    with temporary_folder(tmp_path) as place:
+        gone = tmp_path / "out" / place.name.replace(str(os.getpid()), "4194399")  # no process
+    gone.mkdir(parents=True)
+    Image.fromarray((255 * picture()[0, 0].clamp(0, 1)).byte().numpy()).save(tmp_path / "a.png")
+    result = reconstruct_runs.run("denoise", tmp_path / "a.png", "-o", tmp_path / "out" / "b.png")
+    assert result.exit_code == 0, result.output
+    assert not gone.exists()
 
 
 @pytest.mark.parametrize("how", ["callback", "keyboard", "time"])

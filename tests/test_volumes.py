@@ -18,7 +18,7 @@ import convexlift as cl
 from convexlift import cluster
 from convexlift.files.pictures import count_pages, read_picture
 from convexlift.files.volume_stores import write_planes
-from convexlift.reconstruction import InputError, volumes
+from convexlift.reconstruction import InputError, sources
 from convexlift.scans.volume_sources import count_planes, read_slab
 
 zarr = pytest.importorskip("zarr")
@@ -93,7 +93,7 @@ def test_every_format_holds_the_same_volume(tmp_path, values, kind):
     with pytest.raises(InputError, match="exists; name another output"):
         solved(place, out)
     write_planes(out, 19, np.zeros((1, *SHAPE[1:]), np.uint16))  # the last plane is lost
-    (tmp_path / "out.records" / "000000-000009.json").unlink()
+    (tmp_path / f"out.{kind}.records" / "000000-000009.json").unlink()
     again = solved(place, out, resume=True)
     assert len(again.records) == 2
     assert (read() == expected).all()
@@ -160,8 +160,8 @@ def test_slices_in_a_folder_share_noise_and_weight(tmp_path):
 
 
 def test_a_stack_that_is_not_read_at_once_becomes_one(tmp_path, values, monkeypatch):
-    monkeypatch.setattr(volumes, "MEGAPIXELS", 0.005)
-    monkeypatch.setattr(volumes, "SMALLEST", 1000)
+    monkeypatch.setattr(sources, "MEGAPIXELS", 0.005)
+    monkeypatch.setattr(sources, "SMALLEST", 1000)
     result = solved(written(tmp_path, "tif", values), tmp_path / "out.tif")
     assert len(result.records) == 3
     solved(tmp_path / "in.tif", tmp_path / "other.zarr")
@@ -213,7 +213,7 @@ def test_a_plane_is_what_the_plane_alone_gives(tmp_path, values):
 
 def test_slabs_are_whole_chunks(tmp_path, values):
     result = solved(written(tmp_path, "zarr", values), tmp_path / "out.zarr")
-    names = sorted(path.stem for path in (tmp_path / "out.records").glob("*.json"))
+    names = sorted(path.stem for path in (tmp_path / "out.zarr.records").glob("*.json"))
     assert names == ["000000-000009", "000009-000018", "000018-000020"]
     assert sorted(record["input"][-8:] for record in result.records)[0] == "arr[0:9]"
     assert zarr.open(tmp_path / "out.zarr", mode="r")["0"].chunks == (3, 16, 24)
@@ -270,7 +270,7 @@ def test_a_damaged_slab_is_done_again(tmp_path, values):
     solved(place, out)
     before = stored(out)
     zarr.open(out, mode="r+")["0"][10] = 7
-    (tmp_path / "out.records" / "000000-000009.json").unlink()
+    (tmp_path / "out.zarr.records" / "000000-000009.json").unlink()
     result = solved(place, out, resume=True)
     assert len(result.records) == 2
     assert len(result.earlier) == 1
@@ -334,6 +334,14 @@ def test_a_volume_of_sinograms(tmp_path):
     )
     assert not result.failures
     whole = cl.reconstruct(tmp_path / "scan.npy", "ct", **options)
+    truth = cl.scans.attenuation_to_hounsfield(phantom.expand(10, -1, -1, -1))
+    options |= {"truth": truth, "rows": (1, 10)}
+    compared = cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "again.zarr", "ct", **options)
+    assert ["psnr" in record for record in compared.records] == [True, True]
+    with pytest.raises(InputError, match="the truth has 4 slices, and there are rows up to 10"):
+        cl.reconstruct_many(
+            tmp_path / "scan.npy", tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]}
+        )
     assert np.abs(stored(tmp_path / "out.zarr") - whole.x.numpy()).max() < 1.0  # HU
 
 
@@ -377,6 +385,6 @@ def test_a_volume_survives_a_killed_worker(tmp_path, values):
     solved(place, tmp_path / "here.zarr")
     assert (stored(tmp_path / "out.zarr") == stored(tmp_path / "here.zarr")).all()
     marks = [json.loads(path.read_text())["output_sha256"]
-             for folder in ("out.records", "here.records")
+             for folder in ("out.zarr.records", "here.zarr.records")
              for path in sorted((tmp_path / folder).glob("*.json"))]  # fmt: skip
     assert marks[: len(marks) // 2] == marks[len(marks) // 2 :]

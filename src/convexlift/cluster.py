@@ -40,7 +40,7 @@ def connected(scheduler: str) -> Iterator[Any]:
     distributed = load_extra("distributed", "runs on several workers", "dask")
     for name in ("distributed", "distributed.client"):  # our own messages say what happened
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if scheduler.startswith("local"):
+    if scheduler == "local" or scheduler.startswith("local["):
         match = re.fullmatch(r"local\[([1-9]\d*)\]", scheduler)
         if match is None:
             raise InputError(f"--scheduler is ADDRESS or local[N], N >= 1, got {scheduler!r}")
@@ -96,8 +96,9 @@ def completed(
             found: list[tuple[Any, Any]] = []
             with _connection(client):
                 crew.look()
-                begun = list(itertools.islice(waiting, max(0, crew.room - len(running))))
-                more = len(begun) == crew.room - len(running)
+                room = max(0, crew.room - len(running))  # workers that left had tasks, too
+                begun = list(itertools.islice(waiting, room))
+                more = len(begun) == room
                 for item in begun:
                     future = client.submit(
                         function, item, *arguments, pure=False, workers=crew.restricted
@@ -191,7 +192,7 @@ class _Crew:
                 warnings.warn("the scheduler has no workers; waiting for one", stacklevel=2)
             self.said = True
             time.sleep(0.2)
-        # Without workers, every turn is a look.
+        # With no workers, check on every iteration.
         self.next_look = time.monotonic() + LOOK_EVERY * bool(self.able)
 
     def _ask(self, workers: list[str]) -> dict[str, str]:
@@ -206,7 +207,7 @@ class _Crew:
                 # Dask's nannies let workers return memory after every operation, and the next one
                 # waits for fresh pages: four times the processor time. These are the thresholds
                 # (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD) that glibc itself would arrive at.
-                with contextlib.suppress(OSError, AttributeError):  # another library
+                with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc
                     libc = ctypes.CDLL(None)
                     libc.mallopt(-1, 2**26)
                     libc.mallopt(-3, 2**25)

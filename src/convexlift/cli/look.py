@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from convexlift.cli.app import BAD_INPUT, FAILURE, UserError, explained
+from convexlift.files.formats import reason_of
 from convexlift.problems.claims import percent
 from convexlift.reconstruction.contents import PICTURES
 from convexlift.reconstruction.proposals import Proposal, plan, propose
@@ -71,10 +72,12 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
     failing = False
     for source in sources[:SHOWN]:
         try:
-            volume = is_volume([source])
-            lines = ["a volume, slab by slab"] if volume else plan(reconstructor, source.path)
-        except (ValueError, OSError, ImportError) as error:
-            yield f"{source.path}: would fail: {str(error).removeprefix(f'{source.path} ')}"
+            lines = plan(reconstructor, source)
+            records = f"{source.records.name}/" if is_volume([source]) else source.record.name
+        except Exception as error:  # decoders raise nearly every type
+            plain = isinstance(error, ValueError | OSError | ImportError)
+            reason = str(error).removeprefix(f"{source.path} ") if plain else reason_of(error)
+            yield f"{source.path}: would fail: {reason}"
             failing = True
             continue
         taken = ", which exists: add --force or --resume" if source.target.exists() else ""
@@ -82,7 +85,7 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
         yield f"{source.path}: {lines[0]}"
         for line in lines[1:]:
             yield f"  {line}"
-        yield f"  -> {source.target}{taken}, with {source.record.name}{beside}"
+        yield f"  -> {source.target}{taken}, with {records}{beside}"
     if len(sources) > SHOWN:
         yield f"and {len(sources) - SHOWN} more files"
     yield from _settings(reconstructor)
@@ -92,7 +95,7 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
 
 
 RULES = {
-    "card": "that of its card",
+    "card": "from the model card",
     "auto": "chosen by predicting held-out data, which takes several solves",
     "discrepancy": "chosen so that the residual is as large as the noise",
 }

@@ -55,7 +55,8 @@ FILES: dict[str, tuple[Any, Any]] = {
     "inputs": (Parameter.empty, Annotated[list[str], typer.Argument(
         help="Files, folders, or globs in quotes.", show_default=False)]),
     "output": (Parameter.empty, Annotated[Path, typer.Option(
-        "--output", "-o", help="A file for one input file, else a folder.", show_default=False)]),
+        "--output", "-o", help="A file for one input file or for one volume, else a folder.",
+        show_default=False)]),
 }  # fmt: skip
 RUN: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(

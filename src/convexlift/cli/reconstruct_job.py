@@ -29,7 +29,14 @@ from convexlift.cli.app import (
 )
 from convexlift.cli.contact_sheet import ContactSheet, duration
 from convexlift.cli.look import describe_run
-from convexlift.cli.record_words import STATISTICS, line, share, summary_rows, verdict
+from convexlift.cli.record_words import (
+    EACH_RECORD,
+    STATISTICS,
+    line,
+    share,
+    summary_rows,
+    verdict,
+)
 from convexlift.cli.terminal import Screen, discard, progress, table
 from convexlift.cluster import connected
 from convexlift.models.files import ModelCard
@@ -40,7 +47,7 @@ from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require
 from convexlift.reconstruction.distribution import distribute_files
 from convexlift.reconstruction.results import Previews, write_table
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import divide, is_volume, shared
+from convexlift.reconstruction.volumes import divide, is_volume, require_slices, shared
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -100,6 +107,8 @@ def run_job(
             reconstructor = RECONSTRUCTORS[task](**options | on_workers)
             sources = find_inputs(reconstructor, inputs, output)
             if dry_run:
+                if volume and not is_volume(sources):
+                    require_slices(reconstructor, inputs)
                 for text in describe_run(reconstructor, sources, proof):
                     typer.echo(text)
                 return
@@ -113,7 +122,7 @@ def run_job(
                     reconstructor, sources[0], force=force, resume=resume
                 )
             elif volume:
-                reconstructor = shared(reconstructor, inputs)
+                reconstructor, sources = shared(reconstructor, sources, inputs)
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -129,8 +138,9 @@ def run_job(
             )
             network = reconstructor.network
             narrator = Narrator(
-                screen, update, debug, len(sources), options["tolerance"], network, page
-            )
+                screen, update, debug, len(sources), options["tolerance"], network, page,
+                records=_place_of_records(sources),
+            )  # fmt: skip
             narrator.announce(network.card)
             warnings.showwarning = narrator.warn
             run: dict[str, Any] = {"proof": proof, "resume": resume, "command": command}
@@ -186,6 +196,13 @@ def _finish(result: BatchResult, files: int, unwritten: str) -> None:
         raise typer.Exit(FAILURE)
 
 
+def _place_of_records(sources: Sequence[Source]) -> str:
+    """Where the objectives and bounds of all results are."""
+    if sources[0].slab is not None:
+        return str(sources[0].records)
+    return str(sources[0].record) if len(sources) == 1 else EACH_RECORD
+
+
 class Narrator(BatchListener):
     """Prints a line for each file, and moves the progress bar.
 
@@ -197,13 +214,15 @@ class Narrator(BatchListener):
         tolerance: the gap at which solves stop.
         network: the regularizer.
         page: the contact sheet, if there is to be one.
+        records: where objectives and bounds are written.
     """
 
     def __init__(
         self, screen: Console, update: Callable[..., None], debug: bool, total: int,
         tolerance: float, network: InputConvexNetwork | None = None,
-        page: ContactSheet | None = None,
+        page: ContactSheet | None = None, records: str = EACH_RECORD,
     ) -> None:  # fmt: skip
+        self.records = records
         self.screen, self.update = screen, update
         self.unsaid = ""  # which stream could not be written, and why
         self.debug, self.total, self.tolerance = debug, total, tolerance
@@ -280,7 +299,7 @@ class Narrator(BatchListener):
         """Print what is proved, how many files are done, and which ones failed."""
         done = result.earlier + result.records
         if done:
-            proved = verdict(done, self.premise)
+            proved = verdict(done, self.premise, self.records)
             self._print(proved)
             if self.page is not None:
                 self.page.proved = proved

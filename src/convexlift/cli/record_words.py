@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,6 +11,7 @@ from convexlift.cli.contact_sheet import value_of
 from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
 from convexlift.reconstruction.noise import Noise
 
+EACH_RECORD = "the JSON file of each result"
 STATISTICS = ("", "smallest", "median", "largest")
 
 
@@ -31,12 +31,10 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def verdict(records: Sequence[dict[str, Any]], premise: str) -> str:
+def verdict(records: Sequence[dict[str, Any]], premise: str, where: str = EACH_RECORD) -> str:
     """What is proved about all files, in plain words, and where the numbers are."""
     claims = [(record["gap"], Guarantee[record["guarantee"]]) for record in records]
     heading, meaning = worst_in_words(claims, premise)
-    one = Path(records[0]["output"]).with_suffix(".json")
-    where = one if len(records) == 1 else "the JSON file of each result"
     return f"{heading}: {meaning} (Objective, lower bound and gap: {where}.)"
 
 

@@ -377,7 +377,8 @@ def _show(
             "not taken: reconstructions missed the gap of the recipe.", soft_wrap=True
         )  # fmt: skip
     task = "inpaint" if card.task == Inpainting.name else "denoise"
-    use = f"convexlift reconstruct {task} PICTURE -o RESULT --regularizer {model.with_suffix('')}\n"
+    saved = shlex.quote(str(model.with_suffix("")))
+    use = f"convexlift reconstruct {task} PICTURE -o RESULT --regularizer {saved}\n"
     text = (
         f"{trained.seconds:.0f} s. Model: {model}\n"
         f"{use if card.task != SparseViewCT.name else ''}"

@@ -16,7 +16,8 @@ class RegularizerPrior(Prior):  # type: ignore[misc, unused-ignore]
     """R as an explicit deepinv ``Prior``: value, (sub)gradient, and a certified proximal map.
 
     For deepinv's PGD, FISTA, ADMM, HQS, DRS and PDCP, and for GD where R is smooth. The proximal
-    map carries no gradients, so it is not for unfolded networks: what requires them is an error.
+    map carries no gradients, so it is not for unfolded networks: it raises an error if the input
+    requires gradients.
 
     Args:
         regularizer: R, an input-convex network or ``cl.TotalVariation()``.

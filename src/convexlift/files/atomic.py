@@ -1,17 +1,22 @@
-"""Files written completely or not at all, and removal of temporary files of killed processes."""
+"""Files written completely or not at all, temporary folders, and what killed processes left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})\.part", re.DOTALL)
 """Temporary names made by ``atomic_path``."""
+_MACHINE = re.sub(r"[^\w.]", "_", platform.node())
+_FOLDER = re.compile(rf"convexlift-{re.escape(_MACHINE)}-(?P<pid>[0-9]{{1,10}})-[^-]+")
+"""Names of folders that ``temporary_folder`` made on this machine."""
 
 
 @contextlib.contextmanager
@@ -32,6 +37,43 @@ def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         _remove(part)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed at the end; by default where the system has its temporary files."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    remove_dead_folders(parent)
+    place = Path(tempfile.mkdtemp(prefix=f"convexlift-{_MACHINE}-{os.getpid()}-", dir=parent))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def remove_dead_folders(parent: Path) -> None:
+    """Remove temporary folders that killed processes left here.
+
+    A name holds the machine and the process: folders of other machines, which may share the
+    parent, are left alone.
+    """
+    for found in parent.glob(f"convexlift-{_MACHINE}-*"):
+        match = _FOLDER.fullmatch(found.name)
+        if match and found.is_dir() and not _exists(int(match["pid"])):
+            _remove(found)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process of this number, of any program: folders in use must not go."""
+    if Path("/proc/self").exists():
+        return Path(f"/proc/{pid}").exists()
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

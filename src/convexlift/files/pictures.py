@@ -38,7 +38,8 @@ _TURNS = {  # how a grid is displayed: swap rows and columns, then reverse rows,
 }  # fmt: skip
 STRIP = 2**22
 """Numbers that are converted at once."""
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ class PictureFormat(FileFormat):
         picture = self.read(path, max_megapixels)
         require_one_page(picture.pages)
         if picture.channels == 3:
-            luma = np.tensordot(_LUMA, picture.values(picture.full_range), 1).clip(0, 1)
+            luma = np.tensordot(LUMA, picture.values(picture.full_range), 1).clip(0, 1)
             return np.asarray(np.rint(255 * luma), dtype=np.uint8)
         if not picture.inverted:
             return picture.stored

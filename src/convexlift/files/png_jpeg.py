@@ -141,12 +141,23 @@ class Jpeg(_PillowFormat):
 
 
 def _jpeg_quality(image: Any) -> dict[str, Any]:
-    """Quantization tables and subsampling of a JPEG file, as arguments for Pillow."""
+    """Quantization tables and subsampling of a JPEG file, as arguments for Pillow.
+
+    Files may give tables any number from 0 to 3. Here the one of luma has 0, as Pillow writes it.
+    """
     from PIL import JpegImagePlugin
 
     sampling = JpegImagePlugin.get_sampling(image)  # -1 for grey and unusual ones
-    kept = {"qtables": {number: list(table) for number, table in image.quantization.items()}}
+    numbers = dict.fromkeys(number for *_, number in image.layer)  # of the channels, luma first
+    tables = [image.quantization[number] for number in numbers if number in image.quantization]
+    kept = {"qtables": {number: list(table) for number, table in enumerate(tables)}}
     return kept | ({"subsampling": sampling} if sampling >= 0 else {})
+
+
+def luma_table(picture: Picture) -> tuple[int, ...] | None:
+    """The quantization table of luma, row by row, if the picture comes from a JPEG file."""
+    tables = picture.metadata.get(JPEG, {}).get("qtables")
+    return tuple(tables[0]) if tables else None
 
 
 def _picture(pixels: NDArray[Any], clear: Any, metadata: dict[str, Any]) -> Picture:

@@ -34,16 +34,22 @@ LARGE = 2**31
 """Bytes from which TIFF files need offsets of 64 bits."""
 
 
+def storable(path: Path, layout: VolumeLayout) -> VolumeLayout:
+    """With the type that a file of this name has: booleans are bytes in all but zarr stores."""
+    if layout.dtype.kind != "b" or path.suffix.lower() in Zarr.suffixes:
+        return layout
+    return replace(layout, dtype=np.dtype(np.uint8))
+
+
 def create_store(path: Path, layout: VolumeLayout) -> None:
     """An empty volume; there must be no file or folder of this name."""
+    layout = storable(path, layout)
     kind = path.suffix.lower()
     if kind in Zarr.suffixes:
         zarr_volumes.create_volume(path, layout)
         return
     if path.exists():
         raise FileExistsError(17, "it exists", str(path))
-    if layout.dtype.kind == "b":
-        layout = replace(layout, dtype=np.dtype(np.uint8))
     make = _make_hdf5 if kind in HDF5 else _make_tiff if kind in TIFF else _make_npy
     make(path, layout)
 

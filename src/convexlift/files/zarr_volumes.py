@@ -88,8 +88,9 @@ class Zarr(PictureFormat):
             numbers = len(wanted) * np.prod(layout.shape[-2:]) / 1e6
             if numbers > (limit := max_megapixels or MEGAPIXELS):
                 raise ValueError(
-                    f"it has {numbers:.4g} megapixels, and the limit is {limit:.4g}; write a .zarr "
-                    "volume, for which it is read slab by slab, or allow it with --max-megapixels"
+                    f"it has {numbers:.4g} megapixels, and the limit is {limit:.4g}; write a "
+                    "volume (.zarr, .h5, .tif or .npy), for which it is read slab by slab, or "
+                    "allow it with --max-megapixels"
                 )
             if len(layout.shape) == 3:
                 stored = array[wanted.start : wanted.stop : wanted.step]
@@ -99,6 +100,10 @@ class Zarr(PictureFormat):
             stored = stored.reshape(-1, *layout.shape[-2:])
             shape = layout.shape if len(wanted) == layout.planes else stored.shape
             return Picture(stored, layout=shape)
+
+    def pages(self, path: Path, max_megapixels: float | None) -> int:
+        """How many planes there are."""
+        return self.layout(path).planes
 
     def layout(self, path: Path) -> VolumeLayout:
         """Shape, chunks and axes."""
@@ -137,6 +142,8 @@ def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
 
 def in_type(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Numbers in another type, rounded and clipped for integers."""
+    if dtype.kind == "b" and values.dtype != dtype:
+        return values >= 0.5
     if dtype.kind in "iu" and values.dtype != dtype:
         limits = np.iinfo(dtype)
         values = np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max)

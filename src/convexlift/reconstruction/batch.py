@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from convexlift.reconstruction import results
@@ -98,10 +99,15 @@ def reconstruct_files(
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
     run.solver.client = client
     good = []
+    known: dict[Path, Fingerprint] = {}  # of a volume, once for all slabs
     for source in sources:  # files that cannot be opened are reported before any work
-        beside = [*sides(source.path), *reconstructor.reads([source.path])]
-        run.inputs[source] = results.fingerprint([source.path, *beside])
-        if resume and (record := run.earlier(source)) is not None:
+        if source.path not in known:
+            known[source.path] = fingerprint_of(source, reconstructor)
+        run.inputs[source] = known[source.path]
+        record = None
+        if resume:
+            record = earlier_record(source, reconstructor, known[source.path], proof=proof)
+        if record is not None:
             run.result.earlier.append(record)
             run.listener.kept(source)
         elif (wrong := glance(source.path)) is None:
@@ -122,13 +128,14 @@ def reconstruct_files(
                         "it is too large for a proof file, whose dual variables would not fit the "
                         "memory; leave out --proof: the gap is certified nevertheless"
                     )
+                most = run.solver.fitting(image.data)  # raises if the memory is too small
             except Exception as error:
                 run.fail(source, error)
                 continue
-            if run.waiting and not run.has_room_for(image):
+            if run.waiting and not run.has_room_for(image, most):
                 run.flush()
             run.waiting.append((source, image))
-            if run.is_full(image):
+            if run.is_full(most):
                 run.flush()
         run.flush()
         run.result.interrupted = interruption.status is not None
@@ -148,29 +155,6 @@ class _Run:
     def __post_init__(self) -> None:
         self.solver = self.reconstructor.solver()
 
-    def earlier(self, source: Source) -> dict[str, Any] | None:
-        """The record of a finished result, if it has the same inputs and settings, else None.
-
-        A result is finished if its files are there and belong together, and if no Ctrl-C ended its
-        solve.
-        """
-        options = self.reconstructor
-        places = source.results(
-            gap_map=options.gap_map, weight_map=options.weight_map, proof=self.proof
-        )
-        try:
-            if not all(place.is_file() for place in places[source.slab is not None :]):
-                return None
-            record = json.loads(source.record.read_text(encoding="utf-8"))
-            made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
-            settings = _options(self.reconstructor.settings())
-            if made != (self.inputs[source], settings, results.digest(source)):
-                return None
-            unfinished = record["status"] == "INTERRUPTED" or record["lower_bound"] is None
-            return None if unfinished else dict(record)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None  # not a record of this version
-
     def fail(self, source: Source, error: Exception) -> None:
         self.result.failures.append((source, " ".join(str(error).split())))
         self.listener.failed(source, error)
@@ -178,14 +162,14 @@ class _Run:
     def planes(self) -> int:
         return sum(len(image.data) for _, image in self.waiting)
 
-    def has_room_for(self, image: PreparedImage) -> bool:
+    def has_room_for(self, image: PreparedImage, most: int) -> bool:
         whole = self.planes() + len(image.data)
-        return self.waiting[0][1].joinable(image) and whole <= self.solver.fitting(image.data)
+        return self.waiting[0][1].joinable(image) and whole <= most
 
-    def is_full(self, image: PreparedImage) -> bool:
+    def is_full(self, most: int) -> bool:
         # Batches are not faster on a CPU, where each file is solved at once.
         alone = self.solver.device.type == "cpu" and self.solver.batch is None
-        return alone or self.planes() >= self.solver.fitting(image.data)
+        return alone or self.planes() >= most
 
     def flush(self) -> None:
         waiting, self.waiting = self.waiting, []
@@ -227,6 +211,36 @@ class _Run:
         self.result.records.append(record)
         wanted = self.listener.wants_previews
         self.listener.finished(source, record, results.previews(result) if wanted else None)
+
+
+def fingerprint_of(source: Source, reconstructor: Reconstructor) -> Fingerprint:
+    """Of all files that a result is made from."""
+    beside = [*sides(source.path), *reconstructor.reads([source.path])]
+    return results.fingerprint([source.path, *beside])
+
+
+def earlier_record(
+    source: Source, reconstructor: Reconstructor, inputs: Fingerprint, *, proof: bool
+) -> dict[str, Any] | None:
+    """The record of a finished result, if it has the same inputs and settings, else None.
+
+    A result is finished if its files are there and belong together, and if no Ctrl-C ended its
+    solve.
+    """
+    places = source.results(
+        gap_map=reconstructor.gap_map, weight_map=reconstructor.weight_map, proof=proof
+    )
+    try:
+        if not all(place.is_file() for place in places[source.slab is not None :]):
+            return None
+        record = json.loads(source.record.read_text(encoding="utf-8"))
+        made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
+        if made != (inputs, _options(reconstructor.settings()), results.digest(source)):
+            return None
+        unfinished = record["status"] == "INTERRUPTED" or record["lower_bound"] is None
+        return None if unfinished else dict(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # not a record of this version
 
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:

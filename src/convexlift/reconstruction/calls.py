@@ -86,7 +86,7 @@ def reconstruct_many(
 
     Args:
         inputs: a file, a folder or a glob, or several of them.
-        output: a file for one input file, else a folder.
+        output: a file for one input file or one volume, else a folder.
         task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
         client: a ``distributed.Client``, whose workers reconstruct one file at a time.
         proof: whether to write proof files.
@@ -95,7 +95,7 @@ def reconstruct_many(
         table: a Parquet or CSV file for gap, status, time and error of every file.
         listener: told about the progress.
         volume: the files of the folder are slices of one volume, with one noise level, one range
-            and one weight. Results in one file (zarr, HDF5, TIFF, NPY) are so in any case.
+            and one weight; a result in one file is always treated as one volume.
         options: as of ``cl.reconstruct``.
     """
     with _python_names():
@@ -107,7 +107,7 @@ def reconstruct_many(
         if volumes.is_volume(sources):
             chosen, sources = volumes.divide(chosen, sources[0], force=force, resume=resume)
         elif volume:
-            chosen = volumes.shared(chosen, [str(each) for each in several])
+            chosen, sources = volumes.shared(chosen, sources, [str(each) for each in several])
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)
@@ -137,11 +137,14 @@ def require_targets(
         results.require_table(table)
     given = reconstructor.regularizer
     saved = [file for file in pair(given) if file.is_file()] if is_path(given) else []
+    also_read = [*reconstructor.reads([source.path for source in sources]), *saved]
+    if volume := volumes.is_volume(sources):
+        overviews = [*tables, *([] if summary is None else [summary])]
+        volumes.require_apart(sources[0], also_read, overviews)
     check_targets(
-        [] if volumes.is_volume(sources) else sources,
-        force=force, resume=resume, gap_map=reconstructor.gap_map,
+        [] if volume else sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
         weight_map=reconstructor.weight_map, proof=proof, summary=summary, tables=tables,
-        also_read=[*reconstructor.reads([source.path for source in sources]), *saved],
+        also_read=also_read,
     )  # fmt: skip
 
 

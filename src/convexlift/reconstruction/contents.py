@@ -1,9 +1,8 @@
-"""Images from files and from memory as planes for the solver, the way back, and masks."""
+"""Images from files and from memory as planes for the solver, and the way back."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,13 +29,14 @@ from convexlift.files.pictures import (
 from convexlift.reconstruction.ranges import NumberRange, RangeChoice, number_range
 from convexlift.scans.dicom_pictures import (
     DATASET,
+    WINDOW,
     display_range,
     is_hounsfield,
     read_dicom_picture,
     write_dicom_picture,
 )
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES
-from convexlift.scans.volume_sources import is_series, is_source, read_slab
+from convexlift.scans.volume_sources import count_planes, is_series, is_source, read_slab
 from convexlift.tasks import Bounds
 
 DICOM = DICOM_SUFFIXES
@@ -64,6 +64,7 @@ class Contents:
         scale: the numbers of the image that became 0 and 1.
         volume: of CT in DICOM.
         like: the array, whose shape, type and device results have.
+        pages: of the file, if not all were read.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Contents:
     scale: NumberRange
     volume: scans.Volume | None = None
     like: Tensor | None = None
+    pages: slice | None = None
 
     @property
     def channels(self) -> int:
@@ -83,8 +85,8 @@ class Contents:
 
     @property
     def is_dicom(self) -> bool:
-        """Whether the file is DICOM, of any modality."""
-        return self.volume is not None or DATASET in self.picture.metadata
+        """Whether the image comes from DICOM, of any modality."""
+        return self.volume is not None or WINDOW in self.picture.metadata
 
     @property
     def numbers(self) -> Range:
@@ -94,7 +96,7 @@ class Contents:
     @property
     def box(self) -> Bounds:
         """Bounds of the images."""
-        if DATASET in self.picture.metadata:  # pixels outside of the display window are kept
+        if WINDOW in self.picture.metadata:  # pixels outside of the display window are kept
             low, high = float(self.images.min()), float(self.images.max())
             return (min(0.0, low), max(1.0, high))
         return (0.0, 1.0 if self.volume is None else 2.0)
@@ -125,7 +127,7 @@ class Contents:
     def require_target(self, target: Path) -> None:
         """Raise if a file of this name cannot hold results: floats in PNG, for example."""
         kind = target.suffix.lower()
-        if self.is_dicom:
+        if self.volume is not None or DATASET in self.picture.metadata:
             if kind not in DICOM:
                 raise InputError(f"{self.name} is DICOM; give the result the ending .dcm, too")
         elif (reason := writable(self.picture, kind)) is not None:
@@ -153,8 +155,12 @@ class Contents:
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
         """Another image on the scale of this one, and laid on it as both are displayed."""
         if self.volume is not None:
-            return open_contents(truth, max_megapixels=max_megapixels, what="the truth").images
-        picture, name = open_picture(truth, "the truth", max_megapixels, choice)
+            return open_contents(
+                truth, max_megapixels=max_megapixels, what="the truth", pages=self.pages_of(truth)
+            ).images
+        picture, name = open_picture(
+            truth, "the truth", max_megapixels, choice, self.pages_of(truth)
+        )
         self.require_size("truth", name, picture)
         own, other = self.picture.stored.dtype, picture.stored.dtype
         # In the numbers of this picture, unless both use the whole range of different types.
@@ -164,6 +170,12 @@ class Contents:
         values = picture.values(self.numbers if shared else picture.full_range)
         planes = regrid(values, picture.orientation, self.picture.orientation)
         return torch.from_numpy(planes)[:, None]
+
+    def pages_of(self, place: ImageLike) -> slice | None:
+        """The same pages of a mask or truth, if it has one for each page of the file; else all."""
+        if self.pages is None or count_in(place) != count_in(self.name):
+            return None
+        return self.pages
 
     def require_size(self, what: str, name: str, picture: Picture) -> None:
         """Raise for a mask or a truth that does not cover the image, as both are displayed."""
@@ -208,11 +220,12 @@ def open_contents(
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
-        return Contents(str(image), picture, images, None, hounsfield, volume=volume)
+        return Contents(str(image), picture, images, None, hounsfield, volume=volume, pages=pages)
     picture, name = open_picture(image, what, max_megapixels, choice, pages)
-    if is_dicom and choice == "auto":
+    if WINDOW in picture.metadata and choice == "auto":
         low, high = display_range(picture)
-        note = f"its stored numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
+        stored = "stored " * (DATASET in picture.metadata)
+        note = f"its {stored}numbers from {low:g} to {high:g} were mapped to 0 ... 1 (--range)"
         scale = NumberRange((low, high), notes=(note,))
     else:
         scale = number_range(picture, choice)
@@ -229,7 +242,16 @@ def open_contents(
         like = torch.as_tensor(image)
         # Of integers, floats of the same shape, which take no memory.
         like = like if like.is_floating_point() else torch.zeros(()).to(like.device).expand_as(like)
-    return Contents(name, picture, images, missing, scale, like=like)
+    return Contents(name, picture, images, missing, scale, like=like, pages=pages)
+
+
+def count_in(image: ImageLike) -> int:
+    """The number of pages of a file, or of planes of an array."""
+    if isinstance(image, Tensor | np.ndarray):
+        return int(np.prod(image.shape[:-2]))
+    if Path(image).suffix.lower() in DICOM:
+        return read_dicom_picture(Path(image)).pages
+    return count_planes(Path(image))
 
 
 def open_picture(
@@ -266,7 +288,10 @@ def open_picture(
             f"{what} holds {kind}, whose black and white are unknown; give --range (0, 255), say, "
             "or floats in [0, 1]"
         )
-    return Picture(array.reshape(-1, *shape[-2:]), layout=shape), what
+    planes = array.reshape(-1, *shape[-2:])
+    if pages is not None:
+        return Picture(planes[pages], layout=planes[pages].shape), what
+    return Picture(planes, layout=shape), what
 
 
 @contextmanager
@@ -279,107 +304,3 @@ def naming(place: Path) -> Iterator[None]:
         raise InputError(
             f"{place} cannot be written ({reason}); make room there, or name another folder"
         ) from error
-
-
-Colour = tuple[int, int, int]
-
-
-def parse_colour(text: str) -> Colour:
-    """``#ff00ff``, ``ff00ff``, ``#f0f``, or a grey level such as ``255``."""
-    word = text.strip().lower().removeprefix("#")
-    if text.strip().isdecimal() and int(text) <= 255 and len(text.strip()) <= 3:
-        grey = int(text)
-        return (grey, grey, grey)
-    if re.fullmatch(r"[0-9a-f]{3}", word):
-        word = "".join(2 * letter for letter in word)
-    if not re.fullmatch(r"[0-9a-f]{6}", word):
-        raise InputError(f"{text!r} is not a colour; write '#ff00ff', or a grey level such as 255")
-    red, green, blue = (int(word[i : i + 2], 16) for i in (0, 2, 4))
-    return (red, green, blue)
-
-
-def seen_pixels(
-    contents: Contents,
-    mask: ImageLike | None = None,
-    *,
-    inverted: bool = False,
-    colour: Colour | None = None,
-    tolerance: int = 0,
-    max_megapixels: float | None = None,
-) -> Tensor | None:
-    """1 where a pixel was seen, (planes, 1, H, W), or None if all were.
-
-    Missing are pixels that are NaN, black in the mask (white if ``inverted``), or within
-    ``tolerance`` levels of 255 of ``colour``. A mask file is laid on the image as both are
-    displayed, since people draw masks on displayed pictures; an array broadcasts to the image.
-    """
-    if contents.missing is None and mask is None and colour is None:
-        return None
-    seen = torch.ones_like(contents.images)
-    if contents.missing is not None:
-        seen[contents.missing] = 0
-    if mask is not None:
-        seen *= _from_mask(contents, mask, inverted, max_megapixels)
-    if colour is not None:
-        seen *= _from_colour(contents, colour, tolerance)
-    if bool((seen.flatten(1).sum(1) == 0).any()):
-        raise InputError(
-            f"the mask of {contents.name} hides a whole image; white is seen (--invert-mask)"
-        )
-    return None if bool((seen == 1).all()) else seen
-
-
-def _from_mask(
-    contents: Contents, mask: ImageLike, inverted: bool, max_megapixels: float | None
-) -> Tensor:
-    picture, name = open_picture(mask, "the mask", max_megapixels, (0.0, 1.0))
-    contents.require_size("mask", name, picture)
-    values = picture.values(picture.full_range)
-    white = np.nan_to_num(values) >= 0.5
-    if picture.stored.dtype.kind in "iu" and values.max(initial=0) * picture.full_range[1] <= 1:
-        white = picture.stored > 0  # 0 and 1 in integers, as programs write labels
-    white = regrid(white ^ inverted, picture.orientation, contents.picture.orientation)
-    seen = torch.from_numpy(white).to(contents.images)
-    planes, _, height, width = contents.images.shape
-    if not is_path(mask):
-        try:
-            whole = seen.reshape(picture.layout).expand(contents.shape)
-        except RuntimeError:
-            raise InputError(
-                f"the mask has the shape {picture.layout}, but {contents.name} has "
-                f"{contents.shape}; give one of its shape, or (H, W) for all"
-            ) from None
-        return whole.reshape(planes, 1, height, width)
-    channels = contents.picture.channels
-    pages = planes // channels
-    seen = seen.reshape(-1, picture.channels, height, width)
-    if seen.shape[1] not in (1, channels):
-        seen = seen.amin(1, keepdim=True)  # colours: seen if all are white
-    if len(seen) in (1, pages):
-        return seen.expand(pages, channels, -1, -1).reshape(planes, 1, height, width)
-    if tuple(seen.shape[:2]) == (planes, 1):
-        return seen
-    raise InputError(
-        f"the mask {name} has {len(seen)} pages, but {contents.name} has {pages}; give one for "
-        "each, or one for all"
-    )
-
-
-def _from_colour(contents: Contents, colour: Colour, tolerance: int) -> Tensor:
-    name, channels = contents.name, contents.picture.channels
-    if contents.volume is not None:
-        raise InputError(f"{name} is DICOM and has no colours; use --mask")
-    wanted = torch.tensor(colour[:channels] if channels == 3 else colour[:1]).to(contents.images)
-    if channels == 1 and len(set(colour)) > 1:
-        raise InputError(f"{name} is grey; give a grey level to --mask-colour, such as 255")
-    planes, _, height, width = contents.images.shape
-    pixels = contents.images.reshape(planes // channels, channels, height, width)
-    far = (255 * pixels - wanted[None, :, None, None]).abs().amax(1, keepdim=True)
-    seen = (far > tolerance + 0.5).to(contents.images)
-    if bool((seen == 1).all()):
-        levels = ", ".join(str(level) for level in colour)
-        raise InputError(
-            f"{name} has no pixel of the mask colour ({levels}); "
-            "JPEG changes colours, for which there is --colour-tolerance"
-        )
-    return seen.expand(-1, channels, -1, -1).reshape(planes, 1, height, width)

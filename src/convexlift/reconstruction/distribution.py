@@ -18,12 +18,19 @@ from typing import Any
 
 from convexlift import cluster
 from convexlift.models.files import names, pair
-from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
+from convexlift.reconstruction.batch import (
+    BatchListener,
+    BatchResult,
+    earlier_record,
+    fingerprint_of,
+    reconstruct_files,
+)
 from convexlift.reconstruction.contents import InputError, is_path
+from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.results import Previews
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import prepare
+from convexlift.reconstruction.volumes import altered
 
 
 class _Courier(BatchListener):
@@ -51,7 +58,7 @@ def distribute_files(
     the run; files that workers have begun are finished. ``options`` are those of
     ``reconstruct_files``.
     """
-    if len(sources) == 1 and _in_tiles(sources[0], reconstructor):
+    if len(sources) == 1 and _in_tiles(sources[0], reconstructor, **options):
         return reconstruct_files(sources, reconstructor, listener, client=client, **options)
     result, listener = BatchResult(), listener or BatchListener()
     left = {_absolute(source): source for source in sources}
@@ -86,13 +93,22 @@ def distribute_files(
     return result
 
 
-def _in_tiles(source: Source, reconstructor: Reconstructor) -> bool:
-    """Whether a file is one image that is too large to be solved at once."""
-    if source.slab is not None:
+def _in_tiles(
+    source: Source, reconstructor: Reconstructor, *, proof: bool = False, resume: bool = False,
+    **_: Any,
+) -> bool:  # fmt: skip
+    """Whether a file is one image that is too large to be solved at once, and not done yet."""
+    if source.slab is not None or not isinstance(reconstructor, Denoiser):  # scans have no tiles
         return False
     try:
+        if resume:
+            chosen = _absolute_options(reconstructor)
+            inputs = fingerprint_of(source, chosen)
+            if earlier_record(_absolute(source), chosen, inputs, proof=proof) is not None:
+                return False  # a worker will say so
         solver = reconstructor.solver()
-        data = prepare(reconstructor, source, solver).data
+        # Any weight will do to see the size; the search for one is left to the run itself.
+        data = altered(reconstructor, weight=1.0, strength=1.0).prepare(source.path, solver).data
         return len(data) == 1 and solver.tiles_for(data) is not None
     except Exception:  # which a worker will report
         return False

@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.files.png_jpeg import JPEG
+from convexlift.files.pictures import LUMA
+from convexlift.files.png_jpeg import luma_table
 from convexlift.reconstruction.contents import Contents
 from convexlift.reconstruction.noise import LEAST_SIGMA, Noise
 
@@ -43,7 +44,6 @@ MOST_BLOCKS = 2**15
 LARGEST = 24
 """Larger |k| count as this one."""
 
-LUMA = (0.299, 0.587, 0.114)
 _GRID = torch.logspace(math.log10(0.25), math.log10(128), 100, dtype=torch.float64)
 
 
@@ -58,11 +58,11 @@ def before_compression(
         table: of quantization, of an array that was decoded from JPEG; files have their own.
         together: whether red, green and blue are one image.
     """
-    stored, tables = contents.picture, contents.picture.metadata.get(JPEG, {}).get("qtables")
+    stored = luma_table(contents.picture)
     if noise.kind != "gaussian" or not noise.estimated or contents.missing is not None:
         return noise
-    if table is None and tables:
-        table, pixels = tables[0], torch.from_numpy(stored.stored.astype("float64"))
+    if table is None and stored is not None:
+        table, pixels = stored, torch.from_numpy(contents.picture.stored.astype("float64"))
         low, high = contents.numbers
     elif table is not None and len(contents.images) in (1, 3):
         pixels, low, high = 255 * contents.images[:, 0].double(), 0.0, 255.0
@@ -118,6 +118,8 @@ def _coefficients(y: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 def _is_padding(k: Tensor, means: Tensor) -> Tensor:
     """Blocks in a square of 2 x 2 that are constant and equal: bars and borders have no noise."""
     constant = (k == 0).all(-1).all(-1)
+    if min(means.shape) < 2:  # there is no such square
+        return torch.zeros_like(constant)
     values = torch.where(constant, means, math.nan)[None]
     highest, lowest = F.max_pool2d(values, 2, 1), -F.max_pool2d(-values, 2, 1)
     equal = (highest - lowest < 1).double()  # false where one of them is NaN

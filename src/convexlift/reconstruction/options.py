@@ -161,8 +161,8 @@ class ScanOptions(Options):
         beam: beam of evenly spaced views, the first at 0 degrees; replaces the geometry in files.
         arc: degrees that evenly spaced views cover; negative if the object turns the other way. By
             default 180, and 360 for a fan.
-        bin_width: width of a detector bin in mm, with --beam. Without it, results are per detector
-            pixel, not in HU.
+        bin_width: width of a detector bin in mm, with --beam; fans need it. Without it, results are
+            per detector pixel, not in HU.
         source_distance: from the source to the centre of rotation in mm, with --beam fan.
         detector_distance: from the centre of rotation to the detector in mm, with --beam fan.
         flat: readings without object: a number, or an NPY file.

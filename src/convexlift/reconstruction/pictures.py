@@ -21,17 +21,16 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.option_values import NoiseKind
 from convexlift.reconstruction.contents import (
     PICTURES,
-    Colour,
     Contents,
     ImageLike,
     InputError,
+    count_in,
     is_path,
     open_contents,
     open_picture,
-    parse_colour,
-    seen_pixels,
 )
 from convexlift.reconstruction.jpeg_noise import before_compression
+from convexlift.reconstruction.masks import Colour, parse_colour, seen_pixels
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
     Noise,
@@ -72,8 +71,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
         fine = self.tiles in ("auto", "off") or whole
         self.require("tiles", fine, "auto, off, or a multiple of 16 from 128 on")
         if self.slices is not None:
-            pair = isinstance(self.slices, tuple) and 0 <= self.slices[0] < self.slices[1]
-            self.require("slices", pair, "FIRST:END with FIRST < END, such as 10:20")
+            self.require(
+                "slices", _is_range(self.slices), "FIRST:END with FIRST < END, such as 10:20"
+            )
         if self.simulate and (self.sigma is None or self.truth is not None):
             wrong = "needs --sigma" if self.sigma is None else "knows the truth; leave --truth out"
             raise InputError(f"--simulate {wrong}")
@@ -199,19 +199,44 @@ class Denoiser(DenoiseOptions, Reconstructor):
                     f"{', '.join(PICTURES)}"
                 )
         if len(sources) == 1 and glance(sources[0].path) is None:
-            image = sources[0].path
             try:
-                contents = self._contents(image, sources[0].target)
+                contents = self._contents(sources[0].path, sources[0].target)
             except InputError:
                 raise
             except Exception:  # decoders raise nearly every type; the run reports the error
                 return
-            self._seen(contents, image)
-            self._truth(contents, image)
+            self._require_fit(contents, sources[0].path)
+
+    def opened(self, path: Path, target: Path) -> Contents:
+        """A file, if its mask, its truth and the result's name fit it."""
+        contents = self._contents(path, target)
+        self._require_fit(contents, path)
+        return contents
+
+    def _require_fit(self, contents: Contents, path: Path) -> None:
+        self._seen(contents, path)
+        self._truth(contents, path)
+
+    def require_pages(self, path: Path, planes: int) -> None:
+        """Raise unless the truth of a volume has a page for each plane, and its mask so or one."""
+        for what in ("mask", "truth"):
+            if (place := getattr(self, what, None)) is None:
+                continue
+            count = count_in(companion(place, path, what))
+            if count != planes and (what, count) != ("mask", 1):
+                or_one = ", or one for all" * (what == "mask")
+                raise InputError(
+                    f"the {what} has {count} pages, but {path} has {planes}; give one for "
+                    f"each{or_one}"
+                )
 
     def _contents(self, image: ImageLike, target: Path | None) -> Contents:
         pages = None if self.slices is None else slice(*self.slices)
         contents = open_contents(image, self.range, max_megapixels=self.max_megapixels, pages=pages)
+        if pages is not None and len(contents.images) < len(range(*self.slices or ())):
+            raise InputError(
+                f"{contents.name} has no page {pages.stop - 1}; --slices counts them from 0 on"
+            )
         if target is not None:
             contents.require_target(target)
         if not contents.scale.nominal and (self.sigma is not None or self.truth is not None):
@@ -293,6 +318,16 @@ class Denoiser(DenoiseOptions, Reconstructor):
         if turned != 1 and beside:
             which = " and ".join(beside) + (" was" if len(beside) == 1 else " were")
             yield f"its {which} laid on it as it is displayed (orientation {turned})"
+
+
+def _is_range(slices: object) -> bool:
+    """Whether these are FIRST, END, or FIRST, END, STEP, as planes spread over a volume have."""
+    if not isinstance(slices, tuple) or len(slices) not in (2, 3):
+        return False
+    if not all(isinstance(number, int) for number in slices):
+        return False
+    first, end, *step = slices
+    return bool(0 <= first < end and min(step, default=1) >= 1)
 
 
 def _as_planes(x: Tensor) -> Tensor:

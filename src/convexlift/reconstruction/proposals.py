@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +12,27 @@ import numpy as np
 import torch
 
 from convexlift.files.formats import EXPORTS, reason_of
-from convexlift.reconstruction.contents import DICOM, PICTURES, Contents, open_contents
+from convexlift.reconstruction.contents import (
+    DICOM,
+    PICTURES,
+    Contents,
+    InputError,
+    open_contents,
+)
 from convexlift.reconstruction.jpeg_noise import before_compression
 from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.noise import estimate_noise, is_line_art, photons_of, sampled
+from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor, integrals_of
-from convexlift.reconstruction.sources import SINOGRAMS, glance, sides
+from convexlift.reconstruction.slices import read_slices
+from convexlift.reconstruction.sources import SINOGRAMS, Source, glance, sides
+from convexlift.reconstruction.volumes import is_volume, require_planes
 from convexlift.scans.files import read_sinogram
 from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinograms import Sinogram
+from convexlift.scans.volume_sources import count_planes
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that people mark missing parts with; photographs have hardly any pixel of them."""
@@ -38,7 +49,7 @@ class Proposal:
     Attributes:
         path: the file.
         about: its content in words, or the reason why nothing can be done.
-        task: denoise, inpaint or ct; None if nothing can be done.
+        task: denoise, inpaint, ct or mri; None if nothing can be done.
         options: of the command line, besides the names of files.
         ending: of the result's name.
         otherwise: what else the file may be, and the command for it.
@@ -74,30 +85,27 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
         contents = open_contents(path, max_megapixels=max_megapixels)
     except Exception as error:  # decoders raise nearly every type
         return Proposal(path, f"it cannot be read: {reason_of(error)}")
-    about = [_kind(contents)]
+    about = about_picture(contents)
     if contents.missing is not None:
-        share = 100 * float(contents.missing.double().mean())
-        about.append(f"{share:.2g} % of its numbers are NaN")
-        return Proposal(path, ", ".join(about), "inpaint")
+        return Proposal(path, about, "inpaint")
     if (colour := painted(contents)) is not None:
-        about.append(f"painted with {colour}")
         tolerance = ("--colour-tolerance", "20") if ending in (".jpg", ".jpeg") else ()
-        return Proposal(path, ", ".join(about), "inpaint", ("--mask-colour", colour, *tolerance))
-    about.append(_noise(contents))
+        return Proposal(path, about, "inpaint", ("--mask-colour", colour, *tolerance))
     if ending == ".npy":
         is_float = contents.picture.stored.dtype.kind == "f"
-        numbers = "'line integrals'" if is_float else "counts --flat FLAT.npy"
+        numbers = ["line integrals"] if is_float else ["counts", "--flat", "FLAT.npy"]
+        target = str(path.with_name(f"{path.stem}-slice.tif"))
+        words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]
         otherwise = (
             "If it is a sinogram with evenly spaced views (docs/files.md):\n"
-            f"  convexlift reconstruct ct {path} -o {path.stem}-slice.tif --beam parallel "
-            f"--quantity {numbers}"
+            f"  convexlift reconstruct ct {shlex.join(words)}"
         )
-        return Proposal(path, ", ".join(about), "denoise", otherwise=otherwise)
-    return Proposal(path, ", ".join(about), "denoise")
+        return Proposal(path, about, "denoise", otherwise=otherwise)
+    return Proposal(path, about, "denoise")
 
 
 def _scan(path: Path, max_megapixels: float | None) -> Proposal:
-    """Of a sinogram, or of k-space, which HDF5 files may hold as well."""
+    """Of a sinogram, or of k-space or a volume, which HDF5 files may hold as well."""
     try:
         scan = read_sinogram(path, max_megapixels=max_megapixels)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
@@ -107,18 +115,40 @@ def _scan(path: Path, max_megapixels: float | None) -> Proposal:
         with contextlib.suppress(Exception):
             found = read_kspace(path, max_megapixels=max_megapixels)
             return Proposal(path, about_kspace(found), "mri", ending=".tif")
+        with contextlib.suppress(Exception):
+            planes = count_planes(path, max_megapixels)
+            return Proposal(path, f"a volume of {planes} planes", "denoise")
     return Proposal(path, f"it cannot be read as a sinogram: {reason}")
 
 
-def plan(reconstructor: Reconstructor, path: Path) -> list[str]:
-    """What a file holds, and what would become of it; ValueError says why nothing can."""
+def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
+    """What a file holds, and what would become of it; raises what the run would fail with."""
+    path = source.path
+    if (wrong := glance(path)) is not None:
+        raise InputError(wrong)
+    if is_volume([source]):
+        first, end = require_planes(reconstructor, source)
+        return ["a volume, slab by slab", f"{end - first} planes"]
     if isinstance(reconstructor, ScanReconstructor) and not reconstructor.simulate:
         _, scan = reconstructor.read_scan(path)
         return [about_sinogram(scan), about_slices(reconstructor, scan)]
     if isinstance(reconstructor, MRIReconstructor):
         _, samples = reconstructor.read_scan(path)
         return [about_kspace(samples)]
-    return [propose(path).about]
+    if isinstance(reconstructor, Denoiser):
+        return [about_picture(reconstructor.opened(path, source.target))]
+    _, volume, _, _ = read_slices(path, reconstructor.max_megapixels)
+    slices, height, width = volume.values.shape
+    return [f"{slices} slice{'s' * (slices > 1)} of {height} x {width}"]
+
+
+def about_picture(contents: Contents) -> str:
+    """Kind and size, and missing pixels, or else the noise."""
+    if contents.missing is not None:
+        share = 100 * float(contents.missing.double().mean())
+        return f"{_kind(contents)}, {share:.2g} % of its numbers are NaN"
+    colour = painted(contents)
+    return f"{_kind(contents)}, {_noise(contents) if colour is None else f'painted with {colour}'}"
 
 
 def about_sinogram(scan: Sinogram) -> str:

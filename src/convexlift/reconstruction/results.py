@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import load_extra
+from convexlift.files.formats import load_extra, state_of
 from convexlift.files.volume_stores import read_planes, write_planes
+from convexlift.files.zarr_volumes import Zarr
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
@@ -102,10 +103,18 @@ def gap_picture(values: Tensor) -> Tensor:
 
 
 def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Name, length and time of change, in ns, of all files that a result is made from."""
+    """Name, length and time of change, in ns, of all files that a result is made from.
+
+    Of a folder, name, length and a digest of the names, lengths and times of its files.
+    """
     found: Fingerprint = []
     for path in paths:
         try:
+            if path.is_dir():
+                state = state_of(path, deep=path.suffix in Zarr.suffixes)
+                mark = hashlib.sha256(repr(state).encode()).hexdigest()
+                found.append([path.name, sum(length for _, length, _ in state), mark])
+                continue
             found.append([path.name, path.stat().st_size, path.stat().st_mtime_ns])
         except OSError:  # reading the file explains why
             found.append([path.name, None, None])

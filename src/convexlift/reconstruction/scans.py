@@ -187,7 +187,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 f"{name} does not say how large its pixels are, so there are no HU for "
                 "DICOM; write .tif or .npy"
             )
-        bins = scan.projections.shape[2]
+        rows, angles, bins = scan.projections.shape
         size, extent = self.grid(scan)
         rays = scan.operator(size, extent)
         data, unit, noise, photons = self._stated(scan, rays, in_mm)
@@ -210,10 +210,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             restored=lambda x: squeezed(values(x)), write=write, truth=truth,
             about={
                 "data": self.quantity or scan.quantity,
-                "rows": scan.projections.shape[0],
-                "angles": scan.projections.shape[1],
-                "bins": bins,
-                "pixel": pixel,
+                "rows": rows, "angles": angles, "bins": bins, "pixel": pixel,
                 "unit": "HU" if in_mm else "per pixel of the detector",
                 **({"photons": photons} if photons else {}),
             },
@@ -282,8 +279,9 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                     "or --beam fan"
                 )
             return None
-        if self.geometry is not None:
-            raise InputError("--geometry and --beam both give the rays; leave one of them out")
+        for name in ("geometry", "angle-unit"):
+            if getattr(self, name.replace("-", "_")) is not None:
+                raise InputError(f"--{name} and --beam both give the rays; leave one of them out")
         try:
             return scans.EvenViews(beam=self.beam, **given)
         except ValueError as error:
@@ -299,6 +297,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         else:
             hu = torch.as_tensor(self.truth)
             hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
+        if self.rows is not None and len(hu) > slices:  # one for each row of the detector
+            hu = hu[slice(*self.rows)]
         if tuple(hu.shape) != (slices, 1, size, size):
             called = self.truth if is_path(self.truth) else "given"
             raise InputError(

@@ -96,7 +96,7 @@ def unusual_values(
     is_picture = target is not None and target.suffix.lower() == ".png"
     if is_picture and float(outside.double().mean()) > HIDDEN:
         low, high = (float(values.quantile(share)) for share in (0.005, 0.995))
-        middle, width = round((low + high) / 2), round(high - low)
+        middle, width = round((low + high) / 2), max(1, round(high - low))
         yield (
             f"nearly all values are outside of the window, {shown.low:g} to "
             f"{shown.low + shown.width:g} HU; --window={middle},{width} shows them, or write .tif"

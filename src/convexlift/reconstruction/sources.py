@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from convexlift.files.atomic import leftovers, remove_leftovers
-from convexlift.files.formats import EXPORTS
-from convexlift.files.pictures import PictureFormat
+from convexlift.files.atomic import leftovers, remove_dead_folders, remove_leftovers
+from convexlift.files.formats import EXPORTS, MEGAPIXELS
+from convexlift.files.pictures import PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5, STORES
 from convexlift.files.zarr_volumes import Zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
@@ -22,6 +22,8 @@ from convexlift.scans.sinogram_formats import is_geometry
 from convexlift.scans.volume_sources import is_source
 
 SINOGRAMS = SinogramFormat.known_suffixes()
+SMALLEST = 2**18
+"""Bytes of a file that may hold more numbers than are read at once."""
 
 
 class Slab(NamedTuple):
@@ -32,17 +34,38 @@ class Slab(NamedTuple):
     at: int
 
 
+class Origin(NamedTuple):
+    """Where the noise and the weight come from that all parts of a volume share.
+
+    Attributes:
+        estimated: whether the noise was.
+        rule: of the weight.
+        trials: of the search for the weight.
+    """
+
+    estimated: bool
+    rule: str
+    trials: tuple[tuple[float, float], ...] = ()
+
+
 @dataclass(frozen=True)
 class Source:
     """A file, or a slab of a volume, and the place of its result.
 
-    ``volume`` marks an HDF5 file or a folder whose planes or files are the slices of one volume.
+    Attributes:
+        path: the input.
+        target: the result.
+        slab: a part of a volume.
+        volume: whether the input is a volume: an HDF5 file, a folder of slices, or a stack with
+            more numbers than are read at once.
+        origin: of noise and weight, for a part of a volume.
     """
 
     path: Path
     target: Path
     slab: Slab | None = None
     volume: bool = False
+    origin: Origin | None = None
 
     def __str__(self) -> str:
         return str(self.path) + ("" if self.slab is None else "[{}:{}]".format(*self.slab))
@@ -52,11 +75,16 @@ class Source:
         """The JSON file beside the result."""
         return self._beside(".json")
 
+    @property
+    def records(self) -> Path:
+        """The folder of what is written beside a volume, slab by slab."""
+        return self.target.with_name(f"{self.target.name}.records")
+
     def _beside(self, ending: str) -> Path:
         if self.slab is None:
             return self.target.with_suffix(ending)
         first, end, _ = self.slab
-        return self.target.with_suffix(".records") / f"{first:06d}-{end:06d}{ending}"
+        return self.records / f"{first:06d}-{end:06d}{ending}"
 
     @property
     def gap_maps(self) -> list[Path]:
@@ -69,7 +97,7 @@ class Source:
         return self._maps("weights")
 
     def _maps(self, of: str) -> list[Path]:
-        return [self.target.with_name(f"{self.target.stem}.{of}{end}") for end in (".npy", ".png")]
+        return [self._beside(f".{of}{ending}") for ending in (".npy", ".png")]
 
     @property
     def proof(self) -> Path:
@@ -95,6 +123,8 @@ def find_sources(
     have one of them. Broken links count as files, which fail when they are read.
     """
     endings = ", ".join(suffixes)
+    if not inputs:
+        raise InputError("there is no input; name files, folders or globs")
     if (volume := _volume(inputs, output, suffixes)) is not None:
         return [volume]
     found: list[Path] = []
@@ -130,12 +160,14 @@ def find_sources(
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
     is_folder = output.is_dir() and output.suffix not in Zarr.suffixes
     if len(found) == 1 and not several and output.suffix and not is_folder:
-        return [Source(found[0], output)]
+        return [Source(found[0], output, volume=_is_large_stack(found[0], output, suffixes))]
     if output.is_file():
         raise InputError(
             f"{len(found)} results need a folder, and {output} is a file; name another"
         )
-    sources = [Source(p, (output / p.name).with_suffix(ending or p.suffix)) for p in found]
+    targets = [(output / path.name).with_suffix(ending or path.suffix) for path in found]
+    sources = [Source(path, target, volume=_is_large_stack(path, target, suffixes))
+               for path, target in zip(found, targets, strict=True)]  # fmt: skip
     seen: dict[Path, Path] = {}
     for source in sources:
         for place in (source.target, source.record):
@@ -156,6 +188,19 @@ def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Sou
     if len(inputs) > 1 or not whole or taken or scans:
         return None
     return Source(place, output, volume=True) if place.exists() and is_source(place) else None
+
+
+def _is_large_stack(path: Path, target: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a stack of grey pages has more numbers than are read at once, and becomes a store."""
+    pictures = set(Zarr.suffixes) <= set(suffixes)  # and not sinograms, whose pages are no slices
+    both = all(place.suffix.lower() in STORES for place in (path, target))
+    if not pictures or not both or not path.is_file() or path.stat().st_size <= SMALLEST:
+        return False
+    try:
+        first = read_picture(path, pages=slice(0, 1)).stored
+        return count_pages(path) * first.size / 1e6 > MEGAPIXELS
+    except (ValueError, ImportError):  # colours, or damage, which the run reports
+        return False
 
 
 def _leads_nowhere(path: Path) -> bool:
@@ -253,7 +298,7 @@ def check_targets(
 ) -> None:
     """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
-    Temporary files that a killed run left beside these results are removed.
+    Temporary files and folders that killed runs left beside these results are removed.
 
     Args:
         sources: files and targets.
@@ -286,6 +331,7 @@ def check_targets(
     results = [*(place for source in sources for place in source.results()), *overviews]
     for folder in {place.parent for place in results}:
         _require_writable(folder)
+        remove_dead_folders(folder)
     remove_leftovers(results)
 
 

@@ -13,29 +13,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from convexlift.files.formats import MEGAPIXELS
-from convexlift.files.pictures import count_pages, read_picture
-from convexlift.files.volume_stores import HDF5, STORES, create_store, store_layout
+from convexlift.files.volume_stores import HDF5, STORES, create_store, storable, store_layout
 from convexlift.files.zarr_volumes import VolumeLayout, Zarr
-from convexlift.reconstruction.contents import InputError, naming
+from convexlift.reconstruction.contents import InputError, count_in, naming
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.reconstruction.sources import Slab, Source, resolved
+from convexlift.reconstruction.sources import Origin, Slab, Source, resolved, sides
 from convexlift.scans.dicom_reading import series_headers
-from convexlift.scans.volume_sources import count_planes, is_series, is_source
+from convexlift.scans.volume_sources import count_planes, is_series
 
 SAMPLE = 8
 """Planes from which noise, range and weight are found."""
 SLAB = 8
 """Planes of a slab, at least."""
-SMALLEST = 2**18
-"""Bytes of a file that may hold more numbers than are read at once."""
 MILLIMETRES = tuple({"name": name, "type": "space", "unit": "millimeter"} for name in "zyx")
 """The axes of a series."""
 
@@ -43,8 +40,7 @@ MILLIMETRES = tuple({"name": name, "type": "space", "unit": "millimeter"} for na
 def is_volume(sources: Sequence[Source]) -> bool:
     """Whether the result is written slab by slab; raises if there are others beside it.
 
-    So are zarr and HDF5 files, whatever is read from such files or a folder of slices, and stacks
-    with more numbers than are read at once.
+    Also true for zarr and HDF5 targets, and for inputs that are volumes.
     """
     volumes = [source for source in sources if _in_slabs(source)]
     if volumes and len(sources) > 1:
@@ -55,24 +51,61 @@ def is_volume(sources: Sequence[Source]) -> bool:
 
 def _in_slabs(source: Source) -> bool:
     kind = source.target.suffix.lower()
-    if kind in (*Zarr.suffixes, *HDF5):
-        return True
-    if source.path.suffix in Zarr.suffixes or source.volume:
-        if kind not in STORES:
-            raise InputError(
-                f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
-            )
-        return True
-    both = kind in STORES and source.path.suffix.lower() in STORES and source.path.is_file()
-    return both and source.path.stat().st_size > SMALLEST and _numbers(source.path) > MEGAPIXELS
+    volume = source.volume or source.path.suffix in Zarr.suffixes
+    if volume and kind not in STORES:
+        raise InputError(
+            f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
+        )
+    return volume or kind in (*Zarr.suffixes, *HDF5)
 
 
-def _numbers(path: Path) -> float:
-    """Millions of numbers in a stack of grey pages; 0 for other files."""
-    try:
-        return count_pages(path) * read_picture(path, pages=slice(0, 1)).stored.size / 1e6
-    except (ValueError, ImportError):
-        return 0.0
+def require_apart(
+    source: Source, also_read: Sequence[Path], also_written: Sequence[Path] = ()
+) -> None:
+    """Raise if the volume or its records could replace a file that is read, or another result."""
+    for target in (source.target, source.records):
+        for path in (source.path, *sides(source.path), *also_read):
+            if _overlap(path, target):
+                raise InputError(f"{target} and the input {path} are the same, or one is in the "
+                                 "other; name another output")  # fmt: skip
+        for path in also_written:
+            if _overlap(path, target):
+                raise InputError(f"{path} is the name of a result; name another file for all")
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two paths are the same, or one is in the other."""
+    one, other = resolved(one), resolved(other)
+    return one == other or one in other.parents or other in one.parents
+
+
+def require_planes(reconstructor: Reconstructor, source: Source) -> tuple[int, int]:
+    """The first plane of a volume to reconstruct, and the end; wrong options are errors."""
+    path = source.path
+    simulated = isinstance(reconstructor, ScanReconstructor) and reconstructor.simulate
+    if simulated or not isinstance(reconstructor, Denoiser | ScanReconstructor):
+        raise InputError(f"{reconstructor.task} does not write volumes; write .tif or .npy")
+    given: tuple[int, ...] | None = getattr(reconstructor, reconstructor.planes_option)
+    if isinstance(reconstructor, ScanReconstructor):
+        if given is None:
+            raise InputError("--rows FIRST:END is needed for a volume, 0:2048 for example")
+        first, end = given
+        try:
+            part_of(reconstructor, (end - 1, end)).read_scan(path)  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise InputError(f"row {end - 1} (--rows) cannot be read: {error}") from None
+        if (truth := reconstructor.truth) is not None and (slices := count_in(truth)) < end:
+            raise InputError(f"the truth has {slices} slices, and there are rows up to {end}; give "
+                             "a slice for each row of the detector")  # fmt: skip
+        return first, end
+    planes = count_planes(path, reconstructor.max_megapixels)
+    first, end, *step = (0, planes) if given is None else given
+    if step or end > planes:
+        text = ":".join(str(number) for number in given or ())
+        raise InputError(f"{path} has {planes} planes; --slices is FIRST:END within 0:{planes}, "
+                         f"got {text}")  # fmt: skip
+    reconstructor.require_pages(path, planes)
+    return first, end
 
 
 def divide(
@@ -82,27 +115,15 @@ def divide(
 
     Makes the store, unless ``resume`` finds one of the same layout.
     """
-    if not isinstance(reconstructor, Denoiser | ScanReconstructor):
-        raise InputError(f"{reconstructor.task} does not write volumes; write .tif or .npy")
-    _require_apart(source)
-    given = getattr(reconstructor, reconstructor.planes_option)
+    first, end = require_planes(reconstructor, source)
     layout = Zarr().layout(source.path) if source.path.suffix in Zarr.suffixes else None
-    if given is not None:
-        first, end = given
-    elif layout is not None:
-        first, end = 0, layout.planes
-    elif reconstructor.planes_option == "slices":
-        count = count_planes if is_source(source.path) else count_pages
-        first, end = 0, count(source.path)
-    else:
-        raise InputError("--rows FIRST:END is needed for a volume, 0:2048 for example")
     sample = _sample(reconstructor, source.path, first, end)
     if sample.about.get("unit") not in (None, "HU"):
         raise InputError(
             f"{source.path} does not say how large its pixels are, and slabs would be scaled "
             "differently; state the unit mm in its geometry"
         )
-    fixed = reconstructor.fixed(sample)
+    fixed, origin = _fixed(reconstructor, sample)
     shown = sample.restored(torch.zeros(len(sample.data), *sample.data.image_shape))
     kind = np.dtype(sample.about.get("dtype", "float32"))
     size = tuple(shown.shape[-2:])
@@ -110,19 +131,36 @@ def divide(
     own = replace(own.resized(end - first, size), dtype=kind)
     if is_series(source.path):
         own = replace(own, axes=MILLIMETRES, scale=_spacing(source.path))
-    _require_store(source.target, own, force=force, resume=resume)
+    _require_store(source, storable(source.target, own), force=force, resume=resume)
     thick = own.thickness * -(-SLAB // own.thickness)
     edges = [*range(first, end, thick), end]
     slabs = [Slab(a, b, a - first) for a, b in pairwise(edges)]
-    return fixed, [replace(source, slab=slab) for slab in slabs]
+    return fixed, [replace(source, slab=slab, origin=origin) for slab in slabs]
 
 
-def shared(reconstructor: Reconstructor, inputs: Sequence[str]) -> Reconstructor:
+def shared(
+    reconstructor: Reconstructor, sources: Sequence[Source], inputs: Sequence[str]
+) -> tuple[Reconstructor, list[Source]]:
     """With noise, range and weight of all slices in a folder, each of which has its own result."""
+    folder, planes = require_slices(reconstructor, inputs)
+    fixed, origin = _fixed(reconstructor, _sample(reconstructor, folder, 0, planes))
+    return fixed, [replace(source, origin=origin) for source in sources]
+
+
+def require_slices(reconstructor: Reconstructor, inputs: Sequence[str]) -> tuple[Path, int]:
+    """The folder of slices that share noise and weight, and their number."""
     folder = Path(inputs[0])
     if not isinstance(reconstructor, Denoiser) or len(inputs) > 1 or not folder.is_dir():
         raise InputError("--volume is for denoise and inpaint, and takes one folder of slices")
-    return reconstructor.fixed(_sample(reconstructor, folder, 0, count_planes(folder)))
+    return folder, count_planes(folder)
+
+
+def _fixed(reconstructor: Reconstructor, sample: PreparedImage) -> tuple[Reconstructor, Origin]:
+    """With what was found for planes of a volume, and where that comes from."""
+    assert isinstance(reconstructor, Denoiser | ScanReconstructor)
+    estimated = sample.noise is not None and sample.noise.estimated
+    origin = Origin(estimated, sample.weight.rule, sample.weight.trials)
+    return reconstructor.fixed(sample), origin
 
 
 def _sample(reconstructor: Reconstructor, path: Path, first: int, end: int) -> PreparedImage:
@@ -139,8 +177,13 @@ def _sample(reconstructor: Reconstructor, path: Path, first: int, end: int) -> P
 
 
 def part_of(reconstructor: Reconstructor, planes: tuple[int, ...]) -> Reconstructor:
-    """The reconstructor for some planes of a file, with the same network in memory."""
-    part = replace(reconstructor, **{reconstructor.planes_option: planes})  # type: ignore[arg-type]
+    """The reconstructor for some planes of a file."""
+    return altered(reconstructor, **{reconstructor.planes_option: planes})
+
+
+def altered(reconstructor: Reconstructor, **options: Any) -> Reconstructor:
+    """With other options, and the same network in memory."""
+    part = replace(reconstructor, **options)
     for name in ("network", "colour", "place", "sha256"):
         vars(part)[name] = getattr(reconstructor, name)
     return part
@@ -149,21 +192,21 @@ def part_of(reconstructor: Reconstructor, planes: tuple[int, ...]) -> Reconstruc
 def prepare(reconstructor: Reconstructor, source: Source, solver: PiecewiseSolver) -> PreparedImage:
     """The file of a source, or its slab, ready to be solved."""
     if source.slab is None:
-        return reconstructor.prepare(source.path, solver, source.target)
-    return part_of(reconstructor, source.slab[:2]).prepare(source.path, solver)
+        image = reconstructor.prepare(source.path, solver, source.target)
+    else:
+        image = part_of(reconstructor, source.slab[:2]).prepare(source.path, solver)
+    if (origin := source.origin) is None:
+        return image
+    noise = image.noise
+    return replace(
+        image, noise=noise and replace(noise, estimated=origin.estimated),
+        weight=replace(image.weight, rule=cast(Any, origin.rule), trials=origin.trials),
+    )  # fmt: skip
 
 
-def _require_apart(source: Source) -> None:
-    """Raise if making the result could harm the input."""
-    place, target = resolved(source.path), resolved(source.target)
-    if place == target or place in target.parents or target in place.parents:
-        raise InputError(f"{source.target} and the input {source.path} are the same, or one is in "
-                         "the other; name another output")  # fmt: skip
-
-
-def _require_store(target: Path, layout: VolumeLayout, *, force: bool, resume: bool) -> None:
+def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume: bool) -> None:
     """Make the store, or raise if it cannot be."""
-    records = target.with_suffix(".records")
+    target, records = source.target, source.records
     if force:
         target.unlink() if target.is_file() else shutil.rmtree(target, ignore_errors=True)
         shutil.rmtree(records, ignore_errors=True)

@@ -10,6 +10,7 @@ import copy
 import datetime
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from convexlift.scans.files import ScanFileError
 
 DATASET = "dicom"
 """The key of the header in the metadata of a picture."""
+WINDOW = "display window"
+"""The key of the numbers that are displayed black and white; None if the file does not say."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
@@ -50,26 +53,47 @@ def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Pictu
         raise ScanFileError(
             f"{path} has {samples} samples for each pixel ({kind}); it needs 1 or 3"
         )
-    metadata = {DATASET: dataset}
+    metadata = {DATASET: dataset, WINDOW: _window(dataset, samples, pixels.dtype)}
     if samples == 1:
         stored = pixels.reshape(-1, *pixels.shape[-2:])
         return Picture(stored, inverted=kind == "MONOCHROME1", metadata=metadata)
     return from_channels_last(pixels, alpha=False, metadata=metadata)
 
 
+def in_units(picture: Picture) -> Picture:
+    """slope * stored + intercept in float32: slices of one volume may differ in their rescale."""
+    slope, intercept = _rescale(picture.metadata[DATASET])
+    stored = (slope * picture.stored.astype(np.float64) + intercept).astype(np.float32)
+    window = picture.metadata[WINDOW]
+    if window is not None:
+        window = tuple(sorted(slope * end + intercept for end in window))
+    return replace(picture, stored=stored, metadata={WINDOW: window})
+
+
 def display_range(picture: Picture) -> Range:
-    """Black and white in stored numbers: the first display window, or what the pixels span."""
-    dataset, stored = picture.metadata[DATASET], picture.stored
-    centre, width = (_first(dataset.get(f"Window{name}")) for name in ("Center", "Width"))
-    slope = _first(dataset.get("RescaleSlope")) or 1.0
-    intercept = _first(dataset.get("RescaleIntercept")) or 0.0
-    if centre is not None and width is not None and width > 1 and picture.channels == 1:
-        ends = sorted((centre + side * width / 2 - intercept) / slope for side in (-1, 1))
-        return (ends[0], ends[1])
-    if stored.dtype == np.uint8:
-        return (0.0, 255.0)
+    """Black and white in the numbers of a picture: its window, or what the pixels span."""
+    window: Range | None = picture.metadata[WINDOW]
+    if window is not None:
+        return window
+    stored = picture.stored
     low, high = float(stored.min()), float(np.quantile(stored, 0.999))
     return (min(low, 0.0), high if high > min(low, 0.0) else low + 1.0)
+
+
+def _window(dataset: Any, samples: int, dtype: np.dtype[Any]) -> Range | None:
+    """The first display window in stored numbers, or all numbers of 8 bits."""
+    centre, width = (_first(dataset.get(f"Window{name}")) for name in ("Center", "Width"))
+    if centre is not None and width is not None and width > 1 and samples == 1:
+        slope, intercept = _rescale(dataset)
+        ends = sorted((centre + side * width / 2 - intercept) / slope for side in (-1, 1))
+        return (ends[0], ends[1])
+    return (0.0, 255.0) if dtype == np.uint8 else None
+
+
+def _rescale(dataset: Any) -> tuple[float, float]:
+    """Slope and intercept."""
+    slope, intercept = (_first(dataset.get(f"Rescale{n}")) for n in ("Slope", "Intercept"))
+    return slope or 1.0, intercept or 0.0
 
 
 def write_dicom_picture(picture: Picture, path: Path, description: str) -> None:

@@ -24,6 +24,7 @@ from convexlift.files.formats import (
     load_extra,
     reason_of,
     require_plausible,
+    state_of,
 )
 from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
 from convexlift.scans.volumes import (
@@ -89,17 +90,17 @@ def series_headers(
     allow_gaps: bool = False,
     max_megapixels: float | None = None,
 ) -> list[_SliceHeader]:
-    """The headers of a series in spatial order, read again when the folder has changed."""
+    """The headers of a series in spatial order, read again when one of its files has changed."""
     place = existing(path)
     options = (series, allow_gaps, max_megapixels)
     if not place.is_dir():
         return _sorted_headers(place, [place], *options)
-    return list(_headers_in(place, place.stat().st_mtime_ns, *options))
+    return list(_headers_in(place, state_of(place), *options))
 
 
 @lru_cache(maxsize=2)  # volumes are read slab by slab
 def _headers_in(
-    folder: Path, changed: int, series: str | None, allow_gaps: bool, max_megapixels: float | None
+    folder: Path, state: object, series: str | None, allow_gaps: bool, max_megapixels: float | None
 ) -> list[_SliceHeader]:
     return _sorted_headers(folder, _slices_in(folder), series, allow_gaps, max_megapixels)
 
@@ -115,11 +116,13 @@ def _sorted_headers(
     return headers
 
 
-def _slices_in(folder: Path) -> list[Path]:
-    def may_be_slice(file: Path) -> bool:
-        known = file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES)
-        return file.name.upper() != "DICOMDIR" and (known or file.suffix[1:].isdecimal())
+def may_be_slice(file: Path) -> bool:
+    """Whether the name does not rule out a DICOM image."""
+    known = file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES)
+    return file.name.upper() != "DICOMDIR" and (known or file.suffix[1:].isdecimal())
 
+
+def _slices_in(folder: Path) -> list[Path]:
     files = [file for file in files_in(folder) if may_be_slice(file)]
     if not files:
         raise ScanFileError(f"{folder} holds no DICOM files")

@@ -9,15 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
-from convexlift.files.formats import FileFormat, reason_of, require_limit
+from convexlift.files.formats import FileFormat, allowed_megapixels, reason_of, require_limit
 from convexlift.option_values import AngleUnit as AngleUnit
+from convexlift.scans import isolated_hdf5
+from convexlift.scans.isolated_hdf5 import Members
 from convexlift.scans.sinograms import EvenViews, Quantity, Sinogram
 from convexlift.scans.volumes import Volume
 
 PathLike = str | os.PathLike[str]
+
+FIRST_SECONDS, BYTES_A_SECOND, SPARE_BYTES = 20, 10**7, 512 * 2**20
+"""Limits of a reading process: time, and memory in addition to the arrays."""
 
 
 class ScanFileError(ValueError):
@@ -177,6 +182,30 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ScanFileError(f"{path} cannot be read as {kind}: {reason_of(error)}") from error
+
+
+def read_isolated(
+    path: Path, function: str, max_megapixels: float | None, seconds: float | None = None,
+    **ranges: slice,
+) -> Members:  # fmt: skip
+    """What a function of ``isolated_hdf5`` reads from a file, in a process with limits.
+
+    Args:
+        path: the file.
+        function: its name.
+        max_megapixels: the most numbers, in millions, in place of the default for its length.
+        seconds: time limit; by default 20, and 1 for every 10 MB.
+        ranges: which rows, slices or pages.
+    """
+    length = path.stat().st_size
+    megapixels = max_megapixels or allowed_megapixels(length, 1)
+    arguments: dict[str, Any] = {"path": str(path.absolute()), "megapixels": megapixels}
+    arguments |= {name: [some.start, some.stop, some.step] for name, some in ranges.items()}
+    return isolated_hdf5.run_isolated(
+        Path(isolated_hdf5.__file__), function, arguments,
+        seconds=seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
+        extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+    )  # fmt: skip
 
 
 def files_in(folder: Path) -> list[Path]:

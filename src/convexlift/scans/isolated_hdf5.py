@@ -131,6 +131,8 @@ def _sentence(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "memory allocation failed" in text:
         return "it needs more memory than a file of its length should; copy or export it again"
+    if isinstance(error, OSError) and ("filter" in text or "plugin" in text):
+        return f"it needs a filter that is not installed, pip install hdf5plugin: {text}"
     if text and isinstance(error, ValueError | OSError):
         return text
     return f"it is damaged ({type(error).__name__})"
@@ -165,9 +167,7 @@ def read_members(path: str, rows: list[int | None], megapixels: float) -> Member
     Raises:
         ValueError: without the name of the file.
     """
-    h5py: Any = importlib.import_module("h5py")
-    with contextlib.suppress(ImportError):  # compression filters missing from HDF5 itself
-        importlib.import_module("hdf5plugin")
+    h5py = _h5py()
     arrays: dict[str, NDArray[Any]] = {}
     texts: dict[str, str] = {}
     some = slice(*rows)
@@ -206,7 +206,7 @@ def read_kspace(path: str, slices: list[int | None], megapixels: float) -> Membe
     Raises:
         ValueError: without the name of the file.
     """
-    h5py: Any = importlib.import_module("h5py")
+    h5py = _h5py()
     arrays: dict[str, NDArray[Any]] = {}
     some = slice(*slices)
     with h5py.File(path, "r") as file:
@@ -300,7 +300,7 @@ def _read_readouts(group: Any, slices: slice, megapixels: float) -> NDArray[np.c
 
 def read_slab(path: str, pages: list[int | None], megapixels: float) -> Members:
     """``planes`` (n, H, W) of the only array (..., H, W), or the one called data, and ``shape``."""
-    h5py: Any = importlib.import_module("h5py")
+    h5py = _h5py()
     found: list[str] = []
 
     def note(name: str, item: Any) -> None:
@@ -325,6 +325,12 @@ def read_slab(path: str, pages: list[int | None], megapixels: float) -> Members:
         return {"planes": planes}, {"shape": json.dumps(dataset.shape)}
 
 
+def _h5py() -> Any:
+    with contextlib.suppress(ImportError):  # compression filters missing from HDF5 itself
+        importlib.import_module("hdf5plugin")
+    return importlib.import_module("h5py")
+
+
 def _is_dataset(group: Any, name: str) -> bool:
     return hasattr(group.get(name), "chunks")
 
@@ -346,15 +352,7 @@ def _read_frames(dataset: Any, rows: slice, left: float, megapixels: float) -> N
     ]
     _require_room(dataset, shape, left, megapixels)
     selection = tuple(rows if axis == "y" else slice(None) for axis in axes)
-    try:
-        array: NDArray[Any] = dataset[selection]
-    except OSError as error:
-        if "filter" not in str(error) and "plugin" not in str(error):
-            raise
-        raise ValueError(
-            f"its {dataset.name} is compressed with a filter that is not installed, pip install "
-            f"hdf5plugin: {error}"
-        ) from error
+    array: NDArray[Any] = dataset[selection]
     return array.transpose([axes.index(axis) for axis in ("y", "theta", "x")])
 
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from convexlift.files.formats import allowed_megapixels, load_extra
+from convexlift.files.formats import load_extra
 from convexlift.operators.mri import MRI, centred_fft, pairs
-from convexlift.scans import isolated_hdf5
-from convexlift.scans.files import existing, reading
-from convexlift.scans.isolated_hdf5 import run_isolated
+from convexlift.scans.files import existing, read_isolated, reading
 from convexlift.tensors import first_non_finite
 
 SUFFIXES = (".h5", ".hdf5")
-FIRST_SECONDS, BYTES_A_SECOND, SPARE_BYTES = 20, 10**7, 512 * 2**20
-"""Limits of the reading process: time, and memory in addition to the arrays."""
 OUTER, FEWEST = 0.05, 64
 """The share of the samples, and their least number, at high frequencies: mostly noise."""
 NORMAL_MEDIAN = 0.6745
@@ -140,17 +134,7 @@ def read_kspace(
     load_extra("h5py", "HDF5 files")
     place = existing(path)
     with reading(place, "HDF5 in the layout of fastMRI or ISMRMRD"):
-        length = place.stat().st_size
-        megapixels = max_megapixels or allowed_megapixels(length, 1)
-        arguments: dict[str, Any] = {
-            "path": str(place.absolute()), "megapixels": megapixels,
-            "slices": [slices.start, slices.stop, slices.step],
-        }  # fmt: skip
-        arrays, _ = run_isolated(
-            Path(isolated_hdf5.__file__), "read_kspace", arguments,
-            seconds=read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
-            extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
-        )  # fmt: skip
+        arrays, _ = read_isolated(place, "read_kspace", max_megapixels, read_seconds, slices=slices)
         data = torch.from_numpy(arrays["kspace"]).to(torch.complex64)
         if "mask" in arrays:
             columns = torch.from_numpy(arrays["mask"]) > 0

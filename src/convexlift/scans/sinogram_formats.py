@@ -26,21 +26,15 @@ from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import allowed_megapixels, load_extra, require_plausible
 from convexlift.files.tiff import Tiff, open_tiff
 from convexlift.json_values import construct
-from convexlift.scans import isolated_hdf5
 from convexlift.scans.files import (
     AngleUnit,
     ScanFileError,
     SinogramFormat,
     SinogramOptions,
+    read_isolated,
     reading,
 )
-from convexlift.scans.isolated_hdf5 import (
-    DETECTOR_PIXEL,
-    FRAMES,
-    GEOMETRY,
-    read_members,
-    run_isolated,
-)
+from convexlift.scans.isolated_hdf5 import DETECTOR_PIXEL, FRAMES, GEOMETRY, read_members
 from convexlift.scans.sinograms import (
     QUANTITIES,
     ParallelGeometry,
@@ -66,10 +60,6 @@ _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
     "nm": 1e-6,
 }
 
-FIRST_SECONDS, BYTES_A_SECOND = 20, 10**7
-"""Default reading time: a constant, plus the length of the file over this rate."""
-SPARE_BYTES = 512 * 2**20
-"""Memory of the reading process in addition to the arrays."""
 FORMAT, VERSION = "convexlift sinogram", 1
 """The first two entries of the JSON files."""
 
@@ -89,28 +79,22 @@ class DataExchange(SinogramFormat):
         load_extra("h5py", "HDF5 files")
         rows = options.rows
         with reading(path, "HDF5 in the layout Data Exchange"):
-            length = path.stat().st_size
-            megapixels = options.max_megapixels or allowed_megapixels(length, 1)
-            arguments: dict[str, Any] = {
-                "path": str(path.absolute()),
-                "rows": [rows.start, rows.stop, rows.step],
-                "megapixels": megapixels,
-            }
+            most = options.max_megapixels
             if self.isolated:
-                arrays, texts = run_isolated(
-                    Path(isolated_hdf5.__file__),
-                    "read_members",
-                    arguments,
-                    seconds=options.read_seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
-                    extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
+                arrays, texts = read_isolated(
+                    path, "read_members", most, options.read_seconds, rows=rows
                 )
             else:
-                arrays, texts = read_members(**arguments)
+                some = [rows.start, rows.stop, rows.step]
+                most = most or allowed_megapixels(path.stat().st_size, 1)
+                arrays, texts = read_members(str(path.absolute()), some, most)
             frames = {name: as_tensor(arrays[name]) for name in FRAMES if name in arrays}
             if options.views is not None:
                 geometry = options.views.geometry(frames["projections"].shape[1])
             else:
-                angles = options.angles or _angles(path, arrays, texts, options.angle_unit)
+                angles = options.angles
+                if angles is None:
+                    angles = _angles(path, arrays, texts, options.angle_unit)
                 geometry = _geometry(path, arrays, texts, angles)
             quantity = options.quantity or _quantity(texts["description"])
             return Sinogram(geometry=geometry, quantity=quantity, **frames)
@@ -146,14 +130,15 @@ def _angles(
 ) -> tuple[float, ...]:
     if "theta" not in arrays:
         raise ScanFileError(
-            f"{path} has no /exchange/theta; write read_sinogram(path, angles=...) in radians"
+            f"{path} has no /exchange/theta; if its views are evenly spaced, add --beam parallel "
+            "or --beam fan; in Python, write read_sinogram(path, angles=...) in radians"
         )
     unit = (angle_unit or texts["theta_unit"]).strip().lower()
     if unit not in _ANGLES:
         problem = "has /exchange/theta in" if unit else "does not give the unit of /exchange/theta"
         raise ScanFileError(
-            f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; write read_sinogram(path, "
-            "angle_unit='degrees') or 'radians'"
+            f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; add --angle-unit degrees or "
+            "radians; in Python, write read_sinogram(path, angle_unit='degrees') or 'radians'"
         )
     return tuple((arrays["theta"] * _ANGLES[unit]).tolist())
 

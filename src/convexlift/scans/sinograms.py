@@ -19,6 +19,8 @@ from convexlift.option_values import Beam
 from convexlift.option_values import Quantity as Quantity
 from convexlift.tensors import TensorRecord, first_non_finite
 
+MOST_VIEWS = 1_000_000
+"""Evenly spaced ones in a file."""
 LengthUnit = Literal["mm", "pixel"]
 """Detector pixels are the unit if a file does not give their size."""
 
@@ -132,7 +134,7 @@ class EvenViews:
         beam: ``parallel`` or ``fan``.
         arc: degrees from the first view to the one that would follow the last; negative if the
             object turned the other way. By default 180 for parallel beams and 360 for fans.
-        bin_width: in mm; by default lengths are in detector pixels.
+        bin_width: in mm, which fans need; by default, lengths are in detector pixels.
         source_distance: of a fan, from the source to the centre of rotation.
         detector_distance: of a fan, from the centre of rotation to the detector.
     """
@@ -151,6 +153,8 @@ class EvenViews:
         missing = [name for name, value in self._distances.items() if value is None]
         if self.beam == "fan" and missing:
             raise ValueError(f"a fan needs {missing[0]}")
+        if self.beam == "fan" and self.bin_width is None:  # distances would be in detector pixels
+            raise ValueError("a fan needs bin_width, in mm as its distances")
         if self.beam == "parallel" and len(missing) < 2:
             given = next(name for name in self._distances if name not in missing)
             raise ValueError(f"{given} is for fans")
@@ -160,7 +164,7 @@ class EvenViews:
         return {name: getattr(self, name) for name in ("source_distance", "detector_distance")}
 
     def geometry(self, views: int) -> ScanGeometry:
-        """Of so many views."""
+        """The geometry for this many views."""
         kind: Any = _GEOMETRIES[self.beam]
         angles = even_angles(views, kind.turn if self.arc is None else self.arc)
         lengths = {"unit": "pixel"} if self.bin_width is None else {"bin_width": self.bin_width}
@@ -202,6 +206,8 @@ def from_record(record: Mapping[str, Any]) -> ScanGeometry:
     kind = _GEOMETRIES[beam]
     number = values.get("angles")
     if isinstance(number, int) and not isinstance(number, bool):
+        if not 1 <= number <= MOST_VIEWS:
+            raise ValueError(f"angles is a number from 1 to {MOST_VIEWS}, or a list; got {number}")
         values["angles"] = list(even_angles(number, kind.turn))
     return construct(kind, values, kind.__name__)
 

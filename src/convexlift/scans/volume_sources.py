@@ -7,22 +7,24 @@ DICOM images in that of their numbers, pictures in that of the numbers in their 
 from __future__ import annotations
 
 import json
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convexlift.files.formats import allowed_megapixels, load_extra
-from convexlift.files.pictures import Picture, PictureFormat, read_picture
+from convexlift.files.formats import load_extra, state_of
+from convexlift.files.pictures import Picture, PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5
 from convexlift.files.zarr_volumes import Zarr
-from convexlift.scans import isolated_hdf5
-from convexlift.scans.dicom_pictures import is_hounsfield, read_dicom_picture
-from convexlift.scans.dicom_reading import DICOM_SUFFIXES, read_dataset, series_headers
-from convexlift.scans.files import ScanFileError, files_in, reading
-from convexlift.scans.kspace import BYTES_A_SECOND, FIRST_SECONDS, SPARE_BYTES
+from convexlift.scans.dicom_pictures import WINDOW, in_units, is_hounsfield, read_dicom_picture
+from convexlift.scans.dicom_reading import (
+    DICOM_SUFFIXES,
+    may_be_slice,
+    read_dataset,
+    series_headers,
+)
+from convexlift.scans.files import ScanFileError, files_in, read_isolated, reading
 
 
 def is_source(path: Path) -> bool:
@@ -36,11 +38,13 @@ def is_series(path: Path) -> bool:
     if not path.is_dir() or path.suffix in Zarr.suffixes:
         return False
     files = slice_files(path)
-    return files[0].suffix.lower() in DICOM_SUFFIXES and is_hounsfield(files[0])
+    return may_be_slice(files[0]) and is_hounsfield(files[0])
 
 
 def count_planes(path: Path, max_megapixels: float | None = None) -> int:
-    """How many planes there are."""
+    """How many planes a volume has, or a picture file."""
+    if not is_source(path):
+        return count_pages(path, max_megapixels=max_megapixels)
     if not path.is_dir():
         return int(np.prod(_slab(path, slice(0, 0), max_megapixels)[1][:-2]))
     if is_series(path):
@@ -54,11 +58,13 @@ def read_slab(path: Path, pages: slice, max_megapixels: float | None = None) -> 
         planes = _slab(path, pages, max_megapixels)[0]
         return Picture(planes.astype(planes.dtype.newbyteorder("=")), layout=planes.shape)
     found: list[Picture] = []
-    for file in slice_files(path)[pages]:
-        dicom = file.suffix.lower() in DICOM_SUFFIXES
+    chosen = slice_files(path)[pages]
+    if not chosen:
+        raise ScanFileError(f"{path} has {len(slice_files(path))} slices, and none of these")
+    for file in chosen:
         picture = (
-            read_dicom_picture(file, max_megapixels)
-            if dicom
+            in_units(read_dicom_picture(file, max_megapixels))
+            if may_be_slice(file)
             else read_picture(file, max_megapixels=max_megapixels)
         )
         if len(picture.stored) != 1 or picture.alpha is not None:
@@ -72,7 +78,12 @@ def read_slab(path: Path, pages: slice, max_megapixels: float | None = None) -> 
             )
         found.append(picture)
     stored = np.concatenate([picture.stored for picture in found])
-    return Picture(stored, layout=stored.shape, inverted=found[0].inverted)
+    metadata = {}
+    if WINDOW in found[0].metadata:  # scanners may choose one for each slice
+        known = [window for each in found if (window := each.metadata[WINDOW]) is not None]
+        wide = (min(low for low, _ in known), max(high for _, high in known)) if known else None
+        metadata[WINDOW] = wide
+    return Picture(stored, layout=stored.shape, inverted=found[0].inverted, metadata=metadata)
 
 
 def _text(picture: Picture) -> str:
@@ -82,47 +93,34 @@ def _text(picture: Picture) -> str:
 
 def slice_files(folder: Path) -> list[Path]:
     """The slices in a folder, in order."""
-    return list(_slice_files(folder, folder.stat().st_mtime_ns))
+    return list(_slice_files(folder, state_of(folder)))
 
 
 @lru_cache(maxsize=4)
-def _slice_files(folder: Path, changed: int) -> tuple[Path, ...]:
+def _slice_files(folder: Path, state: object) -> tuple[Path, ...]:
     def is_picture(file: Path) -> bool:
         kind = PictureFormat.of(file)
         return kind is not None and not kind.folder
 
-    files = files_in(folder)
-    if slices := [file for file in files if file.suffix.lower() in DICOM_SUFFIXES]:
+    files = files_in(folder)  # slice-10 comes after slice-9
+    pictures = [file for file in files if is_picture(file)]
+    slices = [file for file in files if may_be_slice(file)]
+    # Beside pictures, a file without an ending is more likely a note than a slice.
+    if slices and (not pictures or any(file.suffix.lower() in DICOM_SUFFIXES for file in slices)):
         return tuple(sorted(slices, key=_number))
-    if not (slices := [file for file in files if is_picture(file)]):
+    if not pictures:
         raise ScanFileError(f"{folder} holds neither DICOM files nor pictures")
-    return tuple(sorted(slices, key=lambda file: _natural(file.name)))
+    return tuple(pictures)
 
 
-def _number(file: Path) -> tuple[int, list[tuple[int, str]]]:
+def _number(file: Path) -> int:
     dataset = read_dataset(file, None, stop_before_pixels=True)
-    return int(dataset.get("InstanceNumber") or 0), _natural(file.name)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Such that slice-10 comes after slice-9."""
-    return [(int(part), "") if part.isdecimal() else (-1, part)
-            for part in re.split(r"(\d+)", name)]  # fmt: skip
+    return int(dataset.get("InstanceNumber") or 0)
 
 
 def _slab(path: Path, pages: slice, max_megapixels: float | None) -> tuple[Any, tuple[int, ...]]:
     """Planes (n, H, W) of an HDF5 file, and the shape of the volume."""
     load_extra("h5py", "HDF5 files")
     with reading(path, "an HDF5 file with a volume"):
-        length = path.stat().st_size
-        megapixels = max_megapixels or allowed_megapixels(length, 1)
-        arguments: dict[str, Any] = {
-            "path": str(path.absolute()), "megapixels": megapixels,
-            "pages": [pages.start, pages.stop, pages.step],
-        }  # fmt: skip
-        arrays, texts = isolated_hdf5.run_isolated(
-            Path(isolated_hdf5.__file__), "read_slab", arguments,
-            seconds=FIRST_SECONDS + length // BYTES_A_SECOND,
-            extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
-        )  # fmt: skip
+        arrays, texts = read_isolated(path, "read_slab", max_megapixels, pages=pages)
         return arrays["planes"], tuple(json.loads(texts["shape"]))

@@ -14,7 +14,6 @@ import itertools
 import math
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.files.atomic import temporary_folder
 from convexlift.networks.adaptive import ConditionedNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.parts import require_at_least
@@ -277,15 +277,15 @@ class TileJob:
 @contextmanager
 def tile_job(large: LargeProblem, tiles: Tiles, method: Method | None) -> Iterator[TileJob]:
     """A job in a folder that is removed at the end; OSError at once if it would not fit there."""
-    with tempfile.TemporaryDirectory(prefix="convexlift-", dir=tiles.folder) as place:
+    with temporary_folder(tiles.folder) as place:
         needed, free = _needed(large), shutil.disk_usage(place).free
         if needed > 0.95 * free:
             raise OSError(
                 f"the dual variables of this image take {needed / 1e9:.1f} GB on disk, and "
-                f"{Path(place).parent} has {free / 1e9:.1f} GB; name another folder with "
+                f"{place.parent} has {free / 1e9:.1f} GB; name another folder with "
                 "Tiles(folder=...) or the variable TMPDIR, or take a regularizer with fewer filters"
             )
-        yield TileJob(large, tiles, method, Path(place))
+        yield TileJob(large, tiles, method, place)
 
 
 def _needed(large: LargeProblem) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -205,14 +205,28 @@ class ImageSet:
 
 
 class VolumeSet(ImageSet):
-    """Volumes (D, H, W) with names, in memory; made by ``from_tensors``. The same in all else."""
+    """Volumes (D, H, W) with names, in memory; made by ``from_tensors``.
+
+    Otherwise like ``ImageSet``.
+    """
+
+    @classmethod
+    def from_folder(cls, folder: Path, **options: Any) -> NoReturn:
+        """Not for volumes, whose slices would be images of their own."""
+        raise ValueError(
+            f"a VolumeSet is made from tensors, not from the pictures in {folder}; write "
+            "VolumeSet.from_tensors(volumes)"
+        )
 
     @classmethod
     def from_tensors(
         cls, images: Sequence[Tensor], names: Sequence[str] | None = None
     ) -> VolumeSet:
         """Copies of tensors (D, H, W); integers are scaled as in files."""
-        names = names or [f"volume {i}" for i in range(len(images))]
+        if names is None:
+            names = [f"volume {i}" for i in range(len(images))]
+        if len(names) != len(images):
+            raise ValueError(f"{len(images)} volumes need as many names, got {len(names)}")
         planes = []
         for image, name in zip(images, names, strict=True):
             if image.ndim != 3:

@@ -38,7 +38,7 @@ class InputPicture:
         scaled_from: height and width of a picture that was too large, before it was scaled down.
         middle: its middle, not scaled.
         whole: makes all of it, not scaled; until then it is kept in the few bits of its file.
-        tiled: whether it is that: a picture to be solved in tiles.
+        tiled: whether to solve it in tiles.
         jpeg: luma quantization of the JPEG file whose blocks these are, for the estimate of noise.
     """
 

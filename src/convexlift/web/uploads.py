@@ -27,8 +27,8 @@ from starlette.routing import Route
 from torch import Tensor
 
 from convexlift.files.formats import pillow
-from convexlift.files.pictures import read_picture, regrid
-from convexlift.files.png_jpeg import JPEG
+from convexlift.files.pictures import LUMA, read_picture, regrid
+from convexlift.files.png_jpeg import luma_table
 from convexlift.scans.files import read_volume
 from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
 from convexlift.web.limits import MEGABYTE, PREVIEW_PIXELS, SCALABLE, Limits, PageError
@@ -151,13 +151,12 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
         _check_values(values, name)
         grey = bool((values == values[:, :1]).all())  # in all channels
         if values.shape[1] == 3 and (not colours or grey):
-            luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+            luma = torch.tensor(LUMA).reshape(3, 1, 1)
             values = (luma * values).sum(1, keepdim=True)
         return InputPicture(values, name, **more)
 
-    tables = contents.metadata.get(JPEG, {}).get("qtables", {})
     upright = contents.orientation == 1  # else, rows and columns of the table are not the picture's
-    jpeg = tuple(tables[0]) if upright and 0 in tables else None
+    jpeg = luma_table(contents) if upright else None
     if height * width <= limits.pixels:
         return picture(stored, jpeg=jpeg)
     excess = height * width / min(limits.pixels, PREVIEW_PIXELS)

@@ -1,0 +1,156 @@
+"""Volumes in folders: DICOM of every modality, names without an ending, slices that change."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+from reconstruct_runs import noisy
+from scan_files import ct_slice, save
+from test_cluster import OPTIONS
+
+import convexlift as cl
+from convexlift.reconstruction.contents import open_contents
+from convexlift.scans.dicom_reading import series_headers
+from convexlift.scans.volume_sources import count_planes, is_series, read_slab, slice_files
+
+h5py = pytest.importorskip("h5py")
+zarr = pytest.importorskip("zarr")
+pytestmark = pytest.mark.single_precision
+
+COUNT, SIDE = 12, 16
+
+
+def series(folder, modality, slopes=(1.0,), name="{}.dcm", **more):
+    """Slices with the same content in the units of the modality, 0 to 1000 and some noise."""
+    for number in range(COUNT):
+        slope = slopes[number % len(slopes)]
+        values = 1000 * noisy(size=SIDE, seed=number)
+        stored = np.rint(values / slope).astype(np.uint16)
+        save(
+            ct_slice(stored, 2.0 * number, Modality=modality, RescaleSlope=slope,
+                     RescaleIntercept=0, InstanceNumber=number + 1, **more),
+            folder / name.format(number),
+        )  # fmt: skip
+    return folder
+
+
+def test_slices_are_rescaled_one_by_one(tmp_path):
+    folder = series(tmp_path / "pet", "PT", slopes=(1.0, 2.0, 3.0, 4.0))
+    expected = np.stack([1000 * noisy(size=SIDE, seed=k) for k in range(COUNT)])
+    found = read_slab(folder, slice(None))
+    assert np.abs(found.stored - expected).max() <= 2  # half of a step of the coarsest slices
+    result = cl.reconstruct_many(folder, tmp_path / "out.npy", **OPTIONS)
+    assert not result.failures
+    clean = np.load(tmp_path / "out.npy")
+    assert clean.dtype == np.float32
+    assert np.allclose(clean.mean((1, 2)), expected.mean((1, 2)), rtol=0.02)
+    assert len({tuple(record["range"]) for record in result.records}) == 1
+
+
+def test_the_display_window_is_the_range(tmp_path):
+    folder = series(tmp_path / "mr", "MR", slopes=(0.5,), WindowCenter=500, WindowWidth=1000)
+    save(ct_slice(np.zeros((SIDE, SIDE), np.uint16), 30.0, Modality="MR", RescaleSlope=0.5,
+                  RescaleIntercept=0, InstanceNumber=13, WindowCenter=600, WindowWidth=1200),
+         folder / "brighter.dcm")  # fmt: skip
+    contents = open_contents(folder)
+    assert contents.numbers == (0.0, 1200.0)
+    assert contents.is_dicom  # in which salt and pepper are not looked for
+    assert open_contents(folder, pages=slice(0, 2)).numbers == (0.0, 1000.0)
+    result = cl.reconstruct_many(folder, tmp_path / "out.tif", **OPTIONS)
+    assert {tuple(record["range"]) for record in result.records} == {(0.0, 1200.0)}
+    assert result.records[0]["settings"]["sigma"] > 0.02
+    whole = cl.reconstruct(folder, slices=(0, 3), **OPTIONS)
+    assert whole.save(tmp_path / "three.tif").is_file()
+
+
+@pytest.mark.parametrize("modality", ["CT", "MR"])
+@pytest.mark.parametrize("name", ["IM{:02d}", "slice.{:03d}", "{}.img"])
+def test_slices_need_no_ending(tmp_path, modality, name):
+    folder = series(tmp_path / "bare", modality, name=name)
+    (folder / "DICOMDIR").write_bytes(b"a list")
+    assert count_planes(folder) == COUNT
+    assert is_series(folder) == (modality == "CT")
+    result = cl.reconstruct_many(folder, tmp_path / "out.tif", slices=(0, 4), **OPTIONS)
+    assert len(result.records) == 1, result.failures
+
+
+def test_a_note_beside_pictures_is_no_slice(tmp_path):
+    folder = pictures(tmp_path)
+    (folder / "README").write_text("ten slices")
+    assert len(slice_files(folder)) == COUNT
+
+
+def pictures(place):
+    folder = place / "slices"
+    folder.mkdir()
+    for number in range(COUNT):
+        shown = np.rint(255 * noisy(size=SIDE, seed=number)).astype(np.uint8)
+        Image.fromarray(shown).save(folder / f"{number}.png")
+    return folder
+
+
+def rewrite(path, content):
+    """Other content in the same file, whose folder does not change."""
+    before = path.parent.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.truncate()
+        file.write(content)
+    os.utime(path, ns=(before + 10**10, before + 10**10))
+    assert path.parent.stat().st_mtime_ns == before
+
+
+def test_a_slice_that_changes_is_reconstructed_again(tmp_path):
+    folder = pictures(tmp_path)
+    options = OPTIONS | {"sigma": 0.05, "weight": 0.05, "resume": True}
+    cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    before = np.load(tmp_path / "out.npy")
+    kept = cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    assert (len(kept.earlier), len(kept.records)) == (2, 0)
+    rewrite(folder / "3.png", (folder / "9.png").read_bytes())
+    again = cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    assert again.records
+    after = np.load(tmp_path / "out.npy")
+    assert (after[3] != before[3]).any()
+    assert (after[4] == before[4]).all()
+
+
+def test_a_chunk_that_changes_is_reconstructed_again(tmp_path):
+    values = np.stack([noisy(size=SIDE, seed=k) for k in range(COUNT)])
+    zarr.create_array(tmp_path / "in.zarr", data=values, chunks=(2, SIDE, SIDE))
+    options = OPTIONS | {"sigma": 0.05, "weight": 0.05, "resume": True}
+    cl.reconstruct_many(tmp_path / "in.zarr", tmp_path / "out.zarr", **options)
+    chunks = tmp_path / "in.zarr" / "c"
+    rewrite(chunks / "0" / "0" / "0", (chunks / "5" / "0" / "0").read_bytes())
+    assert cl.reconstruct_many(tmp_path / "in.zarr", tmp_path / "out.zarr", **options).records
+
+
+def test_headers_of_slices_that_change_are_read_again(tmp_path):
+    folder = series(tmp_path / "ct", "CT")
+    assert [header.path.stem for header in series_headers(folder)[:2]] == ["0", "1"]
+    assert read_slab(series(tmp_path / "mr", "MR"), slice(1)).stored.mean() > 100
+    first, second = (folder / f"{n}.dcm" for n in "01")
+    one, other = first.read_bytes(), second.read_bytes()
+    rewrite(first, other)
+    rewrite(second, one)
+    assert [header.path.stem for header in series_headers(folder)[:2]] == ["1", "0"]
+    slices = tmp_path / "mr"
+    assert [path.stem for path in slice_files(slices)[:2]] == ["0", "1"]
+    one, other = (slices / "0.dcm").read_bytes(), (slices / "1.dcm").read_bytes()
+    rewrite(slices / "0.dcm", other)
+    rewrite(slices / "1.dcm", one)
+    assert [path.stem for path in slice_files(slices)[:2]] == ["1", "0"]
+
+
+def test_plugins_of_hdf5_are_loaded_for_volumes(tmp_path, monkeypatch):
+    mark = tmp_path / "loaded"
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "hdf5plugin.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(plugins)
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["data"] = np.zeros((3, 8, 8))
+    assert count_planes(tmp_path / "in.h5") == 3
+    assert mark.exists()
