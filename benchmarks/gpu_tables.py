@@ -1,0 +1,140 @@
+"""The times and the memory of certified solves on a GPU, in one run of a few minutes.
+
+    python benchmarks/gpu_tables.py --output DIR
+    python benchmarks/gpu_tables.py --output DIR --device cpu --quick    # whether it runs
+
+Solves: milliseconds for each image from the stated problem to the claim, of a single image and of a
+batch, to a certified gap of 1e-3. Growth: nanoseconds for each pixel and iteration, and the peak of
+the device's memory, for larger and larger images. Scanners: microseconds of A and A* for a batch.
+First call: seconds of the first solve of a new process, and of its second. DIR/gpu.json is written
+after each table. For a closer look: ``gpu_iteration.py``, ``ray_transforms.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_iteration import CASES, problem
+
+import convexlift as cl
+
+Row = dict[str, Any]
+ITERATIONS = 20
+"""Of the solves for the growth, which do not converge."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print every table as soon as it is there."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="a folder")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="small images, one repetition")
+    parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.first_call:
+        print(json.dumps(first_call(given.device, given.quick)))
+        return
+    given.output.mkdir(parents=True, exist_ok=True)
+    where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
+    found: dict[str, Any] = {"device": where, "torch": torch.__version__}
+    print(f"{where}, torch {torch.__version__}")
+    for title, rows in (
+        ("solves", solves), ("growth", growth), ("scanners", scanners),
+        ("first call", in_a_new_process),
+    ):  # fmt: skip
+        found[title] = []
+        for row in rows(given.device, given.quick):
+            print(f"{title:10}", *(f"{name} {value}" for name, value in row.items()), sep="  ",
+                  flush=True)  # fmt: skip
+            found[title].append(row)
+        (given.output / "gpu.json").write_text(json.dumps(found, indent=1))
+
+
+def solves(device: str, quick: bool) -> Iterator[Row]:
+    """One image, and a batch; quickly, only with the network that takes any size."""
+    for name in ["photo-any-size"] if quick else CASES:
+        for batch in (1, 2) if quick else (1, 20):
+            stated = problem(name, batch, 32 if quick else 256, device)
+            solution = cl.solve(stated)
+            each = seconds(lambda stated=stated: cl.solve(stated), device, quick) / batch
+            yield {
+                "network": name, "batch": batch, "ms": round(1e3 * each, 2),
+                "iterations": int(solution.iterations.max()),
+                "gap": float(f"{float(solution.gap.max()):.1e}"),
+            }  # fmt: skip
+
+
+def growth(device: str, quick: bool) -> Iterator[Row]:
+    """Time and memory for each pixel should not depend on the size."""
+    stop = cl.StopWhen(gap=0.0, max_iterations=ITERATIONS)
+    for size in (32, 64) if quick else (512, 1024, 2048, 4096):
+        stated = problem("photo-any-size", 1, size, device)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        whole = seconds(lambda stated=stated: cl.solve(stated, stop=stop), device, quick=True)
+        row: Row = {"size": size, "ns": round(1e9 * whole / ITERATIONS / size**2, 1)}
+        if device == "cuda":
+            row["GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        yield row
+
+
+def scanners(device: str, quick: bool) -> Iterator[Row]:
+    """The paper's size, parallel and fan beams, four images."""
+    size, views, bins = (32, 20, 40) if quick else (512, 200, 400)
+    geometry = {"image_size": size, "angles": views, "bins": bins}
+    for name, A in (
+        ("parallel", cl.ParallelBeam(**geometry)),
+        ("fan", cl.FanBeam(**geometry, source_distance=2 * size, detector_distance=size)),
+    ):
+        beam = A.to(device=device)
+        x = torch.rand((4, 1, size, size), device=device)
+        y = beam(x)
+        times = {"A": lambda beam=beam, x=x: beam(x), "A*": lambda beam=beam, y=y: beam.adjoint(y)}
+        us = {key: round(1e6 * seconds(call, device, quick) / 4, 1) for key, call in times.items()}
+        yield {"beam": name, "batch": 4, **us}
+
+
+def in_a_new_process(device: str, quick: bool) -> Iterator[Row]:
+    """Kernels are compiled, or read from a cache."""
+    command = [sys.executable, __file__, "--first-call", "--output", ".", "--device", device]
+    done = subprocess.run(
+        command + ["--quick"] * quick, check=True, stdout=subprocess.PIPE, text=True
+    )
+    yield json.loads(done.stdout.splitlines()[-1])
+
+
+def first_call(device: str, quick: bool) -> Row:
+    """Seconds of the first and the second solve of this process."""
+    stated = problem("photo-any-size", 1, 32 if quick else 256, device)
+    times = [once(lambda: cl.solve(stated), device) for _ in range(2)]
+    return {"first s": round(times[0], 2), "second s": round(times[1], 3)}
+
+
+def seconds(call: Callable[[], object], device: str, quick: bool) -> float:
+    """The median of some calls after one that is not counted."""
+    times = [once(call, device) for _ in range(2 if quick else 8)]
+    return statistics.median(times[1:])
+
+
+def once(call: Callable[[], object], device: str) -> float:
+    """One call, waited for."""
+    begin = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()
