@@ -420,6 +420,22 @@ def test_a_run_with_the_keyboard_alone(visitor):
     tab_to("#denoise-json")
 
 
+def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
+    driver = visitor.driver
+    note = (
+        "customElements.whenDefined('gradio-app').then(() => window.ran = performance.now());"
+        "new PerformanceObserver(list => window.painted ??= list.getEntries().find("
+        "entry => entry.element?.tagName === 'IMG')?.startTime"
+        ").observe({type: 'largest-contentful-paint', buffered: true});"
+    )
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": note})
+    visitor.open()
+    painted, ran = driver.execute_script("return [window.painted, window.ran]")
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert painted < ran
+    visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
+
+
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_screen_reader_finds_its_way(theme, visitor):

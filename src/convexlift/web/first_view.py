@@ -1,7 +1,7 @@
 """The first answer of the page: a headline and a picture before Gradio's scripts have loaded.
 
-Gradio sends an empty page, and seventy scripts that fill it. What the first answer shows meanwhile
-comes from the configuration that Gradio puts into the same answer.
+Gradio's page is empty until seventy scripts have filled it. They would also keep the browser from
+showing the first view, so that they start once it has been painted.
 """
 
 from __future__ import annotations
@@ -9,15 +9,28 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_BEFORE = b"<gradio-app"
+_SCRIPTS, _HEAD_END, _CONTENT = b"<script", b"</head>", b"<gradio-app"
+
+
+def with_first_view(page: bytes, view: bytes) -> bytes:
+    """Gradio's page with the view at the start of its body.
+
+    Scripts and style sheets of the head follow the view in a template, where browsers neither load
+    nor run them. A page that is not Gradio's stays as it is.
+    """
+    start, end, content = (page.find(mark) for mark in (_SCRIPTS, _HEAD_END, _CONTENT))
+    if not 0 <= start < end < content:
+        return page
+    scripts = b'<template id="page-scripts">' + page[start:end] + b"</template>"
+    return page[:start] + page[end:content] + view + scripts + page[content:]
 
 
 class FirstView:
-    """ASGI middleware that inserts HTML into the page.
+    """ASGI middleware that puts a first view into the page.
 
     Args:
         app: Gradio's.
-        html: removes itself once the page is there.
+        html: the view; it starts the scripts, and removes itself once the page is there.
     """
 
     def __init__(self, app: ASGIApp, html: str) -> None:
@@ -38,7 +51,7 @@ class FirstView:
                 return
             body += message.get("body", b"")
             if not message.get("more_body", False):
-                whole = body.replace(_BEFORE, self.html + _BEFORE, 1)
+                whole = with_first_view(body, self.html)
                 headers = MutableHeaders(raw=list(start["headers"]))
                 headers["content-length"] = str(len(whole))
                 await send({**start, "headers": headers.raw})
