@@ -195,7 +195,9 @@ def paint(visitor):
         return undo is not None and undo.is_enabled()
 
     visitor.wait(quiet, "the editor")
+    before = sent()
     visitor.wait(painted, "a stroke")
+    visitor.wait(lambda: sent() > before and quiet(), "the drawing at the server")
 
 
 def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
