@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("starlette", reason="the web page needs gradio, which brings starlette")
@@ -38,6 +40,24 @@ def test_the_first_answer_shows_something_and_keeps_the_scripts_for_later(answer
     assert found.headers["content-length"] == str(len(found.content))
     assert page.get("/other").text == PAGE
     assert page.post("/").text == PAGE
+
+
+def test_the_view_is_sent_before_the_rest():
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b"").decode())
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+    asyncio.run(client(lambda _: HTMLResponse(PAGE)).app(scope, receive, send))
+    start, view, rest = sent
+    assert not start
+    assert view.endswith("<p>soon</p>")
+    assert rest.startswith("<template")
+    assert view + rest == CHANGED
 
 
 @pytest.mark.parametrize("page", ["Internal Server Error", PAGE.replace("<gradio-app", "<p"), ""])
