@@ -44,6 +44,12 @@ def folder(tmp_path, monkeypatch):
     return weights
 
 
+@pytest.mark.parametrize("name", ["photo-open", "faces-inpainting-adversarial", "ct-abdomen-chest"])
+def test_the_card_counts_the_weights_of_the_network(name):
+    count = sum(each.numel() for each in cl.load(name).parameters())
+    assert f" {count:,} parameters" in " ".join(run(name).output.split())
+
+
 @pytest.mark.usefixtures("folder")
 def test_the_table():
     result = run()

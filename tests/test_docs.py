@@ -40,7 +40,7 @@ def commands(group=None, path: str = "convexlift"):
 
 def test_the_command_reference_has_every_command_and_option():
     text = tool("hooks").command_reference()
-    assert "<code>inputs...</code>" in text
+    assert "<code>INPUTS...</code>" in text
     assert "...." not in text
     found = dict(commands())
     assert {"convexlift demo", "convexlift models", "convexlift train bilevel"} <= set(found)

@@ -97,6 +97,8 @@ def test_volumes_in_hdf5_are_recognised():
 
 def test_what_it_says_about_files():
     assert "in colour, 8 bits, painted with #ff00ff" in propose(Path(painted())).about
+    Image.fromarray(np.zeros((20, 30), np.uint8)).save("wide.png")
+    assert "30 x 20" in propose(Path("wide.png")).about  # the width first, as on the page
     assert "% of its numbers are NaN" in propose(Path(with_holes())).about
     about = propose(Path(photograph())).about
     sigma = float(re.search(r"sigma ([\d.]+) \(estimated\)", about)[1])
@@ -133,6 +135,10 @@ def test_without_a_task_nothing_is_done_and_a_misspelt_one_gets_a_suggestion():
     result = looked("denois", "noisy.png")
     assert result.exit_code == 2
     assert "Did you mean 'denoise'?" in result.output
+    result = looked("noisy.jpg")
+    assert result.exit_code == 2
+    assert "noisy.jpg" in result.output
+    assert "command" not in result.output
 
 
 def test_a_dry_run_writes_nothing():
@@ -142,6 +148,8 @@ def test_a_dry_run_writes_nothing():
     assert result.exit_code == 0, result.output
     assert "-> new/clean.png" in result.output
     assert "regularizer tv" in result.output
+    result = looked("denoise", "noisy.png", "-o", "new/clean.png", "--dry-run")
+    assert "regularizer photo-open (photo-open-colour for pictures in colour)" in result.output
     assert set(os.listdir()) == before
     assert run("denoise", "noisy.png", "-o", "x.txt", "--dry-run").exit_code == 2
 

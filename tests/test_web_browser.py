@@ -196,6 +196,7 @@ def paint(visitor):
 
     visitor.wait(quiet, "the editor")
     visitor.wait(painted, "a stroke")
+    visitor.wait(quiet, "the editor with the stroke")
 
 
 def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
@@ -418,6 +419,25 @@ def test_a_run_with_the_keyboard_alone(visitor):
     press(Keys.ENTER)
     assert "Relative gap" in visitor.text("#denoise-numbers")
     tab_to("#denoise-json")
+
+
+def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
+    driver = visitor.driver
+    note = (
+        "customElements.whenDefined('gradio-app').then(() => window.ran = performance.now());"
+        "new PerformanceObserver(list => window.painted ??= list.getEntries().find("
+        "entry => entry.element?.tagName === 'IMG')?.startTime"
+        ").observe({type: 'largest-contentful-paint', buffered: true});"
+    )
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": note})
+    visitor.open()
+    painted, ran = driver.execute_script("return [window.painted, window.ran]")
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert painted < ran
+    visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
+    # The late style sheet must not win over those of the components, which give tabs their space.
+    space = "return getComputedStyle(document.querySelector('button[role=tab]')).paddingLeft"
+    assert driver.execute_script(space) != "0px"
 
 
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")

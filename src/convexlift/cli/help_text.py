@@ -51,7 +51,7 @@ def entry(parameter: Any, context: Any) -> Entry | None:
     elif choices:
         value, text = "NAME", f"{text} One of {', '.join(choices)}."
     elif parameter.param_type_name == "argument":
-        value = ""
+        names, value = names.upper(), ""
     else:
         value = VALUES.get(kind.split()[0] if kind else "", "TEXT" if kind else "")
     if kind.startswith("list[") and not names.endswith("..."):
@@ -124,8 +124,17 @@ def _write(command: Any, context: Any, formatter: Any) -> None:
     formatter.write(help_text(command, context, max(width, 50)))
 
 
+def _plain_usage(usage: str) -> str:
+    """Names of arguments in capitals: versions of Typer write {inputs}, INPUTS or [name]."""
+    return re.sub(r"\{(\w+)\}|(\[\w+\])", lambda found: (found[1] or found[2]).upper(), usage)
+
+
 class Command(TyperCommand):
     """A command with this help text."""
+
+    def get_usage(self, ctx: Any) -> str:
+        """The first line of help texts and of errors."""
+        return _plain_usage(super().get_usage(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text."""

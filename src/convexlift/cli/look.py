@@ -109,6 +109,9 @@ def _settings(reconstructor: Reconstructor) -> Iterator[str]:
     licence = f" (licence {card.license})" if restricted else ""
     weight = RULES.get(rule, "as given") if isinstance(rule, str) else f"{rule:g}"
     strength = f", times {reconstructor.strength:g}" if reconstructor.strength != 1 else ""
+    twin = reconstructor.colour
+    if twin is not None and twin is not reconstructor.network and twin.card is not None:
+        licence += f" ({twin.card.name} for pictures in colour)"
     yield f"regularizer {settings['regularizer']}{licence}; weight: {weight}{strength}"
     limit = f" or {reconstructor.time_limit:g} s" if reconstructor.time_limit else ""
     yield (

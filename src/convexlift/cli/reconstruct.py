@@ -49,7 +49,7 @@ convexlift reconstruct mri kspace.h5 -o slice.png --slices 10:11 --weight auto""
 ABOUT = """\
 Reconstruct your own files, with a proof beside each result.
 
-Without a task, the files are looked at, and the command for them is printed; nothing is written."""
+Without a task, it examines the files and prints the command for them; nothing is written."""
 
 FILES: dict[str, tuple[Any, Any]] = {
     "inputs": (Parameter.empty, Annotated[list[str], typer.Argument(
@@ -146,12 +146,14 @@ def _command(task: str) -> Callable[..., None]:
 
 
 class Tasks(Group):
-    """The tasks; files in place of a task are looked at."""
+    """The tasks; files in place of a task are examined."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of the task, or the hidden one that looks at files."""
-        first = args[0] if args else ""
-        if first not in self.commands and (Path(first).exists() or glob.glob(first)):
+        """The command of the task, or the hidden one that examines files."""
+        first = Path(args[0] if args else "")
+        # A name with an ending is a file, even if there is none: then the error says so.
+        named = first.exists() or glob.glob(str(first)) or first.suffix
+        if str(first) not in self.commands and named:
             return LOOK, self.commands[LOOK], args
         return super().resolve_command(ctx, args)
 
@@ -173,7 +175,7 @@ def look_at(
     dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
     debug: Debug = False,
 ) -> None:
-    """Look at files, and print the command for them."""
+    """Examine files, and print the command for them."""
     from convexlift.cli.look import look
 
     with one_sentence_errors(debug):

@@ -229,7 +229,7 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
 
 
 def plan(recipe: AnyRecipe, images: ImageSet, network: InputConvexNetwork | None) -> Iterator[str]:
-    """What is trained for what, in a few lines."""
+    """Method, tasks, network, steps and images of a training, in a few lines."""
     rows = dict(recipe_words(plain_settings(recipe)))
     if network is not None:
         weights = sum(parameter.numel() for parameter in network.parameters())

@@ -197,6 +197,10 @@ class Layout:
         return f"{self.dtype} of shape {self.shape}"
 
 
+SCALE = ":scale"
+"""Ends the names of tensors that hold the scales of 8-bit rows."""
+
+
 @dataclass(frozen=True)
 class Sheet:
     """The content of a model's JSON file.
@@ -215,8 +219,15 @@ class Sheet:
 
     @property
     def parameters(self) -> int:
-        """Number of weights in the file."""
-        return sum(math.prod(layout.shape) for layout in self.tensors.values())
+        """Number of weights of the network; scales of 8-bit rows are not weights."""
+        count = 0
+        for name, layout in self.tensors.items():
+            if not name.endswith(SCALE):
+                rows = self.tensors.get(name + SCALE, layout).shape[
+                    :1
+                ]  # equal rows are stored once
+                count += math.prod((*rows, *layout.shape[1:]))
+        return count
 
     def to_json(self) -> dict[str, Any]:
         """The content of the file."""

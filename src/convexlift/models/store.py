@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from convexlift.files.atomic import atomic_path, remove_leftovers
 from convexlift.json_values import construct, listed, parameters, plain
 from convexlift.models.files import (
+    SCALE,
     Layout,
     ModelCard,
     PathLike,
@@ -51,8 +52,6 @@ from convexlift.parts import ProblemPart, known_parts, overridden
 from convexlift.tensors import first_non_finite, is_own
 
 PRECISIONS = ("float16", "float32", "float64")
-SCALE = ":scale"
-"""Ends the names of tensors that hold the scales of 8-bit rows."""
 MANY = 1024
 """Smaller tensors are never stored in 8 bits: little is saved, and biases matter."""
 MOST = 2**26

@@ -213,7 +213,7 @@ def _kind(contents: Contents) -> str:
     planes, _, height, width = contents.images.shape
     pages = planes // picture.channels
     colour = "in colour" if picture.channels == 3 else "grey"
-    size = f"{height} x {width}" + (f", {pages} pages" if pages > 1 else "")
+    size = f"{width} x {height}" + (f", {pages} pages" if pages > 1 else "")
     if contents.volume is not None:
         return f"a CT slice in HU, {size}"
     kind = picture.stored.dtype

@@ -1,23 +1,40 @@
 """The first answer of the page: a headline and a picture before Gradio's scripts have loaded.
 
-Gradio sends an empty page, and seventy scripts that fill it. What the first answer shows meanwhile
-comes from the configuration that Gradio puts into the same answer.
+Gradio's page is empty until seventy scripts have filled it. They would also keep the browser from
+showing the first view, so that they start once it has been painted.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_BEFORE = b"<gradio-app"
+_SCRIPTS, _HEAD_END, _CONTENT = b"<script", b"</head>", b"<gradio-app"
+_PAUSE = 0.05
+"""Seconds in which browsers show the view before they read the rest, six times as long."""
+
+
+def with_first_view(page: bytes, view: bytes) -> tuple[bytes, bytes]:
+    """Gradio's page with the view at the start of its body: the parts before and after its end.
+
+    Scripts and style sheets of the head follow the view in a template, where browsers neither load
+    nor run them. A page that is not Gradio's stays as it is, in the first part.
+    """
+    start, end, content = (page.find(mark) for mark in (_SCRIPTS, _HEAD_END, _CONTENT))
+    if not 0 <= start < end < content:
+        return page, b""
+    scripts = b'<template id="page-scripts">' + page[start:end] + b"</template>"
+    return page[:start] + page[end:content] + view, scripts + page[content:]
 
 
 class FirstView:
-    """ASGI middleware that inserts HTML into the page.
+    """ASGI middleware that puts a first view into the page.
 
     Args:
         app: Gradio's.
-        html: removes itself once the page is there.
+        html: the view; it starts the scripts, and removes itself once the page is there.
     """
 
     def __init__(self, app: ASGIApp, html: str) -> None:
@@ -38,10 +55,13 @@ class FirstView:
                 return
             body += message.get("body", b"")
             if not message.get("more_body", False):
-                whole = body.replace(_BEFORE, self.html + _BEFORE, 1)
+                first, rest = with_first_view(body, self.html)
                 headers = MutableHeaders(raw=list(start["headers"]))
-                headers["content-length"] = str(len(whole))
+                headers["content-length"] = str(len(first) + len(rest))
                 await send({**start, "headers": headers.raw})
-                await send({"type": "http.response.body", "body": whole})
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                if rest:
+                    await asyncio.sleep(_PAUSE)
+                await send({"type": "http.response.body", "body": rest})
 
         await self.app(scope, receive, collect)

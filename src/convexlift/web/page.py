@@ -154,3 +154,9 @@ def appearance() -> dict[str, Any]:
         "head": f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">'
         '<meta name="color-scheme" content="light dark">',
     }
+
+
+def first_view() -> str:
+    """The first picture of the page, shown until Gradio's scripts have loaded."""
+    picture = html.chosen_picture(example_picture(FIRST_EXAMPLE))
+    return TEMPLATES.get_template("first_view.html").render(picture=picture)

@@ -132,8 +132,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
         import gradio
 
         from convexlift.web.first_view import FirstView
-        from convexlift.web.html import TEMPLATES
-        from convexlift.web.page import appearance, build
+        from convexlift.web.page import appearance, build, first_view
         from convexlift.web.requests import RequestFilter
         from convexlift.web.uploads import upload_routes
         from convexlift.web.visitors import Sessions
@@ -165,7 +164,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
             # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
             yield RequestFilter(
-                FirstView(app, TEMPLATES.get_template("first_view.html").render()),
+                FirstView(app, first_view()),
                 sessions,
                 queue,
                 body_bytes=limits.upload_bytes,
