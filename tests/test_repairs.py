@@ -152,3 +152,16 @@ def test_images_of_a_batch_have_no_influence_on_each_other():
         alone = solved(y[i : i + 1])
         assert int(both.iterations[i]) == int(alone.iterations)
         assert float(both.lower_bound[i]) == pytest.approx(float(alone.lower_bound), rel=1e-12)
+
+
+def test_filters_of_zeros_and_single_precision_are_no_obstacle():
+    net = cl.networks.ridge(channels=1, kernel=3)
+    torch.nn.init.zeros_(net.layers[0].skip.weight)
+    y = torch.rand((1, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    for regularizer in (net, cl.TotalVariation()):
+        problem = cl.VariationalProblem(
+            fidelity=cl.L1(y), operator=cl.Mask(y > 0.3), regularizer=regularizer, weight=0.1,
+            box=(0, None),
+        ).to(dtype=torch.float32)  # fmt: skip
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=0.0, max_iterations=20))
+        assert solution.guarantee == (cl.Guarantee.GLOBAL,)

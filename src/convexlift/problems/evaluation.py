@@ -28,6 +28,11 @@ class Evaluation:
         return self._network.forward(self.x) if self._layers is None else self._layers
 
     @property
+    def has_layers(self) -> bool:
+        """Whether they were kept."""
+        return self._layers is not None
+
+    @property
     def last(self) -> Tensor:
         """The preactivations of the last layer."""
         return self.layers.a[-1] if self._last is None else self._last

@@ -76,9 +76,10 @@ class Minorant:
 
 
 def minorant_at(problem: VariationalProblem, at: Evaluation, duals: Blocks) -> Minorant:
-    """From dual variables, made feasible; in one pass over the first layer, where there is one."""
+    """From dual variables, made feasible; in one pass if the layers were not kept."""
     network, weight = problem.network, problem.weight
-    if (one_pass := OnePass.of(network)) is not None:
+    one_pass = None if at.has_layers else OnePass.of(network)
+    if one_pass is not None:
         return one_pass(weight, at.x, duals)[1]
     return Minorant.of(network, at.layers, made_feasible(network, weight, at.x, duals))
 

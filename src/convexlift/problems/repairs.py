@@ -60,7 +60,7 @@ def _slope_at_infinity(problem: VariationalProblem, x: Tensor, sign: float) -> T
     assert problem.operator.diagonal is not None
     d = problem.operator.diagonal.to(x).expand_as(x)
     low, high = problem.fidelity.conjugate_domain
-    slope = torch.where(sign * d > 0, high, low) * d
+    slope = torch.where(sign * d > 0, high * d, low * d)
     return torch.where(problem.fidelity.measured & (d != 0), slope, 0.0)
 
 
@@ -76,9 +76,11 @@ def _with_p(
     network = problem.network
     layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
     h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]
+    if not (norm := V.norm(problem.image_shape)):
+        return witness
     p = ahead = backward.p[0]
     others = seen + backward.c - V.adjoint(p)
-    step = sign / V.norm(problem.image_shape) ** 2
+    step = sign / norm**2
     lacking = torch.where(exposed, -sign * (others + V.adjoint(p)), 0.0)
     rounding = 64 * torch.finfo(p.dtype).eps * backward.c.abs().flatten(1).amax(1)
     margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + rounding
