@@ -27,6 +27,7 @@ from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bo
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass, minorant_at
+from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, expand_per_image
@@ -187,7 +188,8 @@ def _best_of(
         for bounds in _bounds(problem, evaluation, minorant, v, radius)
     )
     best = best_of(candidates, _keep)
-    if not (tolerance and problem.bounds.is_one_sided):
+    packed = any(part.dtype is CODES for part in best.near.witness.values())
+    if not tolerance or not problem.bounds.is_one_sided or packed:  # too large to be repaired
         return best
     everywhere, near = best.everywhere.gap, best.near.gap
     enough = tolerance * evaluation.objective.abs()
