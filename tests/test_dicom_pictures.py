@@ -67,6 +67,17 @@ def test_stored_numbers_survive_a_round_trip(tmp_path):
         assert again.channels == picture.channels
 
 
+def test_elements_of_messages_are_left_out(tmp_path):
+    """pydicom reads them from a file, and refuses to write them."""
+    place = changed(tmp_path / "a.dcm")
+    damaged = place.read_bytes().replace(b"\x10\x00\x20\x00", b"\x00\x00\x20\x00", 1)
+    place.write_bytes(damaged)
+    assert 0x00000020 in pydicom.dcmread(place)  # was (0010,0020)
+    result = run("denoise", place, "-o", tmp_path / "b.dcm")
+    assert result.exit_code == 0, result.output
+    assert 0x00000020 not in pydicom.dcmread(tmp_path / "b.dcm")
+
+
 def test_zero_is_white_in_monochrome1(tmp_path):
     place = changed(tmp_path / "a.dcm", PhotometricInterpretation="MONOCHROME1", Modality="CR")
     picture = read_dicom_picture(place)

@@ -358,7 +358,9 @@ def read_dataset(
         file.seek(0)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
         for tag in list(dataset.keys()):
-            if not tag.is_private:
+            if tag.group in (0, _META_GROUP):  # of messages and headers: no file may hold these
+                del dataset[tag]
+            elif not tag.is_private:
                 dataset[tag]  # parsed only now; raises if damaged
         return dataset
 
