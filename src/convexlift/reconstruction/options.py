@@ -28,8 +28,8 @@ class Options:
 
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
-        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to noise and
-            texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
+        weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
+            and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
             that the residual is as large as the noise.
         strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
             a regularizer that reads the data, which scales with the noise, that weight is 1. Give
@@ -71,12 +71,12 @@ class Options:
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
     ending: ClassVar[Any] = None
-    """Of results in a folder, if it is not that of their input."""
+    """The ending of results in a folder, if it differs from their input's."""
     planes_option: ClassVar[str] = "slices"
     """The option that chooses planes of a file."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: another process finds its own device, and loads the network itself."""
+        """The options alone: another process finds its own device and loads the network itself."""
         return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
@@ -103,8 +103,8 @@ class DenoiseOptions(Options):
             all by default.
         simulate: the image is clean: damage it first. It is the truth then.
         seed: seed of the simulated noise; plane i has ``seed + i``.
-        jpeg: of an array that was decoded from a JPEG file: its quantization table of luma, 64
-            numbers row by row. Compression smooths noise, and the table tells how much.
+        jpeg: for an array decoded from a JPEG file, its quantization table of luma, 64 numbers row
+            by row. Compression smooths noise, and the table tells how much.
     """
 
     noise: NoiseKind | None = None
@@ -256,4 +256,4 @@ class MRIOptions(Options):
 OPTIONS: dict[str, type[Options]] = {
     kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions, MRIOptions)
 }
-"""By the name of the task."""
+"""Options by task."""
