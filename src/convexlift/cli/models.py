@@ -82,7 +82,7 @@ def models(
                 "FILES, --output, --format, --noise and --merge belong to an import. Write "
                 "convexlift models import FILE -o OUT."
             )
-        if name is None:  # an error in a shipped file is no mistake of the user
+        if name is None:  # an error in a shipped file is not the user's mistake
             sheets = shipped_sheets()
         else:
             with explained():
@@ -108,7 +108,7 @@ def models(
 def _imported(
     files: list[Path], output: Path | None, format: str | None, noise: float | None, merge: bool
 ) -> Path:
-    """Convert and save; the file of weights."""
+    """Convert and save; returns the file of weights."""
     if not files or output is None:
         raise UserError("Name the files to convert and the model to write: import FILE -o OUT.")
     from convexlift.models.interop import load

@@ -45,7 +45,7 @@ def _bilevel() -> list[str]:
 
 
 class TrainingTask(StrEnum):
-    """What the regularizer is trained for."""
+    """The task that the regularizer is trained for."""
 
     denoise = "denoise"
     inpaint = "inpaint"
@@ -53,7 +53,7 @@ class TrainingTask(StrEnum):
 
 
 class Differentiation(StrEnum):
-    """How bilevel training differentiates reconstructions."""
+    """The hypergradient of bilevel training."""
 
     implicit = "implicit"
     value_function = "value-function"
