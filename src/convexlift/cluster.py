@@ -31,7 +31,7 @@ SECONDS = 10.0
 """Seconds for a scheduler to answer."""
 LOOK_EVERY = 2.0
 """Seconds between two checks of the workers."""
-GONE = "the scheduler is gone, or cancelled the tasks; --resume does what is missing"
+GONE = "the scheduler is gone, or cancelled the tasks; --resume does the missing tasks"
 
 
 @contextlib.contextmanager

@@ -172,7 +172,7 @@ def fourier(shape: Shape, axis: int) -> Map:
     """
     n = shape[axis - 2]
     places = np.arange(n) - n // 2
-    quarters = 4 * np.outer(places, places) % (4 * n)  # of the angle 2 pi / 4 n
+    quarters = 4 * np.outer(places, places) % (4 * n)  # multiples of the angle 2 pi / 4 n
 
     def sine(k: Any) -> Array:
         k, N = k % (4 * n), 4 * n
@@ -180,7 +180,7 @@ def fourier(shape: Shape, axis: int) -> Map:
         return np.asarray(sign * np.sin(np.pi * np.minimum(2 * k, N - 2 * k) / N) / math.sqrt(n))
 
     c, s = sine(quarters + n), sine(quarters)
-    weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # of exp(-i angle)
+    weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # real form of exp(-i angle)
     split = (-1, shape[0] // 2, 2, *shape[1:])
     to, back = ("zkbqw->zkapw", "zkapw->zkbqw") if axis == 3 else ("zkbhq->zkahp", "zkahp->zkbhq")
     push = lambda w, x: np.einsum("apbq," + to, w, x.reshape(split), optimize=True)
@@ -386,7 +386,7 @@ def activation(described: Any, shares: Array | None = None, axes: int = 2) -> Ac
         # Even activations only: h of a norm is convex for them.
         even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
         even = even or (profile == "QuadraticSpline" and options["even"])
-        require(even, f"{profile} is no profile of groups")
+        require(even, f"{profile} is not a profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
         half_square: Any = lambda a: [a * a / 2]
@@ -920,7 +920,7 @@ def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
     g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
-    size = np.abs(d.value)  # of the diagonal, if the operator is one
+    size = np.abs(d.value)  # sizes of the diagonal, if there is one
     known = (size > 2 * d.error) & (size > 1e-100) if v is None else np.False_
     safe = choose(known, d, Ball(1.0))
 

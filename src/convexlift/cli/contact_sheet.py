@@ -56,7 +56,7 @@ class ContactSheet:
         """Write the page, unless another file has its name; returns a line about the outcome."""
         try:
             if self.path.exists() and MARK not in self.path.read_text("utf-8", errors="replace"):
-                return f"No contact sheet: {self.path} exists, and is none."
+                return f"No contact sheet: {self.path} exists, and is another file."
             with atomic_path(self.path) as part:
                 part.write_text("".join(self._page(result, command)), encoding="utf-8")
         except OSError as error:  # the results are already written

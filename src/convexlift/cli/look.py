@@ -50,7 +50,7 @@ def look(inputs: list[str], output: Path | None) -> None:
 
 VERBS = {
     "denoise": "remove the noise",
-    "inpaint": "fill in what is missing",
+    "inpaint": "fill in missing pixels",
     "ct": "compute slices",
     "mri": "compute images",
 }

@@ -25,7 +25,7 @@ COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
 IMPORT = "import"
-"""In place of a name: convert files of other authors."""
+"""The word in place of a name that converts files of other authors."""
 
 
 @register(
@@ -50,7 +50,7 @@ def models(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", help="With import: the format, if the file does not tell."),
+        typer.Option("--format", help="With import: the format, if it cannot be detected."),
     ] = None,
     noise: Annotated[
         float | None,

@@ -98,7 +98,7 @@ class TrainOptions:
     images: Annotated[int | None, Option(help="Number of images to train on.")] = None
     held_out: Annotated[
         int | None,
-        Option(help="Images held out for validation; 0: none. Of few images, a fifth."),
+        Option(help="Images held out for validation; 0: none. If images are few, a fifth."),
     ] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
     seed: Annotated[int | None, Option(help="Seed of all random choices.")] = None

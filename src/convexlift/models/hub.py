@@ -63,7 +63,7 @@ def readme(card: ModelCard, repository: str, network: InputConvexNetwork | None 
     weak = isinstance(network, WeaklyConvexNetwork)
     problem, kind = ("WeaklyConvexProblem", "weakly convex") if weak else (
         "VariationalProblem", "convex")  # fmt: skip
-    proof = "a proof of what it is" if weak else "a certified\noptimality gap"
+    proof = "a certified gap" if weak else "a certified\noptimality gap"
     noise = (
         ",\n    noise=sigma,  # of the data" if network is not None and network.reads_data else ""
     )

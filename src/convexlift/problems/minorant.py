@@ -68,7 +68,7 @@ class Minorant:
 
     @staticmethod
     def of(network: BoundNetwork, layers: ForwardPass, backward: BackwardPass) -> Minorant:
-        """From a forward pass at the images and a backward pass."""
+        """The minorant of a forward pass at the images and a backward pass."""
         losses, slack = layer_losses(network, layers, backward)
         count = len(network.layers)
         witness = {dual_names(i, count)[0]: p for i, p in enumerate(backward.p, start=1)}

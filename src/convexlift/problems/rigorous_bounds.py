@@ -370,7 +370,7 @@ def _behind_operator(
     if bool(minorant.constant.isinf().any()):
         return
     for level in levels(problem.fidelity):
-        gain = level * (sign * push.value - SPARE * push.error)  # of (v, p) = (level d, 0)
+        gain = level * (sign * push.value - SPARE * push.error)  # with (v, p) = (level d, 0)
         keep = torch.where(missing > 0, gain / (gain + missing), 1.0)
         keep = torch.where((missing > 0) & ~usable, 0.0, keep)
         theta = keep.flatten(1).amin(1)

@@ -121,13 +121,13 @@ class Noise:
             raise ValueError(f"a fraction of pixels is at most 1, got {self.level}")
 
     def to_json(self) -> dict[str, Any]:
-        """For records."""
+        """The facts for records."""
         facts = {"model": self.kind, "level": self.level, "estimated": self.estimated}
         return facts | ({"before_jpeg": True} if self.before_jpeg else {})
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Self:
-        """From a record."""
+        """The noise of a record."""
         return cls(facts["model"], facts["level"], facts["estimated"], "before_jpeg" in facts)
 
     def __str__(self) -> str:

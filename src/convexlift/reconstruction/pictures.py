@@ -187,7 +187,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         )
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """The truths."""
+        """The files of truths."""
         return companions(self.truth, paths)
 
     def check(self, sources: Sequence[Source]) -> None:
@@ -352,7 +352,7 @@ class Inpainter(InpaintOptions, Denoiser):
         self._colour()
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Masks and truths."""
+        """The files of masks and truths."""
         return companions(self.mask, paths) + super().reads(paths)
 
     def check(self, sources: Sequence[Source]) -> None:

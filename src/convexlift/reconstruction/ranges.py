@@ -113,6 +113,6 @@ def _beyond(stored: NDArray[Any], numbers: Range) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"numbers far beyond {low:g} ... {high:g} ({count} of them) come out within; "
+        f"numbers far beyond {low:g} ... {high:g} ({count} of them) are brought into the range; "
         "--range LOW,HIGH keeps them",
     )

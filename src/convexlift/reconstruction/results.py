@@ -32,7 +32,7 @@ COLUMNS = {
     "input": str, "output": str, "status": str, "gap": float, "objective": float,
     "lower_bound": float, "iterations": int, "seconds": float, "error": str,
 }  # fmt: skip
-"""Of the table."""
+"""Columns of the table."""
 TABLES = (".parquet", ".csv")
 
 Fingerprint = list[list[Any]]

@@ -121,7 +121,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return super().settings() | {"window": [window.level, window.width]}
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """The fields and truths."""
+        """The files of fields and truths."""
         given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
         files = [Path(place) for place in given if Path(place).is_file()]
         folder = is_path(self.truth) and Path(self.truth).is_dir()

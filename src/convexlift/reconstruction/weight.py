@@ -107,7 +107,7 @@ class Weight:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For records."""
+        """The facts for records."""
         record: dict[str, Any] = {"value": self.value, "rule": self.rule}
         if self.trials:
             record["trials"] = [{"weight": w, "measured": m} for w, m in self.trials]

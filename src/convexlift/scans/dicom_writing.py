@@ -41,7 +41,7 @@ EQUIPMENT = (
 )
 
 _FINEST = -10  # smallest slope, as a power of two: a thousandth of a HU
-_LARGEST = 32767  # of signed 16-bit integers
+_LARGEST = 32767  # the largest signed 16-bit integer
 
 
 def write_dicom(

@@ -173,7 +173,7 @@ class TiledIterations(Iterations):
         return self._stored
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """As in the plain iterations; on a sample of rows if v is packed."""
+        """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
         if not self.packed:
             return super().displacements(state)
         rows = slice(None, None, SAMPLED)

@@ -79,7 +79,7 @@ class NMAPGState:
     x_previous: Tensor
     z: Tensor
     y_previous: Tensor
-    gradient_previous: Tensor  # of f at y_previous
+    gradient_previous: Tensor  # the gradient of f at y_previous
     t: Tensor
     t_previous: Tensor
     level: Tensor  # c_k

@@ -91,7 +91,7 @@ class PDHG(Method):
 
     @staticmethod
     def _with_matrix(problem: VariationalProblem) -> RestartedPDHG:
-        """In double precision, which costs little here: T amplifies rounding errors."""
+        """A solver in double precision, which costs little here: T amplifies rounding errors."""
         require_few_pixels(problem)
         double = in_double(problem)
         saddle = lift(double, dualise_box=True)

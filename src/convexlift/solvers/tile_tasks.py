@@ -154,7 +154,7 @@ class TileJob:
         x = self.image(outer, task.sweep).to(problem.fidelity.y)
         return core_sums(self.large, problem, core, outer, x, p)
 
-    # What they found ---------------------------------------------------------------------------
+    # Results -----------------------------------------------------------------------------------
 
     def image(self, window: Window, sweep: int) -> Tensor:
         """The part of the image in a window, blended from all tiles that reach it, in the box."""

@@ -374,7 +374,7 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
 
 def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
     if isinstance(recipe, BilevelRecipe) and not recipe.learn_weights:
-        return "fixed in training: the network learned what is right for them"
+        return "fixed in training: the network was learned for them"
     if isinstance(recipe, BilevelRecipe):
         return "learned with the network, relative to the fixed weight of the first task"
     if not recipe.search and result.weights:

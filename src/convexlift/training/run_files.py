@@ -76,7 +76,7 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
             return
         with writing(self._path):
             self._board = _tensorboard(folder, self.rows)
-            remove_leftovers([self._path])  # of a process that was killed while writing
+            remove_leftovers([self._path])  # left by a process that was killed while writing
             with atomic_path(self._path) as part, part.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
