@@ -678,7 +678,7 @@ def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
 
 
 def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
-    """A bound on V^T diag(rho) V = M, as lambda + |E| with lambda I - M = L L^T + E."""
+    """A bound on the eigenvalues of M = V^T diag(rho) V: lambda + |E|, lambda I - M = L L^T + E."""
     image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
     units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
     columns = [V.pull(rho * V.push(Ball(some))) for some in units]
@@ -726,7 +726,7 @@ def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]
 
 
 def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) -> float:
-    """A bound on M for images of any size, as level + |E| with level I - M = L L^T + E.
+    """A bound on the eigenvalues of M, any image size: level + |E| with level I - M = L L^T + E.
 
     M couples pixels that are at most 2 r apart, and depends on edges within r: its entries are
     those of an image of 6 r + 1 pixels a side. L is computed one row of pixels at a time.

@@ -35,7 +35,7 @@ from convexlift.solvers.solve import solve
 from convexlift.tensors import sum_per_image
 
 ATTEMPTS = 6
-"""The most solves of one proximal map, each to a smaller gap, for an accurate enough point."""
+"""The most solves of one proximal map, each to a smaller gap."""
 SHARE = 0.1
 """The largest distance to the exact point, relative to the distance from the argument."""
 

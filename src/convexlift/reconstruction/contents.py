@@ -59,7 +59,7 @@ class Contents:
     Attributes:
         name: the name of the file, or "the image".
         picture: the stored picture; for CT in DICOM, its slices in HU.
-        images: (planes, 1, H, W), about in [0, 1], finite.
+        images: (planes, 1, H, W), finite, in or near [0, 1].
         missing: where the image itself is unknown (NaN), or None.
         scale: the numbers of the image that became 0 and 1.
         volume: the volume of CT in DICOM.

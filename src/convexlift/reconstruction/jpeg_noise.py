@@ -7,7 +7,7 @@ the orthonormal cosine transform in steps of q_uv, which are in the file:
 
 White noise of deviation s has this deviation in every coefficient. Where s is small beside q_uv, it
 is rounded away: decoded pixels have less noise than the picture had, and hardly any at high
-frequencies. But the frequencies of k = 0, 1, 2, ... determine s. In a block without texture,
+frequencies. But the counts of k = 0, 1, 2, ... determine s. In a block without texture,
 
     P(|k| = j) ~ Phi((j + 1/2) q_uv / s) - Phi((j - 1/2) q_uv / s),
 
@@ -93,7 +93,7 @@ def luma_deviation(pixels: Tensor, table: Sequence[int]) -> float:
     energy = ((k * steps) ** 2)[:, ~high].sum(1)
     likelihoods = _likelihoods(steps[high])
     s, whole = 0.0, torch.ones(len(k), dtype=torch.bool)
-    for _ in range(3):  # repeatedly without blocks with clipped noise, which needs s
+    for _ in range(3):  # without blocks whose noise is clipped, which depends on s
         if int(whole.sum()) < ENOUGH:
             return s
         chosen = energy[whole].argsort()[: max(FEWEST, int(SMOOTHEST * int(whole.sum())))]

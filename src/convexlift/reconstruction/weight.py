@@ -210,8 +210,8 @@ def card_weight(
 def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
     """t of noisy images: the excess of their R over that of their noise, as a noise level.
 
-    Images within [0, 1] may have been clipped, so the noise for comparison, around the mean of 5 x
-    5 pixels, is clipped too.
+    Images within [0, 1] may have been clipped. Then the noise for comparison is clipped too, around
+    the mean of 5 x 5 pixels.
     """
     level, place = max(sigma, LEAST_LEVEL), network.output
     generator = torch.Generator().manual_seed(SEED)

@@ -55,7 +55,7 @@ class KSpace:
     def noise(self) -> float:
         """The standard deviation of real and imaginary parts, from the highest frequencies.
 
-        It is the median of absolute values over the one of a standard normal number, as for images.
+        The median of absolute values is divided by that of a standard normal number, as for images.
         Only frequencies with two high components count, since edges along rows and columns extend
         far along the axes. Other sharp edges make the estimate too large.
         """
