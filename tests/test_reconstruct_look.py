@@ -197,7 +197,7 @@ def test_a_sheet_replaces_a_sheet_and_nothing_else():
     folder()
     Path("out").mkdir()
     Path("out", NAME).write_text("precious")
-    assert "exists, and is none" in run("denoise", "in", "-o", "out").output
+    assert "exists, and is another file" in run("denoise", "in", "-o", "out").output
     assert Path("out", NAME).read_text() == "precious"
     Path("out", NAME).unlink()
     run("denoise", "in", "-o", "out", "--force")

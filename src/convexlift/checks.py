@@ -44,7 +44,7 @@ def check_operator(
         operator: A.
         input_shape: the shape of one input; needed if the operator accepts any.
         dtype: precision of the check; the operator is converted to it.
-        seed: of the random vectors.
+        seed: the seed of the random vectors.
     """
     shape = operator.input_shape or input_shape
     if shape is None:

@@ -1,4 +1,4 @@
-"""At home in CIL: regularizers as its functions, and its operators as ours.
+"""Adapters for CIL: regularizers as its functions, and its operators as ours.
 
 Uses ``direct`` and ``adjoint`` of operators with ``out``, ``as_array``, ``fill`` and ``copy`` of
 containers, ``allocate`` and ``shape`` of geometries, as they are in CIL 24 and its successors.
@@ -35,7 +35,7 @@ class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
         regularizer: R, an input-convex network or ``cl.TotalVariation()``.
         accuracy: largest distance of a proximal point to the exact one, relative to the norm of
             each image; ``function.proximal_map.error`` has the certified distances.
-        max_iterations: of one proximal map.
+        max_iterations: limit for one proximal map.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class RegularizerFunction(Function):  # type: ignore[misc, unused-ignore]
 class ContainerOperator(ForeignOperator):
     """A CIL ``LinearOperator`` on tensors; its adjoint is examined when a problem is stated.
 
-    Images of a batch are processed one by one, in containers that are used again and again: an
-    image is copied into one, the operator writes to the other, and that is copied into the result.
+    Images of a batch are processed one by one, in two containers that are reused: an image is
+    copied into one, the operator writes to the other, and that is copied into the result.
     CIL computes in single precision: data should be float32, and ``terms`` keeps the certified gap
     from being dominated by rounding.
 
@@ -95,7 +95,7 @@ class ContainerOperator(ForeignOperator):
                 f"certificates need a linear operator, and {type(operator).__name__} is not one"
             )
         self._image, self._data = domain.allocate(0), data.allocate(0)
-        # The shape of a block counts its containers, and would pass for that of an image.
+        # The shape of a block counts its containers, and would look like that of an image.
         image, shape = _array(self._image).shape, _array(self._data).shape
         if len(image) not in (2, 3):
             raise ValueError(f"images are (H, W) or (channels, H, W), and the domain is {image}")

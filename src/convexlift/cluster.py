@@ -1,7 +1,7 @@
 """Independent tasks on the workers of a Dask cluster: other processes, or other machines.
 
 A task is one file, a few slices, or a tile of a large image. Workers read inputs and write results
-themselves, so that the scheduler sees names and records only, never images. Tasks are handed out a
+themselves, so that the scheduler sees only names and records, never images. Tasks are submitted a
 few at a time: a run of a million needs no more memory on the scheduler than a run of a hundred.
 Dask repeats the tasks of a lost worker elsewhere.
 """
@@ -26,19 +26,19 @@ from convexlift.files.formats import InputError, load_extra
 
 Item = TypeVar("Item")
 EACH, MORE = 4, 16
-"""Tasks handed out at a time: for each thread, and on top."""
+"""Tasks submitted at a time: for each thread, and in addition."""
 SECONDS = 10.0
-"""For a scheduler to answer."""
+"""Seconds for a scheduler to answer."""
 LOOK_EVERY = 2.0
-"""Seconds between two looks at the workers."""
-GONE = "the scheduler is gone, or cancelled the tasks; --resume does what is missing"
+"""Seconds between two checks of the workers."""
+GONE = "the scheduler is gone, or cancelled the tasks; --resume does the missing tasks"
 
 
 @contextlib.contextmanager
 def connected(scheduler: str) -> Iterator[Any]:
     """A client of the scheduler at an address, or of ``local[N]``: N processes on this machine."""
     distributed = load_extra("distributed", "runs on several workers", "dask")
-    for name in ("distributed", "distributed.client"):  # our own messages say what happened
+    for name in ("distributed", "distributed.client"):  # our own messages explain
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if scheduler == "local" or scheduler.startswith("local["):
         match = re.fullmatch(r"local\[([1-9]\d*)\]", scheduler)
@@ -79,24 +79,24 @@ def completed(
 
     Args:
         client: a ``distributed.Client``.
-        function: of a module that workers can import.
-        items: a few at a time are sent to workers.
-        arguments: the same for all items.
-        folder: where results are written; workers that do not have it get no work.
+        function: a function of a module that workers can import.
+        items: the items, sent to workers a few at a time.
+        arguments: further arguments, the same for all items.
+        folder: the folder of results; workers without it get no work.
 
     Raises:
-        ConnectionError: if the scheduler is gone.
+        ConnectionError: the scheduler is gone.
     """
     crew, waiting = _Crew(client, folder), iter(items)
     running: dict[Any, Item] = {}
-    ended: Queue[Any] = Queue()  # several end between two turns, and take one message together
+    ended: Queue[Any] = Queue()  # several may end between two iterations, and share one message
     try:
         more = True
         while more or running:
             found: list[tuple[Any, Any]] = []
             with _connection(client):
                 crew.look()
-                room = max(0, crew.room - len(running))  # workers that left had tasks, too
+                room = max(0, crew.room - len(running))  # workers that left had tasks too
                 begun = list(itertools.islice(waiting, room))
                 more = len(begun) == room
                 for item in begun:
@@ -115,7 +115,7 @@ def completed(
 
 @contextlib.contextmanager
 def _connection(client: Any) -> Iterator[None]:
-    """A clear error when the scheduler is gone."""
+    """Raise a clear error when the scheduler is gone."""
     try:
         yield
     except (CancelledError, OSError):
@@ -125,7 +125,7 @@ def _connection(client: Any) -> Iterator[None]:
 
 
 def _some(ended: Queue[Any]) -> list[Any]:
-    """Futures that ended; none if that takes long."""
+    """Futures that ended; none after a timeout."""
     found = []
     with contextlib.suppress(Empty):
         found.append(ended.get(timeout=LOOK_EVERY))
@@ -135,7 +135,7 @@ def _some(ended: Queue[Any]) -> list[Any]:
 
 
 def _outcomes(client: Any, futures: list[Any]) -> list[tuple[Any, Any]]:
-    """The results of tasks, or exceptions that say why there are none."""
+    """The results of tasks, or exceptions that explain their absence."""
     good = [future for future in futures if future.status == "finished"]
     found = list(zip(good, client.gather(good), strict=True))
     for future in futures:
@@ -151,7 +151,7 @@ def _outcomes(client: Any, futures: list[Any]) -> list[tuple[Any, Any]]:
 
 
 class _Crew:
-    """The workers that can do the tasks: they have this package, in this version, and the folder.
+    """The workers that can do the tasks: they have this version of the package, and the folder.
 
     Workers may come and go; unsuitable ones are named in a warning.
     """
@@ -164,16 +164,16 @@ class _Crew:
 
     @property
     def room(self) -> int:
-        """How many tasks to hand out."""
+        """The number of tasks to submit."""
         return EACH * sum(self.able.values()) + MORE if self.able else 0
 
     @property
     def restricted(self) -> list[str] | None:
-        """The workers to choose from; None for all, also those who come later."""
+        """The workers to choose from; None for all, including later ones."""
         return list(self.able) if self.unable else None
 
     def look(self) -> None:
-        """Examine workers that are new; raise if none of them can do the tasks."""
+        """Examine new workers; raise if none of them can do the tasks."""
         if time.monotonic() < self.next_look:
             return
         threads = self.client.nthreads()
@@ -198,7 +198,7 @@ class _Crew:
     def _ask(self, workers: list[str]) -> dict[str, str]:
         folder, here = self.folder, sys.modules["convexlift"].__version__
 
-        def obstacle() -> str:  # inside, so that it is sent by value: they may lack this module
+        def obstacle() -> str:  # nested, so that it is sent by value: workers may lack this module
             import contextlib
             import ctypes
             import os

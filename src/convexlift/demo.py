@@ -48,7 +48,7 @@ from convexlift.tasks import Inpainting, Measurement, SaltAndPepper
 TEST_IMAGE = "astronaut"
 REGULARIZER = "photo-open"
 DEBLURRING_WEIGHT = 30.0
-"""Chosen once for the best PSNR on another picture (camera); the cards have the other two."""
+"""Chosen once for the best PSNR on another picture (camera); other weights are on the card."""
 
 NEXT = (
     ("reconstruct denoise PHOTO.png -o CLEAN.png", "a picture of your own"),
@@ -80,7 +80,7 @@ QUICK = DemoOptions(size=64, gap=1e-2, max_iterations=300)
 
 @dataclass(frozen=True, eq=False)
 class DemoTask:
-    """A degraded picture, and all of the problem that restores it."""
+    """A degraded picture, and all parts of the problem that restores it."""
 
     name: str
     title: str
@@ -90,7 +90,7 @@ class DemoTask:
 
     @property
     def card(self) -> ModelCard:
-        """Of the regularizer."""
+        """The card of the regularizer."""
         card: ModelCard = self.network.card  # shipped networks have one
         return card
 
@@ -105,7 +105,7 @@ class DemoResult:
 
     @property
     def pictures(self) -> dict[str, Tensor]:
-        """The pictures of the report; weights, if the regularizer read them off the data."""
+        """The pictures of the report; also weights that the regularizer read off the data."""
         weights = self.solution.weight_map
         return {
             "degraded": self.task.data.picture,
@@ -153,7 +153,7 @@ class Demo:
 
     @property
     def card(self) -> ModelCard:
-        """Of the regularizer of all tasks."""
+        """The card of the regularizer of all tasks."""
         return self.results[0].task.card
 
 
@@ -166,7 +166,7 @@ def run_demo(
 
     Args:
         options: sizes and limits.
-        device: for the solver.
+        device: the device of the solver.
         report: called with the progress as text and as the fraction done.
     """
     clean = load_example(TEST_IMAGE).to(device)

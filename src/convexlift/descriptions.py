@@ -1,6 +1,6 @@
 """A few lines about an object for terminals, and the same with pictures for notebooks.
 
-Pictures are PNG files and curves SVG inside of the HTML, made here: the core needs no library for
+Pictures are PNG files and curves SVG inside the HTML, made here: the core needs no library for
 images.
 """
 
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SHOWN = 4
-"""Images of a batch that notebooks show."""
+"""The most images of a batch that notebooks show."""
 SIDE = 240
 """Longest side of a picture on the screen."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a terminal shows of an object, and the figures that notebooks add.
+    """The lines that describe an object on a terminal, and the figures that notebooks add.
 
     Args:
         title: the first line.
@@ -68,7 +68,7 @@ def as_text(described: Description) -> str:
 
 
 def as_html(described: Description) -> str:
-    """The same as a table, with the figures above it; no style of the page is changed."""
+    """The description as a table, with the figures above it; the page's style is not changed."""
     cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top"'
     rows = "".join(
         f"<tr><th {cell}>{html.escape(label)}</th><td {cell}>{html.escape(text)}</td></tr>"

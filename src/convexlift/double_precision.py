@@ -1,4 +1,4 @@
-"""Where there is double precision: not on Apple's GPUs (MPS), whose work the CPU takes over."""
+"""Devices with double precision; for Apple's GPUs (MPS), which have none, the CPU computes."""
 
 from __future__ import annotations
 

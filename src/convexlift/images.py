@@ -20,7 +20,7 @@ from convexlift.files.pictures import read_plane, to_float
 from convexlift.tensors import first_non_finite
 
 WEIGHT_CAPTION = "Bright: smoothed strongly; dark: detail kept"
-"""Of pictures of weights that a regularizer read off the data."""
+"""The caption of pictures of weights that a regularizer read off the data."""
 _GAUSSIAN = tuple(math.exp(-((k / 1.5) ** 2) / 2) for k in range(-5, 6))
 
 
@@ -46,7 +46,7 @@ def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
     NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
     in TIFF or NPY, are unchanged and must be finite. ``max_megapixels`` replaces the limits
-    of ``files.limits`` on the size that a header may declare.
+    of ``files.formats`` on the size that a header may declare.
     """
     plane = read_plane(Path(path), max_megapixels=max_megapixels)
     return torch.from_numpy(to_float(plane))[None, None]
@@ -65,7 +65,7 @@ def save_image(path: Path, image: Tensor) -> None:
 def weight_picture(weights: Tensor) -> Tensor:
     """A map of weights (B, 1, H, W) in [0, 1] as one picture (1, 1, H, W), for ``WEIGHT_CAPTION``.
 
-    The square root, since many weights are small.
+    It shows square roots, since many weights are small.
     """
     return weights.mean(0, keepdim=True).sqrt()
 

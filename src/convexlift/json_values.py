@@ -36,19 +36,19 @@ _SCALARS: dict[Any, tuple[str, type[Any]]] = {
 def _parameters(kind: type[Any]) -> Mapping[str, inspect.Parameter]:
     found = inspect.signature(kind).parameters
     if {parameter.kind for parameter in found.values()} == _ANYTHING:
-        return {}  # nn.Module and the like, whose constructor takes and ignores everything
+        return {}  # nn.Module and the like, whose constructors accept and ignore all arguments
     hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
     return {name: each.replace(annotation=hints.get(name, Any)) for name, each in found.items()}
 
 
-# Cached, for a network of a thousand layers asks for the same few classes.
+# Cached, since a network of a thousand layers asks for the same few classes.
 parameters: Callable[[type[Any]], Mapping[str, inspect.Parameter]]
 parameters = typing.cast(Any, functools.lru_cache(maxsize=256)(_parameters))
 """The parameters of a class's constructor, with their type hints as annotations."""
 
 
 def finite(value: Any) -> Any:
-    """None, which JSON has, for NaN and infinities, which it does not have."""
+    """None in place of NaN and infinities, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -66,7 +66,7 @@ def construct(
     Args:
         kind: the class.
         content: its arguments by name; one that has a default may be missing.
-        place: of the content, for error messages.
+        place: the place of the content, for error messages.
         make: makes the objects among the arguments.
         make_for: another ``make`` for some of the arguments.
         fixed: further arguments, which the content must not name.

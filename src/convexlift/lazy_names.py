@@ -50,7 +50,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return value
 
     def names() -> list[str]:
-        # Not the modules that happened to be imported: they are no public names.
+        # Without modules that happen to be imported: they are not public names.
         special = {name for name in vars(module) if name.startswith("__")}
         return sorted({*origins, *special})
 

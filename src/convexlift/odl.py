@@ -1,4 +1,4 @@
-"""At home in ODL: regularizers as its functionals."""
+"""Adapters for ODL: regularizers as its functionals."""
 
 from __future__ import annotations
 

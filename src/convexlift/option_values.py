@@ -1,4 +1,4 @@
-"""Choices and defaults of options that help texts show, defined where nothing imports torch."""
+"""Choices and defaults of options that help texts show, without importing torch."""
 
 from typing import Literal
 

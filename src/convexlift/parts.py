@@ -1,7 +1,7 @@
-"""Parts of problems: their names in files, and capabilities that end where a formula changes.
+"""Parts of problems: their names in files, and capabilities lost when a formula changes.
 
-Activations, linear maps, operators and data terms are parts. A part has formulas, and may say more
-about itself: that its derivative is a ramp, say, which lets a GPU run it in a kernel. These
+Activations, linear maps, operators and data terms are parts. A part has formulas, and may state
+further facts: that its derivative is a ramp, say, which lets a GPU run it in a kernel. These
 statements are its capabilities.
 """
 
@@ -23,8 +23,8 @@ HARMLESS = {"extra_repr"}
 class ProblemPart:
     """A part of problems.
 
-    A subclass with ``name="..."`` can be named in files: reading one makes objects of such classes
-    only, from arguments that are checked. All others are unknown to files.
+    A subclass with ``name="..."`` can be named in files: reading a file creates objects of such
+    classes only, from checked arguments.
 
     A subclass that changes a formula, or anything else that is not a capability, loses the
     capabilities that it would inherit, unless it states them itself: facts about
@@ -60,7 +60,7 @@ class ProblemPart:
         cls.part_name = name
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor that make this part again, as files hold them.
+        """The constructor arguments that recreate this part, as files hold them.
 
         By default, attributes with the names of the arguments of the registered class.
         """
@@ -71,7 +71,7 @@ class ProblemPart:
 
 
 def overridden(kind: type, base: type) -> list[str]:
-    """Attributes that ``kind`` and its bases up to ``base`` replace, but capabilities and fields.
+    """Attributes that ``kind`` and bases up to ``base`` replace, except capabilities and fields.
 
     Supplying an abstract method replaces nothing, and defaults of fields are not formulas.
     """
@@ -104,7 +104,7 @@ def require_positive(owner: object, **values: float) -> None:
 
 
 def require_increasing(owner: object, **values: Sequence[float]) -> None:
-    """Raise ValueError unless each value is a few positive numbers in increasing order."""
+    """Raise ValueError unless each value is a sequence of positive, increasing numbers."""
     for name, each in values.items():
         if not each or not all(a < b for a, b in itertools.pairwise((0.0, *each, math.inf))):
             raise ValueError(

@@ -21,12 +21,12 @@ class Ellipse:
     """``value`` where (x/a)^2 + (y/b)^2 <= 1, rotated by ``degrees`` and moved to (x, y).
 
     Attributes:
-        value: added inside.
+        value: the value added inside.
         a: the semi-axis along x, before rotation.
         b: the semi-axis along y.
         x: the first coordinate of the centre.
         y: the second coordinate of the centre.
-        degrees: counterclockwise.
+        degrees: the angle, counterclockwise.
     """
 
     value: float

@@ -38,10 +38,10 @@ __all__ = ["ProofRejected", "Verdict", "verify"]
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]
 U = 2.0**-53  # the relative error of one operation
-ROUNDINGS = 16 * U  # of a short formula relative to its terms, if exp and log err by at most 4 ulp
-TINY = 1e-200  # the error that underflow makes in a short formula
-TOLERANCE = 1e-6  # how much less than its claims a file may prove, relative to the objective
-BUDGET = 2**30  # numbers that the maps of a problem may make; larger problems are refused
+ROUNDINGS = 16 * U  # relative error of a short formula, if exp and log err by at most 4 ulp
+TINY = 1e-200  # the error of a short formula by underflow
+TOLERANCE = 1e-6  # tolerated shortfall of a proof behind its claims, relative to the objective
+BUDGET = 2**30  # numbers that the maps of a problem may create; larger problems are refused
 WORK = 2e13  # multiplications and additions of a factorisation; larger ones are refused
 CHANGED = "was changed after the proof was written"
 PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
@@ -92,13 +92,13 @@ class Ball:
         return Ball(self.value * other.value, error * (1 + ROUNDINGS))
 
     def ends(self) -> tuple[Array, Array]:
-        """Floats below and above; the value itself where it is exact."""
+        """Floats below and above; the value itself if it is exact."""
         low = np.nextafter(self.value - self.error, np.where(self.error > 0, -np.inf, self.value))
         high = np.nextafter(self.value + self.error, np.where(self.error > 0, np.inf, self.value))
         return low, high
 
     def total(self) -> Ball:
-        """The sum over everything but the batch, (B, ...) -> (B,)."""
+        """The sum over all dimensions except the batch, (B, ...) -> (B,)."""
         value, error = (part.reshape(len(part), -1) for part in (self.value, self.error))
         require(np.isfinite(value + error).all(), "its objective or its bound is not finite")
         sums = np.array([math.fsum(each.tolist()) for each in value])  # exact, then rounded
@@ -106,7 +106,7 @@ class Ball:
 
 
 def formula(*terms: Array) -> Ball:
-    """The sum of terms that are short formulas of exact numbers."""
+    """The sum of terms, each a short formula of exact numbers."""
     return Ball(sum(terms), ROUNDINGS * sum(map(np.abs, terms)) + TINY)
 
 
@@ -124,13 +124,13 @@ def concave(function: Callable[[Array], Ball], at: Ball) -> Ball:
 
 
 class Map(NamedTuple):
-    """A linear map of balls with its adjoint; ``shape`` is that of an output, without the batch."""
+    """A linear map of balls with its adjoint; ``shape`` is an output's, without the batch."""
 
     shape: Shape
     push: Callable[[Ball], Ball]
     pull: Callable[[Ball], Ball]
     diagonal: bool = True  # it multiplies each pixel by a number
-    nonnegative: bool = True  # all its weights are
+    nonnegative: bool = True  # all its weights are nonnegative
 
     def after(self, first: Map) -> Map:
         """The product of both."""
@@ -148,7 +148,7 @@ class Map(NamedTuple):
 
 def linear(weight: Array, to: Shape, source: Shape, terms: int = 1,
            push: Any = np.multiply, pull: Any = np.multiply) -> Map:  # fmt: skip
-    """A map with weights, by their products with a batch of inputs, or for its adjoint of outputs.
+    """A map with weights, by their products with a batch of inputs, or outputs for the adjoint.
 
     A sum of n products errs by at most gamma_n times the sum of their absolute values, in any
     order of summation; a second pass with absolute values bounds it. ``terms`` is the largest n.
@@ -172,7 +172,7 @@ def fourier(shape: Shape, axis: int) -> Map:
     """
     n = shape[axis - 2]
     places = np.arange(n) - n // 2
-    quarters = 4 * np.outer(places, places) % (4 * n)  # of the angle 2 pi / 4 n
+    quarters = 4 * np.outer(places, places) % (4 * n)  # multiples of the angle 2 pi / 4 n
 
     def sine(k: Any) -> Array:
         k, N = k % (4 * n), 4 * n
@@ -180,7 +180,7 @@ def fourier(shape: Shape, axis: int) -> Map:
         return np.asarray(sign * np.sin(np.pi * np.minimum(2 * k, N - 2 * k) / N) / math.sqrt(n))
 
     c, s = sine(quarters + n), sine(quarters)
-    weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # of exp(-i angle)
+    weight = np.array([[c, s], [-s, c]]).transpose(0, 2, 1, 3)  # real form of exp(-i angle)
     split = (-1, shape[0] // 2, 2, *shape[1:])
     to, back = ("zkbqw->zkapw", "zkapw->zkbqw") if axis == 3 else ("zkbhq->zkahp", "zkahp->zkbhq")
     push = lambda w, x: np.einsum("apbq," + to, w, x.reshape(split), optimize=True)
@@ -307,7 +307,7 @@ class Activation(NamedTuple):
         return Ball(h.value, (self.formulas * h.error + bound * a.error) * (1 + ROUNDINGS))
 
     def slope(self, p: Array, t: Array) -> Array:
-        """p / t, moved into the domain of the conjugate; there exactly, whatever the rounding."""
+        """p / t, moved into the domain of the conjugate, exactly in spite of rounding."""
         s = np.divide(p, t, out=np.zeros_like(p), where=t > 0)
         s = np.where(np.isfinite(s), s, 0.0)
         if self.group == 1:
@@ -369,7 +369,7 @@ def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
 
 
 def activation(described: Any, shares: Array | None = None, axes: int = 2) -> Activation:
-    """The activation with this description, and of a mixture the shares, (channels, J)."""
+    """The activation with this description; mixtures have shares, (channels, J)."""
     ((kind, q),) = described.items()
     if kind in ("HuberMixture", "QuadraticSpline"):
         knots = np.array([number(t) for t in q["widths" if kind == "HuberMixture" else "knots"]])
@@ -386,7 +386,7 @@ def activation(described: Any, shares: Array | None = None, axes: int = 2) -> Ac
         # Even activations only: h of a norm is convex for them.
         even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
         even = even or (profile == "QuadraticSpline" and options["even"])
-        require(even, f"{profile} is no profile of groups")
+        require(even, f"{profile} is not a profile of groups")
         return activation(q["profile"])._replace(group=number(q["size"], 1))
     if kind == "HalfSquare":
         half_square: Any = lambda a: [a * a / 2]
@@ -418,7 +418,7 @@ class Fidelity(NamedTuple):
     """D(w, y), a sum of convex functions f of one variable."""
 
     value: Callable[[Array], Ball]  # f(w)
-    slope: Callable[[Array], Array]  # of f at w, or nearly so
+    slope: Callable[[Array], Array]  # about the slope of f at w
     clip: Callable[[Array], Array]  # v in the domain of f*, exactly
     conjugate: Callable[[Array], Ball]  # f*(v)
 
@@ -451,7 +451,7 @@ Layer = tuple[Activation, list[tuple[int, Map]], Array, bool, Array]
 
 
 class Proof:
-    """A proof file whose digests fit: the problem that it states, and its evidence."""
+    """A proof file whose digests match: the problem that it states, and its evidence."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         with safe_open(path, framework="numpy") as file:
@@ -534,7 +534,7 @@ class Proof:
         return np.asarray(array, dtype=np.float64)
 
     def spend(self, numbers: int) -> None:
-        """Account for the size of a map; hostile descriptions make many, or huge ones."""
+        """Account for the size of a map; hostile descriptions contain many, or huge ones."""
         self.budget -= 2**20 + numbers
         require(self.budget > 0, "its problem is too large to be checked")
 
@@ -678,7 +678,7 @@ def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
 
 
 def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
-    """The same for V^T diag(rho) V = M, as lambda + |E| with lambda I - M = L L^T + E."""
+    """A bound on the eigenvalues of M = V^T diag(rho) V: lambda + |E|, lambda I - M = L L^T + E."""
     image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
     units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
     columns = [V.pull(rho * V.push(Ball(some))) for some in units]
@@ -726,10 +726,10 @@ def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]
 
 
 def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) -> float:
-    """The same as level + |E| with level I - M = L L^T + E, of images of any size.
+    """A bound on the eigenvalues of M, any image size: level + |E| with level I - M = L L^T + E.
 
     M couples pixels that are at most 2 r apart, and depends on edges within r: its entries are
-    those of an image of 6 r + 1 pixels a side. L is made of a row of pixels after the other.
+    those of an image of 6 r + 1 pixels a side. L is computed one row of pixels at a time.
     """
     channels, *sides = proof.x.shape[1:]
     most, height, width = 6 * r + 1, max(sides), min(sides)
@@ -771,7 +771,7 @@ def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) ->
         for k in range(j + 1, j + 1 + len(X) // n):
             mine = X[(k - j - 1) * n :]
             columns[k][: len(mine)] -= mine @ mine[:n].T
-    # (L L^T)_ii = level - M_ii - E_ii bounds the entries of |L| |L|^T and of what is left of M.
+    # (L L^T)_ii = level - M_ii - E_ii bounds the entries of |L| |L|^T and of the rest of M.
     residual = here + 2 * r * there
     entry = level + np.abs(M).max() + residual
     rounding = (2 * r + 2) * (4 * r + 1) * n * 4 * (n + 4) * U * 4 * entry
@@ -814,11 +814,11 @@ def smallest_curvature(proof: Proof) -> float:
 
 
 def weak_bound(proof: Proof) -> Ball:
-    """A bound on J(u) + kappa/2 |u - x|^2 from below, where R is less by 1/2 sum rho |V u|^2.
+    """A lower bound on J(u) + kappa/2 |u - x|^2, where R is less by 1/2 sum rho |V u|^2.
 
     Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
-    in the place of the Hessian is below it; the minimum of that is taken pixel by pixel. With a v,
-    D(A u) is replaced by <v, A u> - D*(v).
+    in place of the Hessian is a lower bound, minimised pixel by pixel. With a v, D(A u) is replaced
+    by <v, A u> - D*(v).
     """
     (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
     if proof.v is None:
@@ -862,7 +862,7 @@ def objective(proof: Proof) -> Ball:
     for h, maps, bias, residual, _ in proof.layers:
         value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
         z.append(value + z[-1] if residual else value)
-    # f is convex: it is largest at an end of what A x may be.
+    # f is convex: its maximum is at an end of the interval of A x.
     data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
     return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight) + less
 
@@ -913,14 +913,14 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
 
 
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
-    """A bound on J from below, and for which images it holds near x only."""
+    """A lower bound on J, and a mask of the images for which it holds near x only."""
     if proof.weak:
         return weak_bound(proof), np.zeros(proof.batch, dtype=bool)
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
     g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
-    size = np.abs(d.value)  # of the diagonal, if the operator is one
+    size = np.abs(d.value)  # sizes of the diagonal, if there is one
     known = (size > 2 * d.error) & (size > 1e-100) if v is None else np.False_
     safe = choose(known, d, Ball(1.0))
 
@@ -940,7 +940,7 @@ def lower_bound(proof: Proof) -> tuple[Ball, Any]:
 
 
 class Verdict(NamedTuple):
-    """What a file proves about one of its images, with rounding on the safe side."""
+    """The statement that a file proves about one of its images, with rounding on the safe side."""
 
     objective: float  # the objective of x is at most this
     lower_bound: float  # no image has a lower objective, in the sense of guarantee
@@ -949,7 +949,7 @@ class Verdict(NamedTuple):
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
-    premise: str  # of the bound: a clause where weights were read off the data, else empty
+    premise: str  # a clause of the bound if weights were read off the data, else empty
     kappa: float = 0.0  # CRITICAL: the bound is on the objective of u plus kappa/2 |u - x|^2
 
     def __str__(self) -> str:
@@ -966,7 +966,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(proof: Proof) -> tuple[Verdict, ...]:
-    """The proven numbers, if they bear out the claims."""
+    """The proven numbers, if they confirm the claims."""
     (bound, near), J, found = lower_bound(proof), objective(proof), []
     for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
         guarantee = "CRITICAL" if proof.kappa else "WITHIN_RADIUS" if near[i] else "GLOBAL"
@@ -974,8 +974,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
         above, below = (number(claim[name], -1e300, 1e300) for name in ("objective", "lower_bound"))
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
-        # About the same gap must be proved. The bound here need not be the best there is: one that
-        # is better by next to nothing is no contradiction.
+        # About the same gap must be proved. The bound here need not be the best: one that is
+        # better by next to nothing is not a contradiction.
         allowed, slack = TOLERANCE * abs(high) + (above - below) + 1e-100, 1e-11 * abs(high)
         require(least <= above, f"claims[{i}].objective is {above!r}, but it is above {least!r}")
         fine = below <= most + slack
@@ -991,7 +991,7 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
 
 
 def verify(path: str | PathLike[str]) -> tuple[Verdict, ...]:
-    """Check a proof file: what it proves, for each of its images.
+    """Check a proof file; returns a verdict for each of its images.
 
     Raises ProofRejected, with the file's name and the reason, if it is damaged or proves less
     than it claims, and OSError if it cannot be read.

@@ -7,8 +7,8 @@ distance to the exact proximal point:
 
     1/2 ||x - prox(v)||^2  <=  J(x) - min J  <=  objective - lower bound.
 
-Algorithms take small steps where A is large. A proximal point is then near its argument, and must
-be known relative to the distance between the two, which is at most step ||s|| for every subgradient
+Algorithms take small steps if A is large. A proximal point is then near its argument, and must be
+accurate relative to the distance between the two, which is at most step ||s|| for every subgradient
 s of R at v, since subdifferentials are monotone.
 """
 
@@ -35,7 +35,7 @@ from convexlift.solvers.solve import solve
 from convexlift.tensors import sum_per_image
 
 ATTEMPTS = 6
-"""Solves of one proximal map, each to a smaller gap, until the point is known well enough."""
+"""The most solves of one proximal map, each to a smaller gap."""
 SHARE = 0.1
 """The largest distance to the exact point, relative to the distance from the argument."""
 
@@ -51,7 +51,7 @@ class ProximalMap:
         accuracy: largest distance to the exact proximal point, relative to ||v||, image by image.
             It is also at most a tenth of the distance to v, as far as the precision allows.
         box: bounds on the image, as in ``VariationalProblem``: the map of R plus their indicator.
-        max_iterations: of one call.
+        max_iterations: limit for one call.
 
     Attributes:
         error: a certified bound on the distance to the exact point in the last call, (B,).
@@ -83,14 +83,14 @@ class ProximalMap:
     def subgradient(self, x: Tensor) -> Tensor:
         """An element of the subdifferential of R at each image: the gradient, if R is smooth.
 
-        A number without gradients of its own; see ``gradient``.
+        It carries no gradients; see ``gradient``.
         """
         with torch.no_grad():
             network = matching(self.regularizer, x).bind(tuple(x.shape[1:]))
             return network.tangent(1.0, x, network.forward(x).a).c
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The same; where autograd records, it carries gradients to x and the parameters of R."""
+        """A subgradient; where autograd records, it carries gradients to x and R's parameters."""
         parameters = any(each.requires_grad for each in self.regularizer.parameters())
         if not torch.is_grad_enabled() or not (x.requires_grad or parameters):
             return self.subgradient(x)
@@ -99,7 +99,7 @@ class ProximalMap:
         return slope
 
     def __call__(self, v: Tensor, step: float) -> Tensor:
-        """prox_{step R}(v); an error where it would have to carry gradients, as it has none."""
+        """prox_{step R}(v), without gradients: an error where autograd would need them."""
         if torch.is_grad_enabled() and v.requires_grad:
             raise ValueError(
                 "the argument of a proximal map requires gradients, which the map does not carry: "
@@ -118,10 +118,10 @@ class ProximalMap:
         )  # fmt: skip
         size = sum_per_image(v**2).cpu()
         farthest = sum_per_image((step * self.subgradient(v)) ** 2).cpu()
-        # Algorithms start at images of zeros, where no accuracy is relative to ||v||.
+        # Algorithms start at images of zeros, where an accuracy relative to ||v|| is impossible.
         tolerated = self.accuracy**2 * torch.where(size > 0, size, farthest) / 2
         near = SHARE**2 * farthest / 2
-        # Points that cannot move by more than the rounding of v: no solve finds a nearer one.
+        # Points that move less than the rounding of v: no solve finds a nearer one.
         still = (farthest <= torch.finfo(v.dtype).eps ** 2 * size) & (self.box is None)
         if bool(still.all()):
             self.error = farthest.sqrt()
@@ -144,10 +144,10 @@ class ProximalMap:
         return torch.where(still.to(v.device).reshape(-1, *[1] * (v.ndim - 1)), v, solution.x)
 
     def _solve(self, problem: VariationalProblem, tolerated: Tensor, near: Tensor) -> Solution:
-        """Until the objective exceeds its lower bound by less than both numbers, if possible.
+        """Solve until objective - lower bound is at most both numbers, if possible.
 
-        ``near`` belongs to the largest distance from v that is possible, and shrinks with it.
-        Both are infinite for images of which nothing is asked.
+        ``near`` follows from the largest possible distance from v, and shrinks with it. Both are
+        infinite for images without a required accuracy.
         """
         v = problem.fidelity.y
         objective = problem.objective(problem.bounds.project(v)).cpu()
@@ -160,14 +160,14 @@ class ProximalMap:
             done = near.isinf() | (_excess(solution) <= torch.minimum(tolerated, moved))
             if bool(done.all()) or any(s is not Status.CONVERGED for s in solution.status):
                 break
-            # Not too fast: an image that has not moved yet may have to.
+            # Not too fast: an image that has not moved yet may still move.
             near = torch.maximum(moved, near / 16)
             state, objective, gap = solution.state, solution.objective, gap / 2
         return solution
 
 
 def _gap(tolerated: Tensor, objective: Tensor) -> float:
-    """The relative gap at which no image with at most this objective exceeds what is tolerated."""
+    """The relative gap that keeps every image with at most this objective within ``tolerated``."""
     return float((tolerated / objective.abs().clamp_min(1e-300)).min().clamp(0, 0.1))
 
 
@@ -176,7 +176,7 @@ def _excess(solution: Solution) -> Tensor:
 
 
 def require_fixed(regularizer: InputConvexNetwork) -> None:
-    """Raise for anything but a network that is one convex function for all images."""
+    """Raise unless the network is one convex function for all images."""
     if not isinstance(regularizer, InputConvexNetwork):
         raise TypeError(
             "regularizer must be an InputConvexNetwork, for example cl.TotalVariation() or "
@@ -190,7 +190,7 @@ def require_fixed(regularizer: InputConvexNetwork) -> None:
 
 
 def matching(regularizer: InputConvexNetwork, like: Tensor) -> InputConvexNetwork:
-    """The network in the precision and on the device of a tensor; a copy unless it is there."""
+    """The network in the precision and on the device of a tensor; copied only if necessary."""
     place = regularizer.output
     if (place.dtype, place.device) == (like.dtype, like.device):
         return regularizer
@@ -198,7 +198,7 @@ def matching(regularizer: InputConvexNetwork, like: Tensor) -> InputConvexNetwor
 
 
 def images_in(array: NDArray[Any], channels: int) -> Tensor:
-    """A NumPy array as a batch of images, without a copy where that is possible.
+    """A NumPy array as a batch of images, without a copy if possible.
 
     (H, W) is one image, (channels, H, W) one image of several channels, and (N, H, W) for networks
     of one channel are N slices, each of them an image.

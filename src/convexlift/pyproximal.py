@@ -1,4 +1,4 @@
-"""At home in PyProximal: regularizers as its proximal operators."""
+"""Adapters for PyProximal: regularizers as its proximal operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RegularizerProx(ProxOperator):
         sigma: factor of R.
         accuracy: largest distance of a proximal point to the exact one, relative to the norm of
             each image; ``prox.proximal_map.error`` has the certified distances.
-        max_iterations: of one proximal map.
+        max_iterations: limit for one proximal map.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ INTERRUPTED = 130
 def end_on_interrupt() -> None:
     """Let Ctrl-C end the process at once, until ``raise_on_interrupt``.
 
-    Replaces only Python's own handler: background jobs of a shell ignore the signal.
+    Replaces only Python's own handler, since background jobs of a shell ignore the signal.
     """
     if threading.current_thread() is not threading.main_thread():
         return

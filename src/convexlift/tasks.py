@@ -35,7 +35,7 @@ Bounds = tuple[float | None, float | None]
 
 @dataclass(frozen=True, eq=False)
 class Measurement(TensorRecord):
-    """Data of a batch of images with all that a problem needs except regularizer and weight.
+    """Data of a batch of images: everything a problem needs except regularizer and weight.
 
     Attributes:
         fidelity: D with the data y.
@@ -92,7 +92,7 @@ class Measurement(TensorRecord):
         def kind(data: Measurement) -> tuple[object, ...]:
             return type(data.fidelity), type(data.operator), data.image_shape, data.box
 
-        # Weights and backgrounds of single data are tensors, which ``join`` does not know.
+        # Weights and backgrounds of single data are tensors, which ``join`` does not handle.
         only_data = sum(1 for _ in self.fidelity.tensors()) == 1
         return kind(self) == kind(other) and only_data and self.operator.diagonal is not None
 
@@ -160,8 +160,8 @@ class GaussianDenoising(Task):
 
     Args:
         sigma: the standard deviation.
-        up_to: if given, each batch has another one, drawn from sigma to this: for training
-            regularizers that read the noise level.
+        up_to: if given, each batch has its own deviation, drawn between sigma and this: for
+            training regularizers that read the noise level.
         box: bounds on the images.
     """
 
@@ -213,7 +213,7 @@ class Inpainting(Task):
         fills = ("zero", "noise", "neighbours")
         if self.fill not in fills:
             raise ValueError(f"Inpainting needs fill to be one of {fills}, got {self.fill!r}")
-        Box.of(self.clamp)  # raises if there is nothing between the bounds
+        Box.of(self.clamp)  # raises if the bounds are empty
         if self.mask is not None and self.mask.ndim != 2:
             raise ValueError(
                 f"Inpainting takes one mask (H, W) for all images, got {tuple(self.mask.shape)}"
@@ -251,7 +251,7 @@ class SparseViewCT(Task):
     Args:
         scanner: A, a ``ParallelBeam``, a ``FanBeam`` of a full turn, or a multiple of one.
         background: r, the expected counts without an object; positive.
-        filter: of the filtered back projection.
+        filter: the filter of the filtered back projection.
         box: bounds on the images. Without an upper bound, the certificate covers needlessly large
             images, and takes more iterations to become small.
         clamp: bounds on the picture; the authors' pictures are between 0 and 1.
@@ -274,7 +274,7 @@ class SparseViewCT(Task):
             )
         if self.filter not in FILTERS:
             raise ValueError(f"filter must be one of {FILTERS}, got {self.filter!r}")
-        Box.of(self.clamp)  # raises if there is nothing between the bounds
+        Box.of(self.clamp)  # raises if the bounds are empty
 
     def measure(self, clean: Tensor, generators: Sequence[torch.Generator]) -> Measurement:
         """Counts, and their filtered back projection."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 2**18
-"""Numbers of a difference stored at a time."""
+"""Numbers of a difference computed at a time."""
 Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
@@ -51,7 +51,7 @@ def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice
 
 
 def local(values: Tensor, images: slice, channels: slice, rows: slice) -> Tensor:
-    """Numbers of each channel, (1, C, 1, 1), or of each image or entry too, at a place."""
+    """The part at a place of numbers for each channel, (1, C, 1, 1), or each image or entry too."""
     here = values[images if len(values) > 1 else slice(None), channels]
     return here if here.shape[-2] == 1 else here[..., rows, :]
 
@@ -71,7 +71,7 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
 
 
 def plain_number(value: Any, name: str) -> float:
-    """float(value); ValueError for a tensor that requires gradients, which it would not get."""
+    """float(value); ValueError for a tensor that requires gradients, which it would lose."""
     if isinstance(value, Tensor) and value.requires_grad:
         raise ValueError(
             f"{name} is a plain number, and cannot receive the gradients that it requires; write "
@@ -122,7 +122,7 @@ class TensorRecord:
     def to(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """The same record on another device or in another precision (integers keep theirs)."""
+        """The record on another device or in another precision (integers keep theirs)."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
@@ -130,13 +130,13 @@ class TensorRecord:
         return self._map(move)
 
     def detach(self) -> Self:
-        """The same record, detached from the autograd graph; itself if there is none."""
+        """The record without its autograd graph; self if there is none."""
         if not any(tensor.requires_grad for tensor in self.tensors()):
             return self
         return self._map(Tensor.detach)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same record with a function applied to every tensor."""
+        """The record with a function applied to every tensor."""
         return self._map(function)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -266,7 +266,7 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks({n: torch.linalg.vector_norm(p.flatten(1), dim=1) for n, p in self.items()})
 
     def distances(self, other: Blocks) -> Blocks:
-        """Norms of the difference, by image and a few channels at a time, since it may be large."""
+        """Norms of the difference, image by image and in parts, since it may be large."""
         return Blocks({name: _distance(part, other[name]) for name, part in self.items()})
 
     @property
@@ -282,7 +282,7 @@ class Blocks(Mapping[str, Tensor]):
         return Blocks(dict(zip(self, together, strict=True)))
 
     def to_dtype(self, dtype: torch.dtype) -> Blocks:
-        """In another precision."""
+        """The blocks in another precision."""
         return Blocks({name: part.to(dtype) for name, part in self.items()})
 
     def total(self) -> Tensor:
@@ -316,7 +316,7 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
 
     Works on tensors with a batch dimension, on ``Blocks``, on tuples of them, and on solver states
     (dataclasses) made of these. If all images choose the same, it is returned without a copy;
-    otherwise values that are None in ``other``, or of another type, are taken from ``chosen``.
+    otherwise values that are None or of another type in ``other`` are taken from ``chosen``.
     """
     if chosen is other or other is None or bool(mask.all()):
         return chosen

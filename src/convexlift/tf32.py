@@ -16,7 +16,7 @@ class _Precision:
         self.lock, self.users, self.before = threading.Lock(), 0, ("", "")
 
     def raise_(self) -> None:
-        """Disable TF32; the first user keeps what was set."""
+        """Disable TF32; the first user saves the settings."""
         matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
         with self.lock:
             if not self.users:
@@ -25,7 +25,7 @@ class _Precision:
             self.users += 1
 
     def restore(self) -> None:
-        """The last user restores what was set."""
+        """The last user restores the settings."""
         matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
         with self.lock:
             self.users -= 1

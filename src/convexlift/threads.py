@@ -1,4 +1,4 @@
-"""Threads on the processor: how many compute, and how they wait for one another.
+"""Threads on the processor: their number, and how they wait for one another.
 
 OpenMP lets waiting threads spin. Beside other programs, a spinning thread takes the core from the
 one that it waits for, and a solve takes ten times as long. It reads its settings from the
@@ -13,27 +13,27 @@ import sys
 from pathlib import Path
 
 WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Wait asleep: for GNU's OpenMP after some microseconds, which cost nothing on a busy machine and
-save the time to wake up on an idle one (measured); for Intel's and LLVM's, and for all others."""
+"""Settings to wait asleep: for GNU's OpenMP, after some microseconds, which cost nothing on a busy
+machine and save waking up on an idle one (measured); for Intel's and LLVM's; for others."""
 COUNT = "OMP_NUM_THREADS"
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def wait_asleep() -> None:
-    """Let waiting threads sleep, unless the environment says how they wait."""
+    """Let waiting threads sleep, unless the environment sets their behaviour."""
     if not any(name in os.environ for name in WAITING):
         os.environ.update(WAITING)
 
 
 def use(count: int | None) -> None:
-    """Compute on ``count`` threads; None: on those of the environment, else one for a free core."""
+    """Compute on ``count`` threads; None: as the environment says, else one for each free core."""
     if count is None:
         if COUNT not in os.environ and "torch" not in sys.modules:
             os.environ[COUNT] = str(free_cores())
         return
     require(count)
     os.environ[COUNT] = str(count)
-    if "torch" in sys.modules:  # which has read the environment
+    if "torch" in sys.modules:  # torch has already read the environment
         sys.modules["torch"].set_num_threads(count)
 
 
@@ -54,11 +54,11 @@ def available_cores() -> int:
 
 
 def free_cores() -> int:
-    """The available cores that the load of the last minute leaves free, but one at least."""
+    """The available cores that were idle in the last minute, at least one."""
     cores = available_cores()
     try:
         idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])  # of the machine, not a container
-    except (AttributeError, OSError):  # on Windows
+    except (AttributeError, OSError):  # no load average on Windows
         return cores
     return max(1, min(cores, idle))
 

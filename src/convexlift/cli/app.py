@@ -84,7 +84,7 @@ def register(examples: str, name: str | None = None, **more: Any) -> Callable[[F
 
 
 def group_of_commands(name: str, text: str, examples: str, cls: type[Group] = Group) -> typer.Typer:
-    """A group of commands inside of ``app``."""
+    """A group of commands inside ``app``."""
     group = typer.Typer(
         cls=cls, help=text, epilog=epilog(examples), no_args_is_help=True, context_settings=HELP
     )

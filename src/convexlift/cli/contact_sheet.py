@@ -35,15 +35,15 @@ small { display: none; }
 
 
 class ContactSheet:
-    """Collects small pictures as files are done, and writes the page at the end.
+    """Collects small pictures as files are finished, and writes the page at the end.
 
     Args:
-        folder: for the page.
+        folder: the folder of the page.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self.proved = ""  # about all files, in plain words
+        self.proved = ""  # a statement about all files, in plain words
         self._pictures: dict[str, tuple[str, str]] = {}
 
     def add(self, source: Source, previews: Previews) -> None:
@@ -53,13 +53,13 @@ class ContactSheet:
         self._pictures[str(source.target)] = shown, picture(after, "after", SIDE)
 
     def write(self, result: BatchResult, command: str) -> str:
-        """Write the page, unless another file has its name; returns a line that says so."""
+        """Write the page, unless another file has its name; returns a line about the outcome."""
         try:
             if self.path.exists() and MARK not in self.path.read_text("utf-8", errors="replace"):
-                return f"No contact sheet: {self.path} exists, and is none."
+                return f"No contact sheet: {self.path} exists, and is another file."
             with atomic_path(self.path) as part:
                 part.write_text("".join(self._page(result, command)), encoding="utf-8")
-        except OSError as error:  # the results are written, which is what counts
+        except OSError as error:  # the results are already written
             return f"No contact sheet: {self.path} cannot be written ({error.strerror or error})."
         return f"Contact sheet: {self.path}"
 
@@ -96,7 +96,7 @@ class ContactSheet:
 
 
 def value_of(record: dict[str, Any], key: str) -> float | None:
-    """A number of a record; noise and weight have more than one."""
+    """A number of a record; noise and weight are records of their own."""
     value = record.get(key)
     if isinstance(value, dict):
         value = value.get("level" if key == "noise" else "value")

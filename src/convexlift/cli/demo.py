@@ -76,7 +76,7 @@ def demo(
 
 
 def _program() -> str:
-    """The command to type for this program: its name, or its path if no shell would find it."""
+    """The command to type for this program: its name, or its path if it is not on the PATH."""
     name, path = "convexlift", Path(sys.argv[0])
     if shutil.which(name):
         return name

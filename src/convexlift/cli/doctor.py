@@ -32,7 +32,7 @@ EXTRAS = {
     "train": ("tensorboard",),
     "web": ("gradio",),
 }
-"""The modules of each extra; those of the extras before it are not repeated."""
+"""The modules of each extra, without those of the extras before it."""
 NAMES = {"PIL": "pillow"}
 """Names of distributions that differ from their module's."""
 SIDE = 64
@@ -43,7 +43,7 @@ SIDE = 64
 def doctor(json_file: JsonFile = None, debug: Debug = False) -> None:
     """Examine the installation, and test it by a small problem with a verified proof.
 
-    Prints versions, devices, kernels and extras, and how to install what is missing. Then it
+    Prints versions, devices, kernels and extras, and how to install missing ones. Then it
     denoises a small picture on each device, saves the proof, and has it checked by the independent
     checker: a few seconds. Paste the output into a report of a problem.
     """

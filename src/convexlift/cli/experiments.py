@@ -61,7 +61,7 @@ def guarded(commands: ModuleType, command: Callable[..., None]) -> Callable[...,
             except KeyboardInterrupt as error:
                 if not error.args:
                     raise
-                raise Interrupted(str(error)) from None  # says which results are kept
+                raise Interrupted(str(error)) from None  # it says which results are kept
 
     return run
 

@@ -18,9 +18,9 @@ STATUSES = (
     "Exit status: 0 done; 1 started, but some of it failed (what failed is named, the rest is "
     "done); 2 refused before anything was done: change the command; 130 interrupted by Ctrl-C."
 )
-"""The one rule for all commands."""
+"""The exit statuses of all commands."""
 WIDEST, LEFT = 120, 28
-"""Columns of the text, and of names before descriptions move to the next line."""
+"""Columns of the text; columns of names, beyond which descriptions start on the next line."""
 VALUES = {"path": "PATH", "int": "N", "float": "NUMBER", "str": "TEXT", "bool": ""}
 
 
@@ -32,7 +32,7 @@ def epilog(examples: str, statuses: str = STATUSES) -> str:
 class Entry(NamedTuple):
     """An argument or option in a help text."""
 
-    names: str  # with the kind of its value
+    names: str  # with the type of its value
     text: str
     choices: tuple[str, ...] = ()
 
@@ -81,7 +81,7 @@ def help_text(command: Any, context: Any, width: int) -> str:
 
 
 def paragraphs(text: str, width: int) -> Iterator[str]:
-    """Paragraphs filled to the width; lines that are indented stay lines."""
+    """Paragraphs filled to the width; indented lines stay as they are."""
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if not paragraph.startswith(" "):
             filled = textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
@@ -97,7 +97,7 @@ def paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def columns(entries: list[Entry], width: int) -> Iterator[str]:
-    """Names to the left, descriptions to the right; below long names."""
+    """Names on the left, descriptions on the right, or below names that are long."""
     short = [len(each.names) for each in entries if len(each.names) <= LEFT]
     left = max(short, default=LEFT) + 4
     for each in entries:

@@ -1,4 +1,4 @@
-"""``convexlift reconstruct FILE...`` without a task: what the files are, and what to write."""
+"""``convexlift reconstruct FILE...`` without a task: the kinds of the files, and the commands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from convexlift.reconstruction.sources import SINOGRAMS, Source, find_sources
 from convexlift.reconstruction.volumes import is_volume
 
 SHOWN = 3
-"""Files of a folder that are looked at."""
+"""The most files of a folder that are examined."""
 
 
 def look(inputs: list[str], output: Path | None) -> None:
-    """Print what the files are, and the command that reconstructs them."""
+    """Print the kinds of the files, and the commands that reconstruct them."""
     proposals: dict[str, list[Proposal]] = {}
     for each in inputs:
-        if Path(each).is_file():  # also one that cannot be read, to say why
+        if Path(each).is_file():  # also if it cannot be read, to say why
             proposals[each] = [propose(Path(each))]
             continue
         with explained():
@@ -50,7 +50,7 @@ def look(inputs: list[str], output: Path | None) -> None:
 
 VERBS = {
     "denoise": "remove the noise",
-    "inpaint": "fill in what is missing",
+    "inpaint": "fill in missing pixels",
     "ct": "compute slices",
     "mri": "compute images",
 }
@@ -68,7 +68,7 @@ def _commands(
 
 
 def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: bool) -> Iterator[str]:
-    """What a run would do, for ``--dry-run``: the files, their noise, results, and the settings."""
+    """The plan of a run, for ``--dry-run``: the files, their noise, results, and the settings."""
     failing = False
     for source in sources[:SHOWN]:
         try:
@@ -102,7 +102,7 @@ RULES = {
 
 
 def _settings(reconstructor: Reconstructor) -> Iterator[str]:
-    """The regularizer and who may use it, the weight, and when the solver stops."""
+    """The regularizer and its permitted use, the weight, and the stopping criteria."""
     settings, card = reconstructor.settings(), reconstructor.network.card
     rule = reconstructor.rule
     restricted = card is not None and card.license and not card.commercial

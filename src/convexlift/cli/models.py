@@ -25,7 +25,7 @@ COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
 IMPORT = "import"
-"""In place of a name: convert files of other authors."""
+"""The word in place of a name that converts files of other authors."""
 
 
 @register(
@@ -50,7 +50,7 @@ def models(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", help="With import: the format, if the file does not tell."),
+        typer.Option("--format", help="With import: the format, if it cannot be detected."),
     ] = None,
     noise: Annotated[
         float | None,
@@ -82,7 +82,7 @@ def models(
                 "FILES, --output, --format, --noise and --merge belong to an import. Write "
                 "convexlift models import FILE -o OUT."
             )
-        if name is None:  # an error in a shipped file is no mistake of the user
+        if name is None:  # an error in a shipped file is not the user's mistake
             sheets = shipped_sheets()
         else:
             with explained():
@@ -108,7 +108,7 @@ def models(
 def _imported(
     files: list[Path], output: Path | None, format: str | None, noise: float | None, merge: bool
 ) -> Path:
-    """Convert and save; the file of weights."""
+    """Convert and save; returns the file of weights."""
     if not files or output is None:
         raise UserError("Name the files to convert and the model to write: import FILE -o OUT.")
     from convexlift.models.interop import load

@@ -63,7 +63,7 @@ RUN: dict[str, tuple[Any, Any]] = {
         "--proof", help="Also write NAME.proof, for convexlift verify.")]),
     "sheet": (True, Annotated[bool, typer.Option(
         "--sheet/--no-sheet",
-        help="Of several files, also write contact-sheet.html: before, after and numbers.")]),
+        help="For several files, also write contact-sheet.html: before, after and numbers.")]),
     "dry_run": (False, Annotated[bool, typer.Option(
         "--dry-run", help="Say what would be done, and write nothing.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
@@ -92,7 +92,7 @@ TYPES: dict[str, Any] = {
     "slices": str | None, "window": str, "tiles": str, "device": Device, "truth": Path | None,
     "mask": Path | None, "flat": str | None, "dark": str | None,
 }  # fmt: skip
-"""Types on the command line, where the library's are richer."""
+"""Types on the command line, where the library accepts more."""
 
 MORE: dict[str, dict[str, Any]] = {
     "regularizer": {"autocompletion": lambda: [*names(), "tv"]},
@@ -115,7 +115,7 @@ def task_options(kind: type[Options]) -> dict[str, tuple[Any, Any]]:
         name = option.name
         if name not in kind.python_only:
             hint = TYPES.get(name, option.type)
-            # Typer would add a flag --no-... to a boolean option without a name of its own.
+            # Typer would add a flag --no-... to a boolean option without an explicit name.
             flags = (f"--{name.replace('_', '-')}",) if hint is bool else ()
             more = {"help": texts[name], "param_decls": flags} | MORE.get(name, {})
             info = typer.Option(*more.pop("param_decls"), **more)
@@ -151,7 +151,7 @@ class Tasks(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of the task, or the hidden one that examines files."""
         first = Path(args[0] if args else "")
-        # A name with an ending is a file, even if there is none: then the error says so.
+        # A name with an ending is a file, even if it does not exist: then the error says so.
         named = first.exists() or glob.glob(str(first)) or first.suffix
         if str(first) not in self.commands and named:
             return LOOK, self.commands[LOOK], args

@@ -1,4 +1,4 @@
-"""``convexlift reconstruct`` once its options are read: checks, the run, and its output."""
+"""``convexlift reconstruct`` after its options are parsed: checks, the run, and its output."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
 LISTED = 20
-"""Failures named at the end; JSON has all."""
+"""The most failures listed at the end; JSON has all."""
 
 
 def read_numbers(
     text: str | None, separator: str | None, kind: type[float] | type[int] = float
 ) -> Any:
-    """One number, or several between separators; other text is left to the library to refuse."""
+    """One number, or several between separators; other text is left for the library to refuse."""
     try:
         parts = [text or ""] if separator is None else (text or "").split(separator)
         values = tuple(kind(part) for part in parts)
@@ -197,7 +197,7 @@ def _finish(result: BatchResult, files: int, unwritten: str) -> None:
 
 
 def _place_of_records(sources: Sequence[Source]) -> str:
-    """Where the objectives and bounds of all results are."""
+    """The place of the objectives and bounds of all results."""
     if sources[0].slab is not None:
         return str(sources[0].records)
     return str(sources[0].record) if len(sources) == 1 else EACH_RECORD
@@ -207,13 +207,13 @@ class Narrator(BatchListener):
     """Prints a line for each file, and moves the progress bar.
 
     Args:
-        screen: to print on.
-        update: of the progress bar.
+        screen: the console to print on.
+        update: updates the progress bar.
         debug: show tracebacks of files that failed.
         total: number of files.
         tolerance: the gap at which solves stop.
         network: the regularizer.
-        page: the contact sheet, if there is to be one.
+        page: the contact sheet, if there is one.
         records: where objectives and bounds are written.
     """
 
@@ -224,7 +224,7 @@ class Narrator(BatchListener):
     ) -> None:  # fmt: skip
         self.records = records
         self.screen, self.update = screen, update
-        self.unsaid = ""  # which stream could not be written, and why
+        self.unsaid = ""  # the stream that could not be written, and the reason
         self.debug, self.total, self.tolerance = debug, total, tolerance
         self.premise = "" if network is None else network.premise
         self.adaptive = "output" in getattr(network, "reads", ())
@@ -233,9 +233,9 @@ class Narrator(BatchListener):
         self.done = self.solved = self.kept_files = 0
 
     def announce(self, card: ModelCard | None) -> None:
-        """Print the licence of a regularizer that not everybody may use; once for all files."""
+        """Print the licence of a regularizer that restricts its use; once for all files."""
         unstated = card is None or not card.license or card.license.startswith("unknown")
-        if card is not None and not unstated and not card.commercial:  # one's own may be unstated
+        if card is not None and not unstated and not card.commercial:  # a user's own may state none
             self._print(f"{card.name}: licence {card.license}. See convexlift models {card.name}.")
 
     def add(self, text: str) -> None:
@@ -243,7 +243,7 @@ class Narrator(BatchListener):
         self._print(text)
 
     def kept(self, source: Source) -> None:
-        """Count it."""
+        """Count a kept file."""
         self.kept_files += 1
 
     def reading(self, source: Source) -> None:
@@ -251,7 +251,7 @@ class Narrator(BatchListener):
         self._show(f"{source.path.name}: noise and weight", 0.0)
 
     def progress(self, sources: Sequence[Source], now: Check) -> None:
-        """Show how far the files are solved, or how many tiles are done."""
+        """Show the gap reached, or the number of finished tiles."""
         gap = float(now.gap.max())
         name = sources[0].path.name
         if now.tiles is not None:
@@ -286,7 +286,7 @@ class Narrator(BatchListener):
             self._print("".join(traceback.format_exception(error)))
 
     def warn(self, message: Warning | str, *_: Any, **__: Any) -> None:
-        """Print a warning of the library, without its place in the code."""
+        """Print a warning of the library, without its source line."""
         self._note(str(message))
 
     def _note(self, text: str) -> None:
@@ -296,7 +296,7 @@ class Narrator(BatchListener):
             self._print(f"  note: {text}")
 
     def summarise(self, result: BatchResult) -> None:
-        """Print what is proved, how many files are done, and which ones failed."""
+        """Print the proven statement, the number of finished files, and the failures."""
         done = result.earlier + result.records
         if done:
             proved = verdict(done, self.premise, self.records)
@@ -323,7 +323,7 @@ class Narrator(BatchListener):
         self.update(description=where + text, completed=finished + part)
 
     def _left(self, part: float) -> str:
-        """The time left, from the second file on: as long for each as for those solved before."""
+        """The remaining time, from the second file on, at the pace of the files solved so far."""
         if not self.solved:
             return ""
         each = (time.monotonic() - self.started) / (self.solved + part)

@@ -1,4 +1,4 @@
-"""What the command line says about records of results: a line for each, a table, a verdict."""
+"""Records of results in words: a line for each, a table, a verdict."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def verdict(records: Sequence[dict[str, Any]], premise: str, where: str = EACH_RECORD) -> str:
-    """What is proved about all files, in plain words, and where the numbers are."""
+    """The statement proven for all files, in plain words, and the place of the numbers."""
     claims = [(record["gap"], Guarantee[record["guarantee"]]) for record in records]
     heading, meaning = worst_in_words(claims, premise)
     return f"{heading}: {meaning} (Objective, lower bound and gap: {where}.)"
 
 
 def share(gap: float, tolerance: float) -> float:
-    """Fraction done: the logarithm of the gap, between 1 and the tolerance."""
+    """The fraction done: the logarithm of the gap, between 1 and the tolerance."""
     if not 0 < gap < 1 or not 0 < tolerance < 1:
         return 0.0
     return min(1.0, math.log(gap) / math.log(tolerance))
 
 
 def line(record: dict[str, Any], adaptive: bool = False) -> str:
-    """One line about a file: noise, weight, how far it is solved, and time."""
+    """One line about a file: noise, weight, gap, and time."""
     parts = [f"{record['input']} -> {record['output']}:"]
     if (noise := record["noise"]) is not None:
         parts.append(f"{Noise.from_json(noise)};")
@@ -65,7 +65,7 @@ def line(record: dict[str, Any], adaptive: bool = False) -> str:
 
 
 def _rule(record: dict[str, Any], adaptive: bool) -> str:
-    """How the weight was found."""
+    """The origin of the weight."""
     rule, settings, noise = record["weight"]["rule"], record["settings"], record["noise"]
     trials = len(record["weight"].get("trials", ()))
     found = f"{rule}, {trials} solves" if trials else f"start of {rule}, whose search did not end"

@@ -32,7 +32,7 @@ def progress(
         screen: the console to show the bar on.
         columns: shown after the description and the bar.
         total: the value of ``completed`` at the end.
-        width: of the bar, in characters.
+        width: width of the bar, in characters.
         transient: remove the bar at the end.
     """
     with Progress(

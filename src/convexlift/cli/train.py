@@ -14,7 +14,7 @@ from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, 
 DETAILS = """\
 {title}
 
-Task, noise level, network and number of images are printed before the training starts. Numbers not given are those of the recipe; defaults below are those of {default}.
+Task, noise level, network and number of images are printed before the training starts. Options not given keep the recipe's values; the defaults below are those of {default}.
 
 Writes model.safetensors, model.json, log.csv, options.json and checkpoint.pt to the folder of --output. Ctrl-C keeps a checkpoint, and --resume DIR continues from it.
 

@@ -1,4 +1,4 @@
-"""``convexlift train`` once its options are read: recipe, images, training, model, summary."""
+"""``convexlift train`` after its options are parsed: recipe, images, training, model, summary."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ from convexlift.training.run_files import FULL, WriteError
 from convexlift.training.validation import Score
 
 OPTIONS = "options.json"
-"""The options of a training, in its folder: ``--resume DIR`` takes them from there."""
+"""The file of options in the folder of a training, which ``--resume DIR`` reads."""
 FREE = ("folders", "resume", "device", "json_file", "debug", "max_megapixels")
 """Options that may be given with ``--resume``."""
 
 
 @contextlib.contextmanager
 def _errors(job: TrainOptions) -> Iterator[None]:
-    """Errors of the library as advice to the user, printed by one process only."""
+    """Turn errors of the library into advice to the user, printed by one process only."""
     debug, quiet = job.debug, os.environ.get("RANK", "0") != "0"
     with one_sentence_errors(debug, quiet=quiet):
         try:
@@ -86,7 +86,7 @@ def _continue(job: TrainOptions) -> str:
 
 
 def run_job(job: TrainOptions) -> None:
-    """Train, write the model and show how good it is."""
+    """Train, write the model and show its quality."""
     with _errors(job):
         job = earlier_options(job) if job.resume else job
         _run(changed_recipe(job), job)
@@ -123,9 +123,9 @@ def earlier_options(job: TrainOptions) -> TrainOptions:
 
 
 def _continues(job: TrainOptions) -> bool:
-    """Whether to go on from a checkpoint: on request, or where torchrun lost a process.
+    """Whether to continue from a checkpoint: on request, or after torchrun lost a process.
 
-    Torchrun then starts all processes again, with the same options.
+    Torchrun then restarts all processes with the same options.
     """
     if job.resume is not None:
         return True
@@ -252,13 +252,13 @@ def _total_variation(result: RecipeResult, screen: Console) -> Score | None:
         update(description="Total variation, for comparison", completed=0.0)
         try:
             return result.validation.total_variation(result.trained.network)
-        except KeyboardInterrupt:  # the training is done; its model is written all the same
+        except KeyboardInterrupt:  # the training is finished, and its model is written anyway
             return None
 
 
 @contextlib.contextmanager
 def _interruptions(job: TrainOptions) -> Iterator[None]:
-    """Say how to continue after a second Ctrl-C, which aborts the current step."""
+    """Explain how to continue after a second Ctrl-C, which aborts the current step."""
     try:
         yield
     except KeyboardInterrupt:
@@ -286,7 +286,7 @@ def _check_output(job: TrainOptions) -> None:
 
 
 def _holding_out(recipe: AnyRecipe, job: TrainOptions, count: int) -> AnyRecipe:
-    """The recipe, which holds out a fifth of few images unless the option says how many.
+    """The recipe, with a fifth of few images held out unless the option gives a number.
 
     Raises unless images remain for training; a single image is handled later.
     """

@@ -45,7 +45,7 @@ def _bilevel() -> list[str]:
 
 
 class TrainingTask(StrEnum):
-    """What the regularizer is trained for."""
+    """The task that the regularizer is trained for."""
 
     denoise = "denoise"
     inpaint = "inpaint"
@@ -53,7 +53,7 @@ class TrainingTask(StrEnum):
 
 
 class Differentiation(StrEnum):
-    """How bilevel training differentiates reconstructions."""
+    """The hypergradient of bilevel training."""
 
     implicit = "implicit"
     value_function = "value-function"
@@ -98,7 +98,7 @@ class TrainOptions:
     images: Annotated[int | None, Option(help="Number of images to train on.")] = None
     held_out: Annotated[
         int | None,
-        Option(help="Images held out for validation; 0: none. Of few images, a fifth."),
+        Option(help="Images held out for validation; 0: none. If images are few, a fifth."),
     ] = None
     validate_every: Annotated[int | None, Option(help="Steps between validations.")] = None
     seed: Annotated[int | None, Option(help="Seed of all random choices.")] = None

@@ -37,7 +37,7 @@ TASKS: dict[TrainingTask, Task] = {
     TrainingTask.salt_and_pepper: SaltAndPepper(),
 }
 FIRST_WEIGHTS = {GaussianDenoising.name: 1.0, Inpainting.name: 0.17, SaltAndPepper.name: 7.5}
-"""Of a network for any size that starts from cosine filters; bilevel learning goes on from them."""
+"""Weights for networks of any size with cosine filters, from which bilevel learning starts."""
 HYPERGRADIENTS: dict[str, Hypergradient] = {
     "implicit": Implicit(damping=1e-2, iterations=20, tolerance=1e-2),
     "value-function": ValueFunction(),
@@ -73,7 +73,7 @@ def _preset(job: TrainOptions) -> AnyRecipe:
 
 
 def is_adaptive(job: TrainOptions) -> bool:
-    """Whether a network that reads the data is asked for."""
+    """Whether the options ask for a network that reads the data."""
     return isinstance(job, BilevelOptions) and job.adaptive
 
 
@@ -94,7 +94,7 @@ def _with_task(recipe: AnyRecipe, job: TrainOptions) -> AnyRecipe:
         raise UserError("--sigma needs to know of which task. Add --task denoise, for example.")
     else:
         wanted = known[0]
-    # The recipe's own version of the task, if it has one, for all that is not said here.
+    # The recipe's own version of the task, if any, for values not given here.
     base = next((task for task in known if task.name == wanted.name), wanted)
     level, task = LEVELS[base.name], base
     if job.sigma is not None:
@@ -103,8 +103,8 @@ def _with_task(recipe: AnyRecipe, job: TrainOptions) -> AnyRecipe:
     if isinstance(recipe, AdversarialRecipe):
         return replace(recipe, task=task, validation_task=None)
     weight = next((w for t, w in recipe.tasks if t.name == task.name), FIRST_WEIGHTS[task.name])
-    if recipe.network.architecture != "adaptive":  # which scales with the noise itself
-        # About what the weights of total variation do: 0.086 at 0.1 and 0.016 at 0.03.
+    if recipe.network.architecture != "adaptive":  # such networks scale with the noise
+        # As the weights of total variation scale, about: 0.086 at 0.1 and 0.016 at 0.03.
         weight *= max(getattr(task, level) / getattr(base, level), 0.01) ** 1.5
     return replace(recipe, tasks=((task, weight),), turns=None, validation_task=None)
 

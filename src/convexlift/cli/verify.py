@@ -30,10 +30,10 @@ def verify(
     """Check proof files, written by reconstruct --proof or solution.proof.save.
 
     The checker shares no code with the solver: it recomputes objective and lower bound from the
-    image, the data, the network and the dual variables in the file, and accounts for rounding. What
-    it prints is proved: no image has an objective below the lower bound. For a regularizer that
-    reads the data, this holds given the weights that its guide read, which are in the file. If a
-    file is rejected, the exit status is 1.
+    image, the data, the network and the dual variables in the file, and accounts for rounding. The
+    printed bound is proved: no image has a smaller objective. For a regularizer that reads the
+    data, this holds given the weights that its guide read, which are in the file. If a file is
+    rejected, the exit status is 1.
     """
     with one_sentence_errors(debug):
         check_json_file(json_file)

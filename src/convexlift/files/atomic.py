@@ -1,4 +1,4 @@
-"""Files written completely or not at all, temporary folders, and what killed processes left."""
+"""Files written completely or not at all, temporary folders, and leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def atomic_path(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder that is removed at the end; by default where the system has its temporary files."""
+    """A folder that is removed at the end; by default among the system's temporary files."""
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     remove_dead_folders(parent)
     place = Path(tempfile.mkdtemp(prefix=f"convexlift-{_MACHINE}-{os.getpid()}-", dir=parent))
@@ -54,8 +54,8 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 def remove_dead_folders(parent: Path) -> None:
     """Remove temporary folders that killed processes left here.
 
-    A name holds the machine and the process: folders of other machines, which may share the
-    parent, are left alone.
+    A name holds the machine and the process: folders of other machines, which may share the parent,
+    are not touched.
     """
     for found in parent.glob(f"convexlift-{_MACHINE}-*"):
         match = _FOLDER.fullmatch(found.name)
@@ -64,7 +64,7 @@ def remove_dead_folders(parent: Path) -> None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is a process of this number, of any program: folders in use must not go."""
+    """Whether a process of any program has this number: folders in use must not be removed."""
     if Path("/proc/self").exists():
         return Path(f"/proc/{pid}").exists()
     try:

@@ -41,7 +41,7 @@ EXPORTS = {
     **dict.fromkeys((".psd", ".xcf", ".kra"), "a file of a drawing program; export it as PNG"),
     **dict.fromkeys((".nii", ".mha", ".nrrd"), "a volume; save its slices as TIFF or NPY"),
 }
-"""What to do with files of other kinds, by their ending."""
+"""Advice for files of other kinds, by their ending."""
 
 _WRITTEN_FOR_PEOPLE = (ValueError, OSError, EOFError, SyntaxError, ImportError, NotImplementedError)
 """Errors with readable messages; all others describe the decoder's code."""
@@ -155,7 +155,7 @@ def require_limit(name: str, value: float | None) -> None:
 
 
 def state_of(folder: Path, *, deep: bool = False) -> tuple[tuple[str, int, int], ...]:
-    """Name, length and time of change in ns of the files in a folder, or also in folders inside.
+    """Name, length and modification time in ns of the files in a folder; if deep, recursively.
 
     The time of the folder itself does not change when one of its files is written again.
     """
@@ -171,7 +171,7 @@ def state_of(folder: Path, *, deep: bool = False) -> tuple[tuple[str, int, int],
 
 
 def reason_of(error: BaseException) -> str:
-    """One line about why a file could not be decoded; decoders raise nearly every type of error."""
+    """The reason why a file could not be decoded, in one line; decoders raise nearly every type."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
         return "it needs more memory than is available"

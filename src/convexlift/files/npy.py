@@ -45,7 +45,7 @@ class Npy(PictureFormat):
         return Picture(stored, layout=stored.shape)
 
     def pages(self, path: Path, max_megapixels: float | None) -> int:
-        """From the header."""
+        """The number of planes, from the header."""
         return len(self._mapped(path))
 
     def _mapped(self, path: Path) -> NDArray[Any]:

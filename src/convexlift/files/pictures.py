@@ -37,9 +37,9 @@ _TURNS = {  # how a grid is displayed: swap rows and columns, then reverse rows,
     7: (True, True, True), 8: (True, True, False),
 }  # fmt: skip
 STRIP = 2**22
-"""Numbers that are converted at once."""
+"""Numbers converted at once."""
 LUMA = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue."""
+"""Weights of red, green and blue in luma."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +49,10 @@ class Picture:
     Attributes:
         stored: the numbers in the file, (planes, H, W): pages and colour channels one by one.
         alpha: (pages, H, W) as stored, or None.
-        channels: number per page, without alpha.
+        channels: number of channels per page, without alpha.
         layout: the shape of the array in the file, for array formats (NPY, TIFF).
         inverted: whether 0 is white (some TIFF files).
-        metadata: for the writer of the format, by the names of its arguments.
+        metadata: arguments of the format's writer, by name.
     """
 
     stored: NDArray[Any]
@@ -120,7 +120,7 @@ class Picture:
 
 
 def _strips(shape: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Rows of planes (n, H, W), a few million numbers at a time: doubles of all would be large."""
+    """Rows of planes (n, H, W), a few million numbers at a time, since doubles of all are large."""
     planes, height, width = shape
     step = max(1, STRIP // max(1, width))
     for plane in range(planes):
@@ -162,7 +162,7 @@ class PictureFormat(FileFormat):
         return replace(picture, stored=stored, layout=stored.shape)
 
     def pages(self, path: Path, max_megapixels: float | None) -> int:
-        """How many there are."""
+        """The number of pages."""
         return self.read(path, max_megapixels).pages
 
     @abstractmethod
@@ -170,7 +170,7 @@ class PictureFormat(FileFormat):
         """Write to exactly this path, whatever its ending."""
 
     def unwritable(self, picture: Picture) -> str | None:
-        """Why the format cannot hold the picture, or None if it can."""
+        """The reason why the format cannot hold the picture, or None if it can."""
         return None
 
     def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
@@ -222,7 +222,7 @@ def read_picture(
 ) -> Picture:
     """All planes of a picture file, or some pages of it; errors begin with its name.
 
-    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
+    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
     """
     kind = _format(path)
     read = kind.read if pages is None else lambda p, most: kind.read_pages(p, pages, most)
@@ -251,7 +251,7 @@ def write_picture(picture: Picture, path: Path) -> None:
 
 
 def writable(picture: Picture, suffix: str) -> str | None:
-    """Why the picture cannot be written in the format of this ending, or None if it can."""
+    """The reason why the format of this ending cannot hold the picture, or None if it can."""
     kind = PictureFormat.of(Path(f"picture{suffix}"))
     if kind is None:
         return f"{suffix!r} is not one of {', '.join(PictureFormat.known_suffixes())}"
@@ -261,7 +261,7 @@ def writable(picture: Picture, suffix: str) -> str | None:
 def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
     """The grey plane of one file. Colours become 8-bit luma; an alpha channel is dropped.
 
-    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
+    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
     """
     return as_plane(_decoded(_format(path).read_plane, path, max_megapixels), str(path))
 
@@ -269,7 +269,7 @@ def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
 def read_colours(path: Path, *, max_megapixels: float | None = None) -> Plane:
     """Red, green and blue of one file, (3, H, W); they are equal in grey pictures.
 
-    ``max_megapixels`` replaces the limits of ``files.limits`` on the size in the header.
+    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
     """
     picture = read_picture(path, max_megapixels=max_megapixels)
     if picture.pages != 1 or picture.channels not in (1, 3) or picture.inverted:

@@ -1,9 +1,9 @@
 """PNG and JPEG files with Pillow, and PNG files with 16 bits for each of several channels.
 
 Pillow reduces deep colours to 8 bits: its decoder undoes compression, filters and interlacing, and
-then keeps the first byte of each sample, or the second one if it is told the opposite byte order.
-Both together make the sample. To write such a file, the pixels in Pillow's 8-bit file are replaced,
-so that metadata are kept.
+then keeps the first byte of each sample, or the second one if given the opposite byte order. Both
+together are the sample. To write such a file, the pixels in Pillow's 8-bit file are replaced, so
+that metadata are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from convexlift.files.pictures import ORIENTATION, Picture, PictureFormat, from_
 
 _JPEG_QUALITY = 95
 JPEG = "JPEG"
-"""The key of quantization and subsampling of a JPEG file, with which results are written again."""
+"""The key of a JPEG file's quantization and subsampling, with which results are written."""
 _TEXT = "tEXt"
 _PILLOW_LIMIT = threading.Lock()  # for a global variable of Pillow, changed while opening a file
 
@@ -37,7 +37,7 @@ _UP = 2  # the filter that subtracts the row above
 
 
 class _PillowFormat(PictureFormat):
-    """Files decoded by content: a JPEG file named .png is read, too."""
+    """Files decoded by content: a JPEG file named .png is read too."""
 
     def read(self, path: Path, max_megapixels: float | None) -> Picture:
         """One page; palettes become colours, transparent levels become an alpha channel."""
@@ -70,7 +70,7 @@ class _PillowFormat(PictureFormat):
             return grey_pixels(image)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """The reason if there are several pages."""
+        """The reason, if there are several pages."""
         if picture.pages > 1:
             return f"{self.suffixes[0]} holds one page, but this has {picture.pages}"
         return None
@@ -110,7 +110,7 @@ class Png(_PillowFormat):
         self._save(picture, path, **options)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """The reason if there are several pages, or numbers other than 1, 8 or 16 bits."""
+        """The reason, if there are several pages, or numbers other than 1, 8 or 16 bits."""
         if picture.stored.dtype not in (np.uint8, np.uint16, np.bool_):
             return f"{picture.stored.dtype} cannot be written as PNG"
         return super().unwritable(picture)
@@ -126,13 +126,13 @@ class Jpeg(_PillowFormat):
     def write(self, picture: Picture, path: Path) -> None:
         """Write with EXIF, colour profile and resolution.
 
-        With the quality of the file it comes from, or with little loss if that was no JPEG file.
+        The quality is that of the source, or high if the source is not a JPEG file.
         """
         high = {"quality": _JPEG_QUALITY, "subsampling": 0}
         self._save(picture, path, **picture.metadata.get(JPEG, high))
 
     def unwritable(self, picture: Picture) -> str | None:
-        """The reason if there are several pages, more than 8 bits, or an alpha channel."""
+        """The reason, if there are several pages, more than 8 bits, or an alpha channel."""
         if picture.stored.dtype not in (np.uint8, np.bool_):
             return f"JPEG has 8 bits, but this is {picture.stored.dtype}"
         if picture.alpha is not None:
@@ -143,11 +143,11 @@ class Jpeg(_PillowFormat):
 def _jpeg_quality(image: Any) -> dict[str, Any]:
     """Quantization tables and subsampling of a JPEG file, as arguments for Pillow.
 
-    Files may give tables any number from 0 to 3. Here the one of luma has 0, as Pillow writes it.
+    Files may give tables any number from 0 to 3. Here luma has 0, as Pillow writes it.
     """
     from PIL import JpegImagePlugin
 
-    sampling = JpegImagePlugin.get_sampling(image)  # -1 for grey and unusual ones
+    sampling = JpegImagePlugin.get_sampling(image)  # -1 for grey and for unusual subsampling
     numbers = dict.fromkeys(number for *_, number in image.layer)  # of the channels, luma first
     tables = [image.quantization[number] for number in numbers if number in image.quantization]
     kept = {"qtables": {number: list(table) for number, table in enumerate(tables)}}

@@ -65,7 +65,7 @@ class Tiff(PictureFormat):
             return decoded(file)
 
     def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
-        """Some of the pages; of one series of grey ones, no others are read."""
+        """Some of the pages; in a single series of grey pages, only these are read."""
         with open_tiff(path, _whole(path)) as file:
             series, page = file.series[0], file.pages.first
             count, *size = _stack(series)
@@ -80,7 +80,7 @@ class Tiff(PictureFormat):
             return Picture(stored, layout=stored.shape, inverted=inverted, metadata=_metadata(page))
 
     def pages(self, path: Path, max_megapixels: float | None) -> int:
-        """From the headers."""
+        """The number of pages, from the headers."""
         with open_tiff(path, _whole(path)) as file:
             return _stack(file.series[0])[0]
 
@@ -161,7 +161,7 @@ def decoded(file: Any) -> Picture:
 
 
 def _whole(path: Path) -> float:
-    """The most megapixels that a file of its length can hold, where only some pages are read."""
+    """The most megapixels that a file of this length can hold, if only some pages are read."""
     return max(SMALL, EXPANSION * path.stat().st_size / 1e6)
 
 
@@ -247,7 +247,7 @@ def _require_end(file: Any) -> None:
 
 
 def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
-    """Check the sizes in OME-XML metadata: tifffile makes lists of as many pages."""
+    """Check the sizes in OME-XML metadata: tifffile creates lists of as many pages."""
     text = html.unescape(file.ome_metadata or "")
     for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
         sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]

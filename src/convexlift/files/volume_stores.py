@@ -1,7 +1,7 @@
 """Files that hold a volume (..., H, W) and are written a few planes at a time.
 
-Zarr stores are folders of chunks. TIFF stacks, HDF5 and NPY files have all planes one after the
-other, uncompressed, behind a header that is written first: plane k begins at
+Zarr stores are folders of chunks. TIFF stacks, HDF5 and NPY files hold all planes one after the
+other, uncompressed, after a header that is written first: plane k begins at
 
     offset + k H W (bytes of a number),
 
@@ -31,18 +31,18 @@ STORES = (*Zarr.suffixes, *HDF5, *TIFF, ".npy")
 DATA = "data"
 """The name of the volume in HDF5 files."""
 LARGE = 2**31
-"""Bytes from which TIFF files need offsets of 64 bits."""
+"""The size in bytes from which TIFF files need 64-bit offsets."""
 
 
 def storable(path: Path, layout: VolumeLayout) -> VolumeLayout:
-    """With the type that a file of this name has: booleans are bytes in all but zarr stores."""
+    """The layout with the type that the file holds: booleans are bytes, except in zarr stores."""
     if layout.dtype.kind != "b" or path.suffix.lower() in Zarr.suffixes:
         return layout
     return replace(layout, dtype=np.dtype(np.uint8))
 
 
 def create_store(path: Path, layout: VolumeLayout) -> None:
-    """An empty volume; there must be no file or folder of this name."""
+    """Create an empty volume; no file or folder may have this name."""
     layout = storable(path, layout)
     kind = path.suffix.lower()
     if kind in Zarr.suffixes:
@@ -95,7 +95,7 @@ def _unit(layout: VolumeLayout) -> str:
 
 
 def store_layout(path: Path) -> VolumeLayout:
-    """Shape and type of a volume that this module can write to; raises ValueError for others."""
+    """Shape and type of a volume that this module can write to; ValueError for others."""
     if path.suffix.lower() in Zarr.suffixes:
         return Zarr().layout(path)
     _, shape, dtype = _located(path)
@@ -103,7 +103,7 @@ def store_layout(path: Path) -> VolumeLayout:
 
 
 def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
-    """Planes (n, H, W), from number ``first`` on, rounded and clipped for integer types."""
+    """Write planes (n, H, W) from number ``first`` on, rounded and clipped for integer types."""
     if path.suffix.lower() in Zarr.suffixes:
         zarr_volumes.write_planes(path, first, values)
         return
@@ -115,7 +115,7 @@ def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
 
 
 def read_planes(path: Path, first: int, end: int) -> NDArray[Any]:
-    """Planes (n, H, W) as they are stored."""
+    """Stored planes (n, H, W)."""
     if path.suffix.lower() in Zarr.suffixes:
         return Zarr().read_pages(path, slice(first, end), None).stored
     offset, shape, dtype = _located(path)
@@ -130,7 +130,7 @@ def _plane_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 
 def _located(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """Where the first plane begins, the shape and the type of the numbers."""
+    """The position of the first plane, the shape and the type of the numbers."""
     kind, offset = path.suffix.lower(), None
     if kind == ".npy":
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -29,9 +29,9 @@ class VolumeLayout:
 
     Attributes:
         shape: (..., H, W).
-        dtype: of the stored numbers.
+        dtype: the type of the stored numbers.
         chunks: shape of the blocks that are stored together.
-        axes: name, type and unit of each axis, as OME-Zarr has them.
+        axes: name, type and unit of each axis, as in OME-Zarr.
         scale: distance of neighbours along each axis.
     """
 
@@ -43,16 +43,16 @@ class VolumeLayout:
 
     @property
     def planes(self) -> int:
-        """The product of all but the last two sides."""
+        """The product of all sides except the last two."""
         return int(np.prod(self.shape[:-2]))
 
     @property
     def thickness(self) -> int:
-        """Planes of one chunk, as far as they are neighbours."""
+        """The number of neighbouring planes in one chunk."""
         return self.chunks[-3] if len(self.shape) == 3 else 1
 
     def resized(self, planes: int, size: Sequence[int]) -> VolumeLayout:
-        """Other planes, which are no longer (..., H, W) unless their number is the same."""
+        """The layout (planes, H, W) of other planes; self if neither number nor size changes."""
         if (planes, *size) == (self.planes, *self.shape[-2:]):
             return self
         return VolumeLayout((planes, *size), self.dtype, (self.thickness, *size))
@@ -102,7 +102,7 @@ class Zarr(PictureFormat):
             return Picture(stored, layout=shape)
 
     def pages(self, path: Path, max_megapixels: float | None) -> int:
-        """How many planes there are."""
+        """The number of planes."""
         return self.layout(path).planes
 
     def layout(self, path: Path) -> VolumeLayout:
@@ -118,19 +118,19 @@ class Zarr(PictureFormat):
         write_planes(path, 0, stored)
 
     def unwritable(self, picture: Picture) -> str | None:
-        """Colours have their channels last in pictures, and would be planes here."""
+        """The reason, for colours: their channels, last in pictures, would be planes here."""
         return "it has colours" if picture.channels > 1 or picture.alpha is not None else None
 
 
 def create_volume(path: Path, layout: VolumeLayout) -> None:
-    """An empty volume; the folder must not exist."""
+    """Create an empty volume; the folder must not exist."""
     zarr = load_extra("zarr", "zarr volumes", "zarr")
     group = zarr.open_group(path, mode="w-", zarr_format=3, attributes=layout.attributes())
     group.create_array("0", shape=layout.shape, chunks=layout.chunks, dtype=layout.dtype)
 
 
 def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
-    """Planes (n, H, W), from number ``first`` on, rounded and clipped for integer types."""
+    """Write planes (n, H, W) from number ``first`` on, rounded and clipped for integer types."""
     with _array(path, "r+") as (array, layout):
         planes = in_type(values, layout.dtype)
         if len(layout.shape) == 3:

@@ -1,6 +1,6 @@
-"""Model cards, and the files of a model: weights in NAME.safetensors, all else in NAME.json.
+"""Model cards, and the files of a model: weights in NAME.safetensors, the rest in NAME.json.
 
-The JSON file, called the sheet, has the architecture, the card, the shape and precision of every
+The JSON file, called the sheet, holds the architecture, the card, the shape and precision of every
 tensor, and the SHA-256 of the file of weights. Nothing here needs torch.
 """
 
@@ -37,7 +37,7 @@ FORMAT, VERSION = "convexlift model", 1
 SHIPPED = resources.files("convexlift") / "models" / "weights"
 """The folder of shipped models."""
 TRAINED = "model"
-"""The model in the folder of a training; the folder itself stands for it."""
+"""The model in the folder of a training, which the folder's name refers to."""
 
 PathLike = str | os.PathLike[str]
 
@@ -62,9 +62,9 @@ class ModelCard:
         recipe: the settings of its training.
         command: the command that trained it.
         commit: the version of the code that trained it.
-        seed: of the random numbers.
-        training_time: in seconds.
-        machine: on which it was trained.
+        seed: the seed of the random numbers.
+        training_time: the training time in seconds.
+        machine: the machine that trained it.
         results: numbers by data set, as in ``{"test": {"psnr": 28.3, "ssim": 0.81}}``.
         not_for: uses to avoid.
         citation: the work to cite.
@@ -110,7 +110,7 @@ class ModelCard:
     def commercial(self) -> bool:
         """Whether the licence allows commercial use: CC0, CC BY, MIT or the public domain."""
         words = self.license.lower()
-        # "The code is MIT" says nothing about weights that somebody trained with it.
+        # "The code is MIT" does not cover weights that somebody trained with it.
         limited = re.search(r"\bnc\b|non-?commercial|research only|academic|the code is", words)
         free = re.search(r"\bcc0|\bcc[ -]by|\bmit\b|\bbsd[ -]?[23]|public domain|apache", words)
         return free is not None and limited is None
@@ -208,7 +208,7 @@ class Sheet:
     Args:
         architecture: the description from which the network is built.
         card: its card, if it has one.
-        sha256: of the file of weights, in hexadecimal digits.
+        sha256: the SHA-256 of the file of weights, in hexadecimal digits.
         tensors: shape and precision of each tensor, by name.
     """
 
@@ -219,7 +219,7 @@ class Sheet:
 
     @property
     def parameters(self) -> int:
-        """Number of weights of the network; scales of 8-bit rows are not weights."""
+        """The number of weights of the network, without the scales of 8-bit rows."""
         count = 0
         for name, layout in self.tensors.items():
             if not name.endswith(SCALE):
@@ -235,7 +235,7 @@ class Sheet:
 
     @classmethod
     def from_json(cls, content: Any) -> Sheet:
-        """The sheet from a file's content; ValueError if it has none, or of another version."""
+        """The sheet from a file's content; ValueError for other files and other versions."""
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f'not a model: it does not say "format": "{FORMAT}"')
         if (version := content.get("version")) != VERSION:
@@ -328,7 +328,7 @@ def find(name_or_path: PathLike) -> Iterator[tuple[Path, Path]]:
             yield both
         return
     missing = [file for file in (weights, sheet_file) if not file.is_file()]
-    if missing and Path(name_or_path).is_dir():  # of a training, perhaps; NAME.json may be a record
+    if missing and Path(name_or_path).is_dir():  # a training, perhaps; NAME.json may be a record
         inside = pair(Path(name_or_path) / TRAINED)
         if all(file.is_file() for file in inside):
             yield inside

@@ -17,7 +17,7 @@ LICENSES = {
     "mit": "mit", "apache 2.0": "apache-2.0", "cc0": "cc0-1.0", "cc0 1.0": "cc0-1.0",
     "cc by 4.0": "cc-by-4.0", "cc by-sa 4.0": "cc-by-sa-4.0", "cc by-nc 4.0": "cc-by-nc-4.0",
 }  # fmt: skip
-"""Names that the Hub knows; everything else is ``other``, with its own name."""
+"""Names that the Hub knows; any other licence is ``other``, with its own name."""
 
 
 def push_to_hub(
@@ -27,7 +27,7 @@ def push_to_hub(
     *,
     private: bool = False,
 ) -> str:
-    """Write a network to the Hub as ``org/name``, which is made if need be; returns its address.
+    """Write a network to the Hub as ``org/name``, created if necessary; returns its address.
 
     The repository gets ``model.safetensors`` and ``model.json``, as ``save`` writes them, and a
     ``README.md`` made from the card. Log in first: ``hf auth login``, or set HF_TOKEN.
@@ -57,13 +57,13 @@ def push_to_hub(
 def readme(card: ModelCard, repository: str, network: InputConvexNetwork | None = None) -> str:
     """The model card of the Hub: metadata between dashes (JSON values are YAML), then text.
 
-    The example states the problem that the network is for: a weakly convex one has its own.
+    The example states the problem for the network, which differs for weakly convex ones.
     """
     meta = "\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata(card).items())
     weak = isinstance(network, WeaklyConvexNetwork)
     problem, kind = ("WeaklyConvexProblem", "weakly convex") if weak else (
         "VariationalProblem", "convex")  # fmt: skip
-    proof = "a proof of what it is" if weak else "a certified\noptimality gap"
+    proof = "a certified gap" if weak else "a certified\noptimality gap"
     noise = (
         ",\n    noise=sigma,  # of the data" if network is not None and network.reads_data else ""
     )

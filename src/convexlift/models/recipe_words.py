@@ -1,6 +1,6 @@
 """The recipe of a training in words, from its settings as cards hold them.
 
-Settings are those of ``training.run_files.plain_settings``: records are mappings with their class
+Settings come from ``training.run_files.plain_settings``: records are mappings with their class
 under "kind". Cards of earlier versions have the ``repr`` of the recipe under "settings". Nothing
 here needs torch.
 """
@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]
 
 
 def recipe_words(recipe: Mapping[str, Any]) -> Rows:
-    """What a training was for, of which network, and how; other notes as they are."""
+    """Purpose, network and method of a training; other notes unchanged."""
     settings = recipe if "kind" in recipe else _parsed(str(recipe.get("settings", "")))
     notes = {} if settings is recipe else {**recipe}
     if settings:
@@ -95,8 +95,8 @@ def _label(name: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The settings in the ``repr`` of a recipe; empty if it is none."""
-    plain = re.sub(r"scanner=.*?\)\), ", "", text)  # whose repr is not Python
+    """The settings in the ``repr`` of a recipe; empty for other texts."""
+    plain = re.sub(r"scanner=.*?\)\), ", "", text)  # its repr is not Python
     try:
         return _value(ast.parse(plain, mode="eval").body)  # type: ignore[no-any-return]
     except (SyntaxError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
 """Models in repositories of the Hugging Face Hub: ``org/name`` in place of a path.
 
-A repository holds ``model.safetensors``, ``model.json`` and a ``README.md`` for readers. Only names
-of the form ``org/name`` whose ``org`` is no local folder reach out, and only when they are loaded.
+A repository holds ``model.safetensors``, ``model.json`` and a ``README.md`` for readers. The Hub is
+contacted only to load names of the form ``org/name`` whose ``org`` is not a local folder.
 Downloads are cached, and HF_HUB_OFFLINE is honoured, by ``huggingface_hub`` (the extra ``hub``).
 """
 
@@ -18,7 +18,7 @@ MISSING = "models of the Hub need huggingface_hub: pip install 'convexlift[hub]'
 
 
 def is_repository(name: object) -> bool:
-    """Whether a name has the form ``org/name``, and nothing of that name is here."""
+    """Whether a name has the form ``org/name`` and no local file or folder has that name."""
     if not isinstance(name, str) or not FORM.fullmatch(name):
         return False
     path = Path(name)
@@ -26,7 +26,7 @@ def is_repository(name: object) -> bool:
 
 
 def download(repository: str) -> Path:
-    """The path, without an ending, of the two files of a repository; from the cache if it can be.
+    """The path, without an ending, of the two files of a repository; from the cache if possible.
 
     ValueError says whether the extra, the network, the repository or its files are missing.
     """
@@ -34,7 +34,7 @@ def download(repository: str) -> Path:
     errors = hub.errors
     try:
         sheet = Path(hub.hf_hub_download(repository, f"{STEM}.json"))
-        # Of the same commit, which is the name of the folder.
+        # Both of one commit, which is the name of the folder.
         hub.hf_hub_download(repository, f"{STEM}.safetensors", revision=sheet.parent.name)
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
         if isinstance(error, errors.RepositoryNotFoundError):

@@ -53,9 +53,9 @@ from convexlift.tensors import first_non_finite, is_own
 
 PRECISIONS = ("float16", "float32", "float64")
 MANY = 1024
-"""Smaller tensors are never stored in 8 bits: little is saved, and biases matter."""
+"""Tensors with fewer numbers are never stored in 8 bits: that saves little, and biases matter."""
 MOST = 2**26
-"""Numbers of a tensor whose rows are stored once: a small file must not fill the memory."""
+"""The most numbers of a tensor with shared rows: a small file must not fill the memory."""
 
 
 def save(
@@ -74,8 +74,8 @@ def save(
     Args:
         network: built from the library's activations and maps.
         path: with or without either ending.
-        card: information for users; the card of a loaded network is written only if it is
-            given here (``card=network.card``), since training invalidates it.
+        card: information for users; the card of a loaded network is written only if given here
+            (``card=network.card``), since training invalidates it.
         half: store float16, at half the size of float32; ``load`` converts to float32.
         eight_bit: store large tensors as integers from -127 to 127 with a scale for each row, at a
             quarter of the size; each weight moves by up to 0.4 % of the largest in its row.
@@ -119,9 +119,8 @@ def load(
     Args:
         name_or_path: a name in ``models.names()``, or a path with or without either ending. A
             string is a path if it has a separator or an ending, or if such a file exists. A file
-            that ends with .pt or .pth is a published one (``interop.load``). ``org/name``, if there
-            is no folder ``org`` here, is a repository of the Hugging Face Hub, which is downloaded
-            once.
+            that ends with .pt or .pth is a published one (``interop.load``). ``org/name``, unless
+            there is a folder ``org``, is a repository of the Hugging Face Hub, downloaded once.
         device: the CPU by default.
         dtype: float32 or float64; by default the precision it was saved in, float32 for half.
     """
@@ -149,7 +148,7 @@ def load(
             expected = _expected(sheet.architecture, tensors)
         with naming(weights):
             _compare(_layouts(tensors), expected)
-        # Initial weights are drawn on the CPU, and leave the global random numbers as they were.
+        # Initial weights are drawn on the CPU, and do not change the global random numbers.
         with naming(sheet_file), torch.random.fork_rng(devices=()), torch.device("cpu"):
             network = build(sheet.architecture)
         double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
@@ -158,7 +157,7 @@ def load(
             wanted = network.state_dict()
             for name, tensor in tensors.items():
                 _converted(name, tensor, wanted[name].dtype, "load it with dtype=torch.float64")
-            network.load_state_dict(tensors)  # which checks that the network is convex
+            network.load_state_dict(tensors)  # this checks that the network is convex
     network.card = sheet.card
     return network.to(target)
 
@@ -187,8 +186,8 @@ def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
 def _in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Large tensors as codes -127 ... 127, and the scale of each row; 0 stays 0.
 
-    Rows with the same codes are stored once: critics often end with units that are all alike.
-    Filters on the image stay as they are: those of mean zero would begin to see brightness.
+    Rows with the same codes are stored once: critics often end with identical units. Filters on the
+    image are not rounded, since filters of mean zero would then respond to brightness.
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -34,13 +34,13 @@ MOST_WORK = 1e13
 """Multiplications and additions of the largest factorisation: 512 x 512 pixels, for three
 convolutions of 5 x 5; 321 x 481 pixels take 2.3e12."""
 PANEL = 256
-"""So many unknowns are eliminated at once, unless a row of pixels has more."""
+"""The number of unknowns eliminated at once, unless a row of pixels has more."""
 STEPS = 30
-"""Of Lanczos' method, for the level."""
+"""Steps of Lanczos' method, which estimates the level."""
 SPARE = 32.0
-"""Times the error bound: a checker with larger ones then proves no less."""
+"""Factor on the error bound, so that a checker with larger error bounds proves the same."""
 KNOWN = 16
-"""The number of bounds that are remembered."""
+"""The number of bounds kept in memory."""
 
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class BandMatrix:
 
     @property
     def band(self) -> int:
-        """How many rows apart pixels may be that are coupled."""
+        """The number of rows over which pixels are coupled."""
         return min(2 * self.reach, self.rows - 1)
 
     def block(self, i: int, j: int) -> Tensor:
@@ -93,7 +93,7 @@ class BandMatrix:
         row = _place(j, self.rows, self.reach)
         if self.rows <= 6 * self.reach + 1 or row != 3 * self.reach:
             return self._block(row, i - j)
-        if i - j not in self._middle:  # most rows are alike
+        if i - j not in self._middle:  # most rows share their entries
             self._middle[i - j] = self._block(row, i - j)
         return self._middle[i - j]
 
@@ -133,7 +133,7 @@ def _place(index: int, count: int, reach: int) -> int:
 
 
 def reach_of(V: LinearOperator, shape: Shape) -> int | None:
-    """How far a chain of convolutions reaches; None if M has no band."""
+    """The radius in pixels of a chain of convolutions; None if M has no band."""
     total = 0
     for link, _ in V.steps(shape):
         if not isinstance(link, ConvolutionOperator) or link.stride != 1 or len(shape) != 3:
@@ -145,7 +145,7 @@ def reach_of(V: LinearOperator, shape: Shape) -> int | None:
 
 
 def work(shape: Shape, reach: int) -> float:
-    """Multiplications and additions of a factorisation, about."""
+    """The approximate number of multiplications and additions of a factorisation."""
     short, long = sorted(shape[1:])
     return float(long * (shape[0] * short) ** 3 * max(1, min(2 * reach, long)) ** 2)
 
@@ -202,7 +202,7 @@ def _gram(V: LinearOperator, w: Tensor, shape: Shape, reach: int) -> tuple[Tenso
 def eigenvalue_below(matrix: BandMatrix, level: float) -> float:
     """lambda + |E| with lambda I - M = L L^T + E; infinite if the factorisation fails."""
     step = max(1, min(matrix.band, PANEL // matrix.n))
-    size, reach = step * matrix.n, -(-matrix.band // step)  # of panels
+    size, reach = step * matrix.n, -(-matrix.band // step)  # size of a panel, panels in the band
     columns: dict[int, Tensor] = {}
     beside = below = 0.0  # sums of |E| over rows
     count = -(-matrix.rows // step)
@@ -225,7 +225,7 @@ def eigenvalue_below(matrix: BandMatrix, level: float) -> float:
         for i, j in enumerate(range(k + 1, min(k + reach + 1, count))):
             mine = X[i * size :]
             columns[j][: len(mine)].addmm_(mine, X[i * size : (i + 1) * size].T, alpha=-1)
-    # (L L^T)_ii = lambda - M_ii - E_ii bounds the entries of |L| |L|^T, and those of S.
+    # (L L^T)_ii = lambda - M_ii - E_ii bounds the entries of |L| |L|^T and of S.
     residual = beside + reach * below
     entry = abs(level) + float(matrix.entries.abs().max()) + residual
     wide = (2 * reach + 1) * size  # the entries of a row of E, each updated and compared
@@ -238,7 +238,7 @@ def estimate(V: LinearOperator, w: Tensor, shape: Shape) -> float:
     """The largest eigenvalue of M from below, by Lanczos' method.
 
     It starts at the frequency that V amplifies most in the middle of an image, under half a period
-    of sines: unless the largest eigenvalue is one of the edges, that is nearly its eigenvector.
+    of sines: nearly the eigenvector, unless the edges cause the largest eigenvalue.
     """
     single = V.to(dtype=torch.float32)  # an estimate may be rough
     scaled = [link for link, _ in single.steps(shape)]
@@ -269,8 +269,8 @@ def factored_bound(
 ) -> Level | None:
     """A bound on the largest eigenvalue of M that is at most the ceiling, plus its slack.
 
-    None where there is none, M has no band, or the factorisation would take too long. Bounds are
-    remembered for equal filters.
+    None if no such bound is found, M has no band, or the factorisation would take too long. Bounds
+    are cached for equal filters.
     """
     reach, scale = reach_of(V, shape), float(w.max())
     if reach is None or not scale > 0 or work(shape, reach) > MOST_WORK:
@@ -282,7 +282,7 @@ def factored_bound(
     if below >= ceiling * (1 + slack):
         return None
     asked, found = _BOUNDS.get(filters, (math.nan, None))
-    # A bound for another ceiling will do if it leaves about as much room as one for this.
+    # A bound for another ceiling will do if it leaves about as much room.
     if asked != ceiling and not (found and ceiling - found.bound >= 0.4 * (ceiling - below)):
         found = _factored(V, w, shape, below, ceiling)
         _remember(_BOUNDS, filters, (ceiling, found))
@@ -312,7 +312,7 @@ def _factored(
     V: LinearOperator, w: Tensor, shape: Shape, below: float, ceiling: float
 ) -> Level | None:
     matrix = band_matrix(V, w, shape)
-    # Between the estimate and the ceiling, or hardly above the estimate, which may be too low.
+    # The first level lies barely above the estimate; the second allows for an estimate too low.
     room = ceiling - below
     for level in (below + min(1e-3 * below, max(0.5 * room, 1e-5 * below)),
                   below + max(0.9 * room, 1e-4 * below)):  # fmt: skip

@@ -34,7 +34,7 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 from convexlift.tf32 import full_precision
 
 ROUNDING = 64
-"""Relative errors of objectives and gaps, in units of the last place, are less than this."""
+"""Objectives and gaps have relative errors below this many units of the last place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class Certificate(Claim):
     """A proof of near-optimality, for each image of a batch.
 
     Attributes:
-        map: (B, 1, H, W), where the absolute gap sits; it sums to objective - lower_bound, but
-            for rounding.
+        map: (B, 1, H, W), the absolute gap by pixel; it sums to objective - lower_bound, up to
+            rounding.
         distance_bound: ||x - x*|| is at most this, where the data term is strongly convex
             (squared L2, weighted or not, with every pixel seen) and the guarantee global; +inf
             elsewhere.
@@ -55,7 +55,7 @@ class Certificate(Claim):
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A lower bound at some images: the absolute gap, and the local terms it is the sum of.
+    """A lower bound at some images: the absolute gap and the local terms that sum to it.
 
     ``witness`` holds the dual variables that prove it once they are feasible (``feasible_duals``),
     for every image.
@@ -137,8 +137,8 @@ def best_bounds(
 ) -> Scopes[Bound]:
     """The best of all candidates: a solver's duals made feasible, and the tangent at x.
 
-    If there are duals, which are nearly always better, the tangent is tried with ``tangent`` only.
-    For the ``tolerance`` see ``judge``.
+    Duals are nearly always better: with duals, the tangent is tried only if ``tangent`` is set.
+    ``tolerance`` is explained in ``judge``.
     """
     network, layers = problem.network, evaluation.layers
     minorants: list[tuple[Minorant, Tensor | None]] = []
@@ -156,9 +156,9 @@ def judge(
 ) -> tuple[Evaluation, Scopes[Bound]]:
     """The objective at the images of a solver, and the best bounds there.
 
-    In one pass over the first layer, without keeping it, where there is such a pass. Dual variables
-    are repaired, which takes as long as some iterations, where the relative gap near x is within
-    the tolerance, but that over all images is not.
+    Uses one pass over the first layer, without storing it, where possible. Dual variables are
+    repaired, at the cost of a few iterations, where the relative gap near x is within the
+    tolerance but the gap over all images is not.
     """
     one_pass = None if duals is None else OnePass.of(problem.network)
     if one_pass is None or duals is None:
@@ -199,34 +199,34 @@ def _best_of(
     duals = repaired(problem, evaluation, best.near.witness)
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)
     others = _bounds(problem, evaluation, minorant, v, radius)
-    # No image has an influence on others: only those that lag take another bound.
+    # Images are independent: only the lagging ones take another bound.
     return best_of([best, *others], lambda one, other: _keep(one, other) | ~lagging)
 
 
 def _keep(first: Bound, second: Bound) -> Tensor:
-    """For which images the first is the better one."""
+    """A mask of the images whose first bound is the better one."""
     return ~(second.gap < first.gap)
 
 
 def _data_duals(
     problem: VariationalProblem, evaluation: Evaluation, known: Tensor | None
 ) -> Iterator[Tensor | None]:
-    """Candidates for the dual variable of the data: none is needed behind a diagonal operator."""
+    """Candidates for the dual variable of the data; None behind a diagonal operator."""
     if problem.operator.diagonal is not None:
         yield None
         return
     slope = problem.fidelity.gradient(_precise_prediction(problem, evaluation))
-    # Every v proves a bound: after an overflow, 0 does as well as any.
+    # Every v proves a bound: after an overflow, 0 is as good as any.
     yield slope.nan_to_num(0.0, 0.0, 0.0).to(evaluation.prediction)
-    if known is not None and known.shape == problem.fidelity.y.shape:  # not of another scanner
+    if known is not None and known.shape == problem.fidelity.y.shape:  # else of another scanner
         yield known
 
 
 def _precise_prediction(problem: VariationalProblem, evaluation: Evaluation) -> Tensor:
     """A x, in double precision where that costs little.
 
-    Without bounds, all of A* f'(A x) + c counts, and the rounding of A x alone may be more of it
-    than a gap of 1e-3.
+    Without a box, every entry of A* f'(A x) + c enters the gap, and the rounding of A x alone may
+    exceed a gap of 1e-3.
     """
     x = evaluation.x
     if problem.bounds.is_everything and x.dtype != torch.float64:
@@ -260,16 +260,16 @@ def _bounds(
 
 
 def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
-    """objective - gap, and a little less: far from the optimum the two nearly cancel.
+    """objective - gap, rounded down: far from the optimum the two nearly cancel.
 
-    A diverging image has an objective of 1e20, say, and a gap as large; their difference may be
-    nothing but rounding error, and no bound. ``precision`` is the precision of the images.
+    If an image diverges, with an objective and a gap of 1e20, say, their difference may be pure
+    rounding error and no bound. ``precision`` is the precision of the images.
     """
     return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
 
 
 def _strong_convexity(problem: VariationalProblem) -> Tensor:
-    """The modulus of D(A .) for each image, where it is known to be positive, else zero."""
+    """The modulus of strong convexity of D(A .) for each image; 0 where it is unknown."""
     curvature, diagonal = problem.fidelity.curvature, problem.operator.diagonal
     if curvature is None or diagonal is None:
         return torch.zeros((), dtype=torch.float64)
@@ -285,7 +285,7 @@ def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
     theta = expand_per_image(bound.data.theta.to(x.dtype), x)
     total = bound.data.pixels.sum(1, keepdim=True)
     data = bound.data.data
-    if data.shape != x.shape:  # data that are not pixels have no place on the grid
+    if data.shape != x.shape:  # data that are not pixels have no position on the grid
         data = data.flatten(1)
     total = total + _spread(data, size)
     for loss in bound.layers:
@@ -295,7 +295,7 @@ def _gap_map(evaluation: Evaluation, bound: Bound) -> Tensor:
 
 
 def _spread(values: Tensor, size: torch.Size) -> Tensor:
-    """Local terms spread over the image's grid, keeping their sum; others go everywhere."""
+    """Local terms spread over the image's grid with the same sum; evenly if they have no grid."""
     coarse = values.shape[2:]
     if len(coarse) == len(size) and all(n % m == 0 for n, m in zip(size, coarse, strict=True)):
         blocks = values.sum(1, keepdim=True) * (coarse.numel() / size.numel())

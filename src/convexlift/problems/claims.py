@@ -65,14 +65,14 @@ CAVEAT = "It does not say that the picture is true."
 """No certificate speaks of the truth: only of the data, the model of the damage and R."""
 
 FAR = 0.1
-"""Above this gap, plain words speak of pictures that could be better, not of a solved problem."""
+"""Above this gap, messages speak of pictures that could fit better, not of a solved problem."""
 
 
 def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tuple[str, str]:
-    """A certified gap for people who do not read objectives: a heading, and its meaning.
+    """A certified gap in plain words: a heading, and its meaning.
 
-    Percentages are rounded up, so that the words remain true. A gap of None is infinite, as in
-    records, which are JSON.
+    Percentages are rounded up, so that the statement stays true. None is an infinite gap, as in
+    the JSON of records.
     """
     near = "" if guarantee is Guarantee.GLOBAL else " close to this one"
     if guarantee is Guarantee.NONE or gap is None or not math.isfinite(gap):
@@ -117,7 +117,7 @@ class Claim(TensorRecord):
         lower_bound: no image has a smaller objective, in the sense of ``guarantee``; rounded down.
         gap: (objective - lower_bound) / |objective|.
         guarantee: the scope of the bound.
-        radius: the radius of the local guarantees among them.
+        radius: the radius of local guarantees.
         duals: the feasible dual variables p_i that prove the bound.
         theta: (B,), the share of the minorant that they define; the rest is weight min R.
         data_dual: the dual variable v of the data in double precision; None behind a diagonal
@@ -277,7 +277,7 @@ def _preactivation(
 def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
     """The relative change of the objective if every pixel moves by one unit of its last place.
 
-    No image of that precision can be expected to have a smaller gap than this.
+    An image of that precision cannot be expected to have a smaller gap.
     """
     # Drawn on the CPU, so that every device gets the same signs.
     signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
@@ -290,10 +290,10 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
 def prefer_near(
     problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
 ) -> Tensor:
-    """Which images are to have a local guarantee, from the two relative gaps.
+    """A mask of the images that get a local guarantee, from the two relative gaps.
 
-    Only in problems that admit nothing better in general, and there only where the global bound
-    is not enough and the local one is better.
+    Only in problems without tight global bounds in general, and there only where the global gap is
+    above the tolerance and the local one smaller.
     """
     return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
 

@@ -28,7 +28,7 @@ from convexlift.tensors import choose_images, expand_per_image, sum_per_image
 
 B = TypeVar("B")
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
-"""Tried as multiples of the largest admissible theta (the bound is concave in theta)."""
+"""Multiples of the largest admissible theta that are tried (the bound is concave in theta)."""
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 """Multiples of d (``upward``) to mix v with, relative to the largest admissible one."""
 
@@ -42,7 +42,7 @@ class Scopes(Generic[B]):
 
 
 def best_of(candidates: Iterable[Scopes[B]], keep: Callable[[B, B], Tensor]) -> Scopes[B]:
-    """The best bound of each scope; ``keep(first, second)`` says for which images the first is."""
+    """The best bound of each scope; ``keep(first, second)`` masks images with a better first."""
 
     def better(first: B, second: B) -> B:
         chosen: B = choose_images(keep(first, second), first, second)
@@ -58,7 +58,7 @@ def best_of(candidates: Iterable[Scopes[B]], keep: Callable[[B, B], Tensor]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Slack:
-    """How far the two minorants of weight R lie below it at x; (B,) each."""
+    """The distance of the two minorants of weight R below it at x; (B,) each."""
 
     tangent: Tensor
     constant: Tensor | None
@@ -90,12 +90,12 @@ class DataBound:
 
 
 def can_hold_everywhere(problem: VariationalProblem) -> bool:
-    """Whether a tight bound over all images of the box can be expected of this problem.
+    """Whether this problem admits a tight bound over all images of the box.
 
-    It cannot where a pixel is neither seen nor bounded on both sides; where an operator that is
-    not diagonal meets no bounds at all, or one-sided ones and no ``upward`` direction; nor where
-    the fidelity's conjugate has a bounded domain (or the box one side) and R no constant minorant
-    to mix with.
+    It does not if a pixel is neither seen nor bounded on both sides; if the operator is not
+    diagonal and there is no box, or a one-sided box and no ``upward`` direction; or if the
+    fidelity's conjugate has a bounded domain (or the box has one side) and R has no constant
+    minorant to mix with.
     """
     box, diagonal = problem.bounds, problem.operator.diagonal
     if math.isfinite(box.lower) and math.isfinite(box.upper):
@@ -119,8 +119,8 @@ def bound_data(
 ) -> Iterator[DataBound]:
     """Bounds for the slope c of the minorant, mixed or shifted if it leaves pixels unbounded.
 
-    v is a dual variable for the data; unused (and may be None) behind a diagonal operator. Pixels
-    that nothing else bounds are compared with values within the radius.
+    v is a dual variable for the data, unused (and may be None) behind a diagonal operator. Pixels
+    that neither data nor box bound are compared with values within the radius.
     """
     if problem.operator.diagonal is not None:
         yield from _diagonal_bounds(problem, evaluation, c, slack, radius)
@@ -147,8 +147,8 @@ def _diagonal_bounds(
     yield direct
     if slack.constant is None or not bool(free.any()):
         return
-    # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a hair's
-    # breadth to spare for rounding, except at pixels that the box bounds.
+    # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a margin for
+    # rounding, except at pixels that the box bounds.
     low, high = problem.fidelity.conjugate_domain
     v = torch.where(d != 0, -c / torch.where(d != 0, d, 1.0), 0.0)
     limit = torch.where(v > high, high / v, torch.where(v < low, low / v, 1.0))

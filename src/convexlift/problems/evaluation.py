@@ -1,4 +1,4 @@
-"""The objective at some images, with what was computed on the way."""
+"""The objective at some images, with its intermediate results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Evaluation:
 
     @property
     def layers(self) -> ForwardPass:
-        """All layers: large, and computed again if they were not kept."""
+        """All layers: large, and recomputed if they were not kept."""
         return self._network.forward(self.x) if self._layers is None else self._layers
 
     @property
     def has_layers(self) -> bool:
-        """Whether they were kept."""
+        """Whether the layers were kept."""
         return self._layers is not None
 
     @property

@@ -3,15 +3,15 @@
 Lanczos' method estimates norms from below, which is no proof. Three bounds are:
 
 - A zero-padded convolution is a piece of a circular one on a larger torus, whose eigenvalues are
-  those of the matrices (F k)* diag(w) (F k), one for each frequency; of a chain of convolutions,
+  those of the matrices (F k)* diag(w) (F k), one for each frequency. A chain of convolutions has
   the product of the bounds of its links.
 - The largest row sum of |V|* diag(w) |V|, for convolutions with any padding.
-- Of a small matrix M, lambda + |E| if lambda I - M = L L^T + E: whatever the accuracy of the
-  Cholesky factor L, L L^T has no negative eigenvalue.
+- lambda + |E| for a small matrix M with lambda I - M = L L^T + E: however inaccurate the Cholesky
+  factor L is, L L^T has no negative eigenvalue.
 
 The symbol of a whole chain, (F k_2 F k_1)* diag(w) (F k_2 F k_1), is no bound: between its links a
-chain loses what leaves the image, and with it what would have cancelled. Shift to the right and to
-the left, shift back, and subtract: the symbol is 0, yet the first and last columns remain.
+chain loses the values that leave the image, and they no longer cancel others. Shift to the right
+and to the left, shift back, and subtract: the symbol is 0, but the first and last columns remain.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from convexlift.problems.rounding import UNIT, Rounded, gamma, largest, product
 from convexlift.tensors import Shape
 
 LARGEST_MATRIX = 1024
-"""The most pixels of an image for which M is made."""
+"""The largest number of pixels for which M is formed."""
 CHUNK = 64
-"""Unit images at a time."""
+"""Unit images per batch."""
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def _on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
         f = torch.fft.rfft2(one, s=list(torus))
         gram += torch.einsum("cij,dij->ijcd", f.conj(), f)
     found = float(gram.real.max()) if inputs == 1 else float(torch.linalg.eigvalsh(gram).max())
-    # A Fourier coefficient errs by at most a few log2(N) roundings of the norm of all of them.
+    # A Fourier coefficient errs by a few log2(N) roundings of the norm of all of them at most.
     error = 16 * UNIT * math.log2(points + 1) * math.sqrt(points) * float(kernel.norm())
     # Squares may underflow, hence 1e-150.
     return (math.sqrt(max(found, 0.0) * (1 + 1e-12)) + error + 1e-150) ** 2

@@ -1,4 +1,4 @@
-"""Images made from the data alone: starts of methods, and pictures that guides read."""
+"""Images made from the data alone: initial images, and the pictures that guides read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import expand_per_image
 
 IMPULSE = 0.15
-"""A pixel this far from the median of its neighbours is taken for an impulse, in [0, 1]."""
+"""A pixel in [0, 1] that differs this much from the median of its neighbours is an impulse."""
 
 
 def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tensor]:
-    """One or two images, whatever the box; the last one is the most elaborate."""
+    """One or two images, regardless of the box; the last one is the most elaborate."""
     y = fidelity.y
     measured = fidelity.measured
     free = torch.full_like(y, math.inf)

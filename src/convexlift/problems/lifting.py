@@ -91,7 +91,7 @@ def feasible_duals(network: BoundNetwork, weight: Scalar, like: Tensor, duals: B
 
 
 def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
-    """Dual variables, if they have the shapes of this network's preactivations; else None."""
+    """Dual variables if they have the shapes of this network's preactivations; else None."""
     if duals is None:
         return None
     count, batch = len(network.layers), x.shape[0]
@@ -185,8 +185,8 @@ class Pooled:
 def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
     """The layers, by number, that can be lifted after their pooling.
 
-    They take one channel at a time, all channels alike, are not residual and not added to in a
-    residual layer, and have one user, whose map begins with a pooling.
+    Such a layer treats its channels one by one and alike, is neither residual nor an addend of a
+    residual layer, and has one user, whose map begins with a pooling.
     """
     found = {}
     for i, layer in enumerate(network.layers[:-1], start=1):
@@ -216,10 +216,10 @@ def lift(
     Args:
         problem: the nested problem.
         dualise_fidelity: whether D(A x) becomes f_0(K_0 u) instead of a part of g; by default
-            only where it must, that is, where D(A x) has no closed-form prox. It has one where A
-            is diagonal, and for the squared L2 norm without a box where A is a circular blur.
-        pooled: whether layers before a pooling are bounded in the mean, where that is enough;
-            without it, every layer unit by unit, as in the paper.
+            only where D(A x) has no closed-form prox. It has one if A is diagonal, and for the
+            squared L2 norm without a box if A is a circular blur.
+        pooled: whether layers before a pooling are bounded in the mean, where that suffices;
+            otherwise every layer is bounded unit by unit, as in the paper.
         dualise_box: whether the box around a dualised fidelity becomes another f(I x), so that x
             itself is free.
     """

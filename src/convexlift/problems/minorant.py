@@ -41,11 +41,11 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
 CACHED = 2**18
-"""Numbers per step of the plain computation."""
+"""Numbers processed at once in the plain computation."""
 STRIP = 2**19
-"""Numbers of a in a strip (2 MB), for which convolutions are fast."""
+"""Numbers of a in a strip (2 MB), a size at which convolutions are fast."""
 CHUNK = 2**17
-"""Numbers in some channels of a strip (0.5 MB), for which all other steps are fast."""
+"""Numbers in a few channels of a strip (0.5 MB), a size at which all other steps are fast."""
 WORTHWHILE = 2**17
 """Layers with fewer numbers are computed at once."""
 
@@ -58,7 +58,7 @@ class Minorant:
         c: the slope, (B, C, H, W).
         witness: dual variables which, made feasible, are the p_i = s_i t_i.
         losses: the local terms of each layer, summed over channels; () if they were not kept.
-        slack: the sum of all of them, (B,).
+        slack: the sum of all local terms, (B,).
     """
 
     c: Tensor
@@ -68,7 +68,7 @@ class Minorant:
 
     @staticmethod
     def of(network: BoundNetwork, layers: ForwardPass, backward: BackwardPass) -> Minorant:
-        """From a forward pass at the images and a backward pass."""
+        """The minorant of a forward pass at the images and a backward pass."""
         losses, slack = layer_losses(network, layers, backward)
         count = len(network.layers)
         witness = {dual_names(i, count)[0]: p for i, p in enumerate(backward.p, start=1)}
@@ -96,7 +96,7 @@ def layer_losses(
 
 
 def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """A few channels at a time, so that intermediate results stay in a cache."""
+    """A few channels at a time, so that intermediate results stay in the cache."""
     count = t.shape[1]
     some = max(1, CACHED * count // t.numel())
     place, total = torch.zeros_like(t[:, :1]), t.new_zeros(t.shape[0], dtype=torch.float64)
@@ -108,7 +108,7 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
 
 
 class OnePass:
-    """The pass for one network, image by image."""
+    """The pass over the strips of one network, image by image."""
 
     def __init__(self, network: BoundNetwork, pooling: LinearOperator | None) -> None:
         self.network, self.pooling = network, pooling
@@ -116,12 +116,12 @@ class OnePass:
         operator = self.layer.operators[IMAGE].convolution
         assert operator is not None
         self.operator = operator
-        # Strips fit the caches of processors; on a GPU, fewer launches are faster.
+        # Strips fit the cache of a processor; a GPU is faster with fewer launches.
         self._cached = operator.weight.device.type == "cpu"
 
     @staticmethod
     def of(network: BoundNetwork) -> OnePass | None:
-        """For a large convolution of stride 1, the only layer or pooled; else None."""
+        """The pass for a large convolution of stride 1, the only layer or pooled; else None."""
         first, *above = network.layers
         if (
             first.operators[IMAGE].convolution is None
@@ -157,7 +157,7 @@ class OnePass:
                 z, loss = h.select(outputs).value_and_loss(a[:, inputs], p, t)
                 above.take((image, outputs, rows), z)
                 slack[image] += sum_per_image(loss)
-                a[:, inputs] = p  # in the place of a
+                a[:, inputs] = p  # overwrites a
             c[image, :, halo] += self.operator.adjoint_on_padded(a)
         regularizer, rest, last = above.finish()
         minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
@@ -215,15 +215,15 @@ class _Above:
         self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
 
     def multipliers(self, place: Place) -> Tensor:
-        """t there, or numbers that broadcast to it."""
+        """t at this place, or numbers that broadcast to it."""
         return local(self.t, *place)
 
     def take(self, place: Place, z: Tensor) -> None:
-        """Receive z there."""
+        """Receive z at this place."""
         self.total[place[0]] += sum_per_image(local(self.w, *place) * z)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """R(x), the slack of the layers above, and the preactivations of the last of them."""
+        """R(x), the slack of the layers above, and the preactivations of the last layer."""
         return self.total, torch.zeros_like(self.total), None
 
 

@@ -3,7 +3,7 @@
     code = round(STEPS (s - lo) / (hi - lo)) - 2^15
 
 Both ends, where most slopes of a layer with kinks are, are exact. Rounding inside adds some 1e-6 to
-a certified gap (measured): little beside the gaps that are asked for.
+a certified gap (measured), far below usual tolerances.
 """
 
 from __future__ import annotations

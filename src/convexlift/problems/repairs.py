@@ -1,12 +1,12 @@
 """Dual variables repaired for images that are bounded on one side only.
 
 For x >= lower alone, <g, x> with g = A* v + sum_i V_i* p_i is bounded below only if g >= 0 at every
-pixel. The dual variables of a solver miss that by a little, mostly at single pixels. A multiple of
-d (``upward``) that lifts the worst pixel lifts all others as much, so that bounds lag far behind
-the images. Two moves lift the pixels in question alone, and (v, p) stays feasible:
+pixel. A solver's dual variables violate this a little, mostly at single pixels. A multiple of d
+(``upward``) that lifts the worst pixel lifts all others as much, so that bounds lag far behind the
+images. Two moves lift only the pixels in question and keep (v, p) feasible:
 
-    p_1 <- Pi(p_1 + V_1 (m - g)_+ / |V_1|^2)    takes what is missing from the pixels around,
-    v   <- v + A (-g - theta)_+ / q             lifts what is left, by the data of the pixel,
+    p_1 <- Pi(p_1 + V_1 (m - g)_+ / |V_1|^2)    takes the deficit from the pixels around,
+    v   <- v + A (-g - theta)_+ / q             lifts the remainder, by the data of the pixel,
 
 where m > 0 is a small margin, q = |A e_j|^2 at the worst pixel j, and theta the level below which d
 is cheaper. Everything is mirrored for x <= upper.
@@ -27,11 +27,11 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
 STEPS = 20
-"""Of accelerated projected gradients for p; each takes a product with V and one with V*."""
+"""Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
 MARGIN = 1e-3
-"""m, relative to what the worst pixel lacks."""
+"""m, relative to the deficit of the worst pixel."""
 LEVELS = tuple(2.0**-k for k in range(13))
-"""Candidates for theta, relative to what the worst pixel lacks."""
+"""Candidates for theta, relative to the deficit of the worst pixel."""
 
 
 def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
@@ -47,7 +47,7 @@ def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Bl
         seen = _slope_at_infinity(problem, at.x, sign)
         unseen = seen.isfinite()
         seen = torch.where(unseen, seen, 0.0)
-    if bool(unseen.any()):  # nothing but p can lift these
+    if bool(unseen.any()):  # only p can lift these pixels
         witness = _with_p(problem, at, witness, seen, unseen, sign)
     if v is not None and A.nonnegative:
         c = made_feasible(problem.network, problem.weight, at.x, witness).c
@@ -72,7 +72,7 @@ def _with_p(
     exposed: Tensor,
     sign: float,
 ) -> Blocks:
-    """Other dual variables of the first layer, by the accelerated projected gradient method."""
+    """New dual variables of the first layer, by the accelerated projected gradient method."""
     network = problem.network
     layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
     h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]
@@ -105,7 +105,7 @@ def _with_v(
     room = (at.x - (box.lower if sign > 0 else box.upper)).abs()
     price = A.adjoint(A(room)) / expand_per_image(q, g).to(g)
     push = problem.upward[1]
-    lift = torch.where(push > 0, lacking / push, math.inf)  # how much of d a pixel takes
+    lift = torch.where(push > 0, lacking / push, math.inf)  # multiples of d that lift a pixel
     lift = torch.where(lacking > 0, lift, 0.0)
     everywhere = sum_per_image(push * room)
     best, least = worst, torch.full_like(everywhere, math.inf)

@@ -1,4 +1,4 @@
-"""A lower bound on every objective that is true in spite of rounding, from dual variables.
+"""Lower bounds on the objective from dual variables that hold in spite of rounding errors.
 
 Solvers are steered by certificates (``certificate``), which measure the gap without cancellation in
 the precision of the problem. Final claims are computed here, in double precision and with error
@@ -10,7 +10,7 @@ dom h_i* and
 
 Where the infimum is -inf, the minorant is mixed with the constant one, weight min R:
 theta (c, beta) + (1 - theta) (0, weight min R). The infimum is concave in c: if c is known up to
-an error, the smallest one is at an end. x itself is needed for the objective and local bounds only.
+an error, the smallest value is at an end. Only the objective and local bounds need x itself.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, expand_per_image
 
 SPARE = 8.0
-"""Numbers that must not be negative exceed their error bounds by this factor: other checkers may
-have larger error bounds."""
+"""Numbers that must not be negative exceed their error bounds by this factor, since other checkers
+may have larger error bounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,8 @@ def minorant_below(
 ) -> RoundedMinorant:
     """The affine minorant of weight R from any dual variables, rounded down.
 
-    R is divided into parts that fit the memory; the sum of their minorants is one of R. With
-    ``height_only``, c is left at 0, which saves the adjoints of the filters.
+    R is divided into parts that fit into memory; the sum of their minorants is a minorant of R.
+    With ``height_only``, c stays 0, which saves the adjoints of the filters.
     """
     (channels, network), *others = problem.network.in_parts(PART)
     if not others:
@@ -189,7 +189,7 @@ def bounds_below(
     """The best lower bounds that dual variables prove, everywhere and near x.
 
     Problem and x are in double precision. ``duals`` are p_i for each layer, and v for data behind
-    an operator that is not diagonal. The radius counts on pixels that nothing else bounds.
+    an operator that is not diagonal. The radius applies to pixels that nothing else bounds.
     """
     minorant = minorant_below(problem, duals)
     if problem.operator.diagonal is not None:
@@ -202,7 +202,7 @@ def bounds_below(
 
 def _mixed(minorant: RoundedMinorant, theta: Tensor) -> Tensor:
     """theta beta + (1 - theta) weight min R, rounded down."""
-    rest = 1 - theta  # exact for theta >= 1/2, and a relative error else
+    rest = 1 - theta  # exact for theta >= 1/2, otherwise with a relative error
     constant = torch.where(rest > 0, rest * minorant.constant, 0.0)
     value = theta * minorant.beta + constant
     return value - gamma(4) * ((theta * minorant.beta).abs() + constant.abs())
@@ -274,9 +274,8 @@ def _pixel_infima(
 ) -> Tensor:
     """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error.
 
-    Unless both ends are ``bounded``, they may be -inf, and are so already where some c within SPARE
-    times the error makes them so: a checker whose error bounds are larger than ours then finds the
-    same pixels bounded.
+    Unless both ends are ``bounded``, a bound may be -inf. It is -inf if any c within SPARE times
+    the error makes it so: a checker with larger error bounds then finds the same pixels bounded.
     """
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
@@ -348,13 +347,13 @@ def _behind_operator(
     d = sign * problem.upward[0]
     push = product(A, Rounded.exact(d.contiguous()), shape, adjoint=True)
     usable = sign * push.value > 2 * SPARE * push.error
-    # Sums of v and multiples of d, |d| <= 1, are rounded: A* of them is off by this much at most.
+    # Sums of v and multiples of d, |d| <= 1, are rounded, which changes A* of them by at most this.
     off_by = A.magnitude(torch.ones_like(largest(v)), shape, adjoint=True)
-    if A.nonnegative:  # pixel by pixel: nothing comes to pixels that no datum sees
+    if A.nonnegative:  # pixel by pixel: pixels that no datum sees receive nothing
         off_by = A.adjoint(torch.ones_like(v)) * (1 + 1e-9)
 
     def moved(v: Tensor, share: Tensor, level: Tensor) -> tuple[Tensor, Rounded]:
-        """share v + level d and its g, by linearity: no other product with A*."""
+        """share v + level d and its g, by linearity, without another product with A*."""
         new = expand_per_image(share, v) * v + expand_per_image(level, v) * d
         parts = seen.times(share) + push.times(level) + minorant.c.times(share)
         size = largest(v) + expand_per_image(level.abs(), v)
@@ -371,7 +370,7 @@ def _behind_operator(
     if bool(minorant.constant.isinf().any()):
         return
     for level in levels(problem.fidelity):
-        gain = level * (sign * push.value - SPARE * push.error)  # of (v, p) = (level d, 0)
+        gain = level * (sign * push.value - SPARE * push.error)  # with (v, p) = (level d, 0)
         keep = torch.where(missing > 0, gain / (gain + missing), 1.0)
         keep = torch.where((missing > 0) & ~usable, 0.0, keep)
         theta = keep.flatten(1).amin(1)

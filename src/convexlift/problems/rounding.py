@@ -3,8 +3,8 @@
 The sum of n products, in any order, errs by at most gamma_n sum |a_i b_i| with
 gamma_n = n u / (1 - n u) and u = 2^-53 (Higham, Accuracy and Stability of Numerical Algorithms,
 sections 3.1 and 4.2). The sums of absolute values are bounded channel by channel
-(``LinearOperator.magnitude``), which needs no second pass over the pixels. Underflow is left to
-``claims``.
+(``LinearOperator.magnitude``), without a second pass over the pixels. ``claims`` accounts for
+underflow.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, channel_slices
 
 UNIT = 2.0**-53
-"""Half the distance of 1 to the next number: the largest relative error of one operation."""
+"""Half the distance from 1 to the next number: the largest relative error of one operation."""
 CACHED = 2**17
-"""Numbers per step on a CPU (1 MB)."""
+"""Numbers processed at once on a CPU (1 MB)."""
 PART = 2**22
 """Numbers of a layer that are computed at once (32 MB); larger ones are divided into channels."""
 BLOCK = 1024
@@ -30,7 +30,7 @@ BLOCK = 1024
 
 
 def gamma(count: int) -> float:
-    """Twice n u: as much again for 1/(1 - n u) and for the rounding of error bounds themselves."""
+    """2 n u: the factor 2 covers 1/(1 - n u) and the rounding of the error bounds themselves."""
     return 2 * count * UNIT
 
 
@@ -45,7 +45,7 @@ def largest(values: Tensor) -> Tensor:
 
 
 def _size(value: Tensor, error: Tensor) -> Tensor:
-    """|value|, as finely as the errors are known: entries that are exactly zero may matter."""
+    """|value| at the resolution of the errors, since entries that are exactly zero may matter."""
     return value.abs() if error.shape == value.shape else largest(value)
 
 
@@ -90,20 +90,20 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
 
 
 def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -> Rounded:
-    if (d := K.diagonal) is not None:  # errors stay where they are
+    if (d := K.diagonal) is not None:  # errors stay in their pixels
         value = (d := d.to(z.value)) * z.value
         rounding = gamma(K.roundings(input_shape)) * value.abs() * (d.abs() != 1)
         return Rounded(value, d.abs() * z.error * (1 + gamma(1)) + rounding)
     value = K.adjoint(z.value) if adjoint else K(z.value)
     rate = gamma(K.roundings(input_shape, adjoint=adjoint))
-    if value.dtype != z.value.dtype:  # an operator that knows single precision only
+    if value.dtype != z.value.dtype:  # an operator for single precision only
         value, rate = value.to(z.value.dtype), rate * 2.0**29
     if K.nonnegative:  # then |K| |z| is K |z|, entry by entry
         sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
         error = K.adjoint(sizes) if adjoint else K(sizes)
         return Rounded(value, error.to(value) * (1 + rate))
     inherited = largest(z.error).expand(-1, z.value.shape[1], *([-1] * (z.value.ndim - 2)))
-    if K.single_operation and not adjoint:  # then errors are relative to the result
+    if K.single_operation and not adjoint:  # errors are then relative to the result
         passed = K.magnitude(inherited, input_shape)
         return Rounded(value, gamma(1) * value.abs() + passed * (1 + 1e-9))
     sizes = rate * z.size + inherited
@@ -111,7 +111,7 @@ def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -
 
 
 def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
-    """A few channels of h(a) at a time, as fit the cache of a CPU, with the channels of a."""
+    """A few channels of h(a) at a time, which fit the cache of a CPU, with the channels of a."""
     channels = a.shape[1] // h.group
     some = channels if a.is_cuda else max(1, CACHED * channels // max(1, a.numel()))
     return channel_slices(h.group, channels, some)
@@ -125,7 +125,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
     """
     low, high = h.extent(a.value, a.error)
     steepest, reach = h.steepest(low, high), torch.maximum(low.abs(), high.abs())
-    size = (steepest * reach + h.height(low, high)) * (1 + 1e-9)  # which |h(a)| cannot exceed
+    size = (steepest * reach + h.height(low, high)) * (1 + 1e-9)  # a bound on |h(a)|
     error = steepest * h.join(largest(a.error)) + 2 * elementary(h) * size
     parts = []
     for outputs, inputs in pieces(h, a.value):
@@ -135,7 +135,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
 
 
 def slopes(h: Activation, p: Tensor, t: Tensor) -> Tensor:
-    """s with p = s t as nearly as the domain of h* allows; inside of it to the last digit."""
+    """s with p = s t as nearly as the domain of h* allows, inside it to the last digit."""
     inverse = h.spread(torch.where(t > 0, 1 / t, 0.0))
     s = h.clip(p * inverse)
     return s * (1 - elementary(h)) if h.group > 1 else s  # lengths of vectors are rounded

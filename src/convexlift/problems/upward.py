@@ -1,7 +1,7 @@
-"""A direction d of data variables with A* d > 0: it makes one-sided bounds on x prove something.
+"""A direction d of the data with A* d > 0, which makes bounds provable in one-sided boxes.
 
-For x >= lower alone, <A* v + c, x> is bounded below only where A* v + c >= 0, and a solver's v
-misses that by a little somewhere. v + delta d does not, for a small delta.
+For x >= lower alone, <A* v + c, x> is bounded below only if A* v + c >= 0, which a solver's v
+violates a little at some pixels. v + delta d does not, for a small delta.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, choose_images, expand_per_image, sum_per_image
 
 ITERATIONS = 300
-"""Products with A and A*, at most; none where ones are enough."""
+"""The most products with A and A*; none if d = 1 or -1 suffices."""
 
 
 def upward(A: LinearOperator, measured: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """d with |d| <= 1, zero for data that were not measured, and A* d, as positive as we can.
+    """d with |d| <= 1, zero for data that were not measured, and A* d, positive if possible.
 
-    d = 1, or -1, wherever that is enough. Kernels with negative weights see some pixels with the
-    wrong sign; then d is sought with A* d >= 1/2, before it is scaled to |d| <= 1.
+    d = 1 or -1 if that suffices. Kernels with negative weights see some pixels with the wrong sign;
+    then d is sought with A* d >= 1/2, before it is scaled to |d| <= 1.
     """
     push = A.adjoint(measured)
     sign = torch.where(sum_per_image(push) < 0, -1.0, 1.0).to(push)

@@ -36,7 +36,7 @@ from convexlift.tensors import (
 from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
-"""Rounding makes errors of 1e-6, and back projections that are no adjoints errors of 1e-2."""
+"""Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -125,12 +125,12 @@ class VariationalProblem(Described, TensorRecord):
 
     @cached_property
     def network(self) -> BoundNetwork:
-        """The regularizer on images of this problem's shape, or its replacement."""
+        """The regularizer bound to this problem's image shape, or its replacement."""
         return self.trainable_network.detach()
 
     @property
     def trainable_network(self) -> BoundNetwork:
-        """The same with the autograd graph of the regularizer's parameters."""
+        """``network`` with the autograd graph of the regularizer's parameters."""
         if self._replacement is not None:
             return self._replacement
         return self.regularizer.bind(self.image_shape, detach=False)
@@ -142,11 +142,11 @@ class VariationalProblem(Described, TensorRecord):
     def with_data(
         self, fidelity: Fidelity, operator: LinearOperator | None = None
     ) -> VariationalProblem:
-        """The same R with other data, behind another operator if given; nothing is checked."""
+        """A problem with the same R and other data, behind another operator if given; unchecked."""
         return self._changed(fidelity=fidelity, operator=operator or self.operator)
 
     def detach(self) -> VariationalProblem:
-        """Data, operator and weight without autograd graphs; itself if there are none."""
+        """Data, operator and weight without autograd graphs; self if there are none."""
         data, operator, weight = self.fidelity.detach(), self.operator.detach(), self.weight
         if data is self.fidelity and operator is self.operator and not isinstance(weight, Tensor):
             return self
@@ -154,7 +154,7 @@ class VariationalProblem(Described, TensorRecord):
         return self._changed(fidelity=data, operator=operator, weight=number)
 
     def with_double(self) -> VariationalProblem:
-        """The same problem, with its graph, where there is double precision: here, or on a CPU."""
+        """This problem, with its graph, in double precision: on its device, or on a CPU."""
         if has_double(self.fidelity.y.device.type):
             return self
         return self.with_network(self.trainable_network).to(device="cpu")
@@ -168,9 +168,9 @@ class VariationalProblem(Described, TensorRecord):
             return upward(self.operator, measured, self.image_shape)
 
     def select(self, images: Tensor) -> VariationalProblem | None:
-        """The problems of some images of the batch, by their indices; None if unknown.
+        """The problems of some images of the batch, by index; None if they cannot be separated.
 
-        Unknown for an operator of your own, which may treat every image of a batch differently.
+        An operator of your own may treat every image of a batch differently.
         """
         operator = self.operator.select(images)
         if operator is None:
@@ -230,17 +230,17 @@ class VariationalProblem(Described, TensorRecord):
         return c + self.operator.adjoint(self.fidelity.gradient(evaluation.prediction))
 
     def initial_image(self) -> Tensor:
-        """A start: of several guesses from the data, the one with the lowest objective.
+        """The initial image: the guess from the data with the lowest objective.
 
         For a diagonal A: the data, with unseen pixels filled from seen ones around them, and for a
-        fidelity made for outliers also its medians. Otherwise A* y, divided by A* A 1, which makes
-        a constant image of constant data, and the approximate inverse of A, if there is one. Data
-        that were not measured are left out where they can be. Zero, if nothing else is allowed.
+        fidelity made for outliers also its medians. Otherwise A* y / A* A 1, which turns constant
+        data into a constant image, and the approximate inverse of A, if there is one. Data that
+        were not measured are left out where possible. Zero if no guess is admissible.
         """
         guesses = images_from_data(self.fidelity, self.operator)
         guesses = [self.bounds.project(guess) for guess in guesses]
         x, *others = guesses
-        # Without another guess, it only matters whether the objective is finite.
+        # With a single guess, only the finiteness of its objective matters.
         objective = self.objective(x) if others else self.fidelity.value(self.operator(x))
         for guess in others:
             another = self.objective(guess)
@@ -251,7 +251,7 @@ class VariationalProblem(Described, TensorRecord):
         return torch.where(expand_per_image(torch.isfinite(objective), x), x, zero)
 
     def _condition(self, regularizer: AdaptiveNetwork) -> None:
-        """Let the guide read the data; the regularizer becomes a convex network for them."""
+        """Let the guide read the data, which makes the regularizer a convex network."""
         if self.noise is None and self.fidelity.likelihood == "gaussian":
             raise ValueError(
                 "this regularizer reads the data, and its weights are in proportion to the noise: "
@@ -314,7 +314,7 @@ class VariationalProblem(Described, TensorRecord):
             )
 
     def _check_parts(self) -> None:
-        """Examine activations and fidelities of users, before any bound rests on them."""
+        """Examine activations and fidelities of users before any bound relies on them."""
         for layer in self.regularizer.modules():
             activation = getattr(layer, "activation", None)
             if isinstance(activation, Activation):
@@ -322,7 +322,7 @@ class VariationalProblem(Described, TensorRecord):
         examine_fidelity(self.fidelity)
 
     def _check_operator(self) -> None:
-        """Check that A* is the adjoint of A: lower bounds rest on it."""
+        """Check that A* is the adjoint of A, on which lower bounds rely."""
         like = self.fidelity.y.new_empty((self.batch_size, *self.image_shape))
         examine_operator(self.operator, like)
         if self.operator.diagonal is not None:
@@ -336,10 +336,10 @@ class VariationalProblem(Described, TensorRecord):
             )
 
     def _unseen(self) -> Tensor:
-        """Which data are zero for every image, A x = 0; a mask."""
+        """A mask of the data that are zero for every image, A x = 0."""
         unseen = torch.ones_like(self.fidelity.y, dtype=torch.bool)
         generator = torch.Generator().manual_seed(0)
-        for _ in range(2):  # a row that is not zero may cancel on one random image, not on two
+        for _ in range(2):  # a nonzero row may cancel on one random image, not on two
             probe = 0.5 + torch.rand((self.batch_size, *self.image_shape), generator=generator)
             with torch.no_grad():
                 unseen &= self.operator(probe.to(self.fidelity.y)) == 0
@@ -355,7 +355,7 @@ class VariationalProblem(Described, TensorRecord):
         return Description(title, facts, [picture(each, f"y[{i}]") for i, each in pictures])
 
     def _changed(self, **parts: Any) -> VariationalProblem:
-        """A copy with other parts, which fit: nothing is checked again."""
+        """A copy with other parts that are known to fit; nothing is checked again."""
         other = copy.copy(self)
         for name in self._cached_names():
             other.__dict__.pop(name, None)
@@ -373,7 +373,7 @@ def require_problem(problem: object) -> None:
 
 
 def checked_image(problem: VariationalProblem, x: object, name: str) -> Tensor:
-    """Images of the problem's shape with finite real numbers; raises otherwise."""
+    """Images of the problem's shape with finite real numbers; raises for anything else."""
     if not isinstance(x, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got a {type(x).__name__}; write torch.as_tensor(...)"

@@ -3,7 +3,7 @@
     R(x) = N(x) - 1/2 sum_c rho_c |V_c x|^2,   N convex,   M = weight sum_c rho_c V_c* V_c.
 
 The objective is J(x) = D(A x) + weight N(x) - 1/2 <x, M x>. Its convex part has a quadratic
-minorant: weight N(x) >= <c, x> + beta from dual variables, as everywhere; and the data term is
+minorant: weight N(x) >= <c, x> + beta from dual variables, as for convex R; the data term is
 
     D(x) = 1/2 sum w (x - y)^2           itself, if A is the identity and D a weighted L2 distance,
     D(A x) >= <A* v, x> - D*(v)          for any v, otherwise (w = 0).
@@ -13,9 +13,9 @@ With the quadratic function Q(x) = minorant - 1/2 <x, M x>, whose Hessian is dia
     J(u) >= Q(z) + <grad Q(z), u - z> + m/2 |u - z|^2        for all images u and any z,
 
 whose minimum over u is taken pixel by pixel. If m > 0, or at least hardly below 0 and the box is
-finite, that is a bound for all images: the objective is convex, or convex but for a little that the
-bound accounts for. Otherwise kappa/2 |u - x|^2 is added, which makes it convex, and the bound says
-that x is critical up to a gap: it minimises J(u) + kappa/2 |u - x|^2 up to it.
+finite, this bound holds for all images: the objective is convex, or so nearly convex that the bound
+accounts for the rest. Otherwise kappa/2 |u - x|^2 is added, which makes it convex, and the bound
+says that x is critical up to a gap: it minimises J(u) + kappa/2 |u - x|^2 up to that gap.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from convexlift.tensors import Blocks, Shape, TensorRecord, expand_per_image, su
 from convexlift.tf32 import full_precision
 
 SLIGHT = 0.01
-"""How far below zero m may be, relative to the data term, for a bound over all images of a box."""
+"""The most negative m, relative to the data term, that admits a bound over all images of a box."""
 CENTRING = 200
 """The most steps of conjugate gradients towards the minimum of Q."""
 WASTE = 0.01
-"""How far from its best value a bound may stay, relative to the gap that is wanted."""
+"""The tolerated loss of a bound, relative to the gap that is wanted."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,7 +138,7 @@ class WeaklyConvexProblem(TensorRecord):
     def level(self) -> Level:
         """lambda, and a proven upper bound on the largest eigenvalue of M.
 
-        lambda is that of a factorisation, or NaN. One is made where it may show J to be convex.
+        lambda belongs to a factorisation, made where it may prove J convex; otherwise it is NaN.
         """
         rho = self.weight * self.regularizer.concavity.detach().double()
         filters = self.filters.to(dtype=torch.float64)
@@ -156,7 +156,7 @@ class WeaklyConvexProblem(TensorRecord):
 
     @property
     def least(self) -> float:
-        """The smallest weight of the data, if they are of images; else 0."""
+        """The smallest weight of the data if they are images; else 0."""
         return float(torch.as_tensor(self.fidelity.weights).min()) if self.quadratic else 0.0
 
     @property
@@ -166,7 +166,7 @@ class WeaklyConvexProblem(TensorRecord):
 
     @property
     def kappas(self) -> tuple[float, ...]:
-        """0 where a bound over all images can be had; then what more than makes J convex."""
+        """0 if a bound over all images may exist, then a kappa that more than makes J convex."""
         m = self.curvature
         if m > 0:
             return (0.0,)
@@ -180,7 +180,7 @@ class WeaklyConvexProblem(TensorRecord):
         return (0.0, enough) if slight else (enough,)
 
     def with_double(self) -> WeaklyConvexProblem:
-        """The same problem where there is double precision: here, or on a CPU."""
+        """This problem in double precision: on its device, or on a CPU."""
         return self if has_double(self.fidelity.y.device.type) else self.to(device="cpu")
 
     def pull(self, x: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class WeakClaim(Claim):
 
     Attributes:
         centre: z, any images.
-        kappa: 0 for bounds on J; else of the proximal problem that x solves up to the gap.
+        kappa: 0 for bounds on J; else kappa of the proximal problem that x solves up to the gap.
         level: lambda of the factorisation of lambda I - M that m comes from; NaN for other bounds.
     """
 
@@ -228,8 +228,8 @@ def weak_claim(
 ) -> WeakClaim:
     """The claim about x that dual variables of the convex part prove.
 
-    About all images where that can be, and, if m < 0, where the gap is then within the tolerance;
-    else that x is critical.
+    It covers all images where possible (if m < 0, only where the gap is then within the tolerance);
+    otherwise it states that x is critical.
     """
     y = problem.fidelity.y
     witness = Blocks({name: part.to(y.dtype) for name, part in witness.items()})
@@ -273,7 +273,7 @@ def weak_claim(
 
 
 def _minorants(double: WeaklyConvexProblem, x: Tensor, duals: Blocks) -> Iterator[_Minorant]:
-    """Of the convex part of J: one, or one for each v that may be good."""
+    """Minorants of the convex part of J: one, or one for each promising v."""
     f, A, shape = double.fidelity, double.convex.operator, double.image_shape
     network = minorant_below(double.convex, duals)
     if double.quadratic:
@@ -309,9 +309,9 @@ def _centre(
 ) -> Tensor:
     """About the minimiser of Q(u) + kappa/2 |u - x|^2, by conjugate gradients, in the box.
 
-    A residual r makes the bound worse by |r|^2 / 2m at most: it ends where that is ``enough``, or a
-    tenth of what the bound is below J(x) in any case, or the limit of the problem's own precision
-    (any z will do).
+    A residual r costs the bound at most |r|^2 / 2m. The iteration ends when this is ``enough``, a
+    tenth of the distance of the bound from J(x), or the limit of the problem's precision. (Any z
+    is valid.)
     """
     if math.isinf(kappa):
         return x
@@ -373,7 +373,7 @@ def _bound(
 
 
 def _least(r: Tensor, error: Tensor, m: float, low: Tensor, high: Tensor) -> Tensor:
-    """The infimum of (r +- error) d + m/2 d^2 over low <= d <= high, low <= 0 <= high; below it."""
+    """A lower bound on (r +- error) d + m/2 d^2 over low <= d <= high, low <= 0 <= high."""
 
     def one_sided(slope: Tensor, end: Tensor) -> Tensor:  # over 0 <= d <= end
         if m > 0:

@@ -1,4 +1,4 @@
-"""Problems of large images, stated window by window, and one proof from the parts of all of them.
+"""Problems of large images, stated window by window, and one proof assembled from all windows.
 
 For R of one layer, sum_k <w_k, h(V_k x + b_k)> with filters of radius r, and a data term that acts
 pixel by pixel, both sides of a certificate are sums over the cores C of a partition of the image:
@@ -7,9 +7,9 @@ pixel by pixel, both sides of a certificate are sums over the cores C of a parti
     bound  =  sum_C  inf_x [D_C(x) + <c, x>_C]  +  <p, b>_C - <w, h*(p / w)>_C,      c = V* p.
 
 V x on C needs pixels within r of C, and c on C needs dual variables within r of it. In a window
-that is larger than C by 2 r, both are what they are in the whole image: the edges of the window,
-where it pads, come no nearer than r. Any p proves a bound. So p may come from anywhere, from solves
-of tiles for example, and nothing has to be assumed about how tiles fit together.
+that is larger than C by 2 r, both are the same as in the whole image: the edges of the window,
+where it pads, come no nearer than r. Any p proves a bound. So p may come from anywhere, for example
+from solves of tiles, and no assumption is needed about how tiles fit together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Window:
         return self.bottom - self.top, self.right - self.left
 
     def grown(self, margin: int, size: tuple[int, int]) -> Window:
-        """Larger by a margin on each side, as far as an image of this size goes."""
+        """The window enlarged by a margin on each side, clipped to an image of this size."""
         height, width = size
         return Window(
             max(0, self.top - margin), min(height, self.bottom + margin),
@@ -58,18 +58,18 @@ class Window:
         )  # fmt: skip
 
     def within(self, outer: Window) -> Window:
-        """The same pixels, counted from the corner of another window."""
+        """The same pixels, relative to the corner of another window."""
         return Window(self.top - outer.top, self.bottom - outer.top,
                       self.left - outer.left, self.right - outer.left)  # fmt: skip
 
     def meet(self, other: Window) -> Window | None:
-        """The pixels of both, if there are any."""
+        """The pixels in both windows, if there are any."""
         both = Window(max(self.top, other.top), min(self.bottom, other.bottom),
                       max(self.left, other.left), min(self.right, other.right))  # fmt: skip
         return both if min(both.shape) > 0 else None
 
     def of(self, values: Tensor) -> Tensor:
-        """The part of an image; dimensions of one number, the same for all pixels, stay."""
+        """The part of an image; dimensions of size 1, shared by all pixels, stay."""
         rows = slice(None) if values.shape[-2] == 1 else slice(self.top, self.bottom)
         columns = slice(None) if values.shape[-1] == 1 else slice(self.left, self.right)
         return values[..., rows, columns]
@@ -97,7 +97,7 @@ class LargeProblem:
 
     @staticmethod
     def of(problem: VariationalProblem) -> LargeProblem:
-        """A problem that is stated already."""
+        """From a problem that is already stated."""
         return LargeProblem(
             fidelity=problem.fidelity, operator=problem.operator, box=problem.box,
             regularizer=problem.regularizer, weight=float(problem.weight),
@@ -107,7 +107,7 @@ class LargeProblem:
     def obstacle(
         regularizer: InputConvexNetwork, operator: LinearOperator, images: int
     ) -> str | None:
-        """What is missing for windows to be independent of each other but near their edges."""
+        """The first unmet condition for solving in windows; None if all are met."""
         if images != 1:
             return "a single image; solve the images of a batch one after the other"
         if operator.diagonal is None:
@@ -127,7 +127,7 @@ class LargeProblem:
 
     @property
     def radius(self) -> int:
-        """How far the filters reach."""
+        """The radius of the filters."""
         assert self.regularizer.radius is not None
         return self.regularizer.radius
 
@@ -138,7 +138,7 @@ class LargeProblem:
 
     @property
     def device(self) -> torch.device:
-        """Where windows are solved: with the regularizer, wherever the data are."""
+        """The device that solves windows: the regularizer's, wherever the data are."""
         numbers = (*self.regularizer.parameters(), *self.regularizer.buffers())
         return next(iter(numbers), self.fidelity.y).device
 
@@ -170,7 +170,7 @@ class LargeProblem:
 
 @dataclass(frozen=True, eq=False)
 class CoreSums:
-    """The shares of a core in objective and bound, in double precision.
+    """The shares of a core in the objective and the bound, in double precision.
 
     Attributes:
         data_term: D_C(x), rounded up.
@@ -190,7 +190,7 @@ def core_sums(large: LargeProblem, problem: VariationalProblem, core: Window, ou
     Args:
         large: the whole problem.
         problem: the problem of the window ``outer``, which is larger than the core by twice the
-            radius of the filters wherever the image goes on.
+            radius of the filters wherever the image continues.
         core: the core.
         outer: the window.
         x: the image there.

@@ -3,7 +3,7 @@
     noise  ->  weight  ->  problem  ->  solution  ->  record
 
 ``options`` has the options of the tasks, ``pictures`` and ``scans`` prepare images,
-``reconstructor`` solves what was prepared, and ``batch`` does it for many files.
+``reconstructor`` solves the prepared images, and ``batch`` runs over many files.
 """
 
 from convexlift.lazy_names import lazy_names

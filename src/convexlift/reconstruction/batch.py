@@ -1,4 +1,4 @@
-"""Many files, one after another or in batches; a bad one stops no other."""
+"""Many files, one after another or in batches; a bad file does not stop the others."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class BatchResult:
     """The outcome of a run.
 
     Attributes:
-        records: of the results written, as in their JSON files.
+        records: the records of the results written, as in their JSON files.
         failures: files without a result, and the reasons.
-        left: files that were not begun, or not finished, when Ctrl-C was pressed.
+        left: files that were not started or not finished when Ctrl-C was pressed.
         earlier: records of results that an earlier run had finished.
         interrupted: whether Ctrl-C was pressed.
     """
@@ -64,7 +64,7 @@ class BatchResult:
     interrupted: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each file, for a table; those without a result have an ``error``."""
+        """A row for each file, for a table; files without a result have an ``error``."""
         missing = [*self.failures, *((source, "not done") for source in self.left)]
         failed = [{"input": str(source), "error": reason} for source, reason in missing]
         return [*self.earlier, *self.records, *failed]
@@ -82,24 +82,24 @@ def reconstruct_files(
 ) -> BatchResult:
     """Reconstruct all files, and write each result as soon as it is known.
 
-    Files of one size and one weight are solved together if they fit the memory. An error is noted,
-    and the next file follows; Ctrl-C ends the run and its current solve, whose images are written
-    with the gap reached.
+    Files of one size and one weight are solved together if they fit into memory. After an error,
+    the run continues with the next file. Ctrl-C ends the run and its current solve, whose images
+    are written with the gap reached.
 
     Args:
         sources: files and targets.
         reconstructor: the task and its options.
-        listener: told about the progress.
+        listener: receives the progress.
         proof: whether to write proof files.
-        resume: leave out files whose results an earlier run finished, from the same inputs and with
-            the same settings.
+        resume: skip files whose results an earlier run finished, from the same inputs and with the
+            same settings.
         command: the command line, for the records.
         client: a ``distributed.Client``, whose workers solve the tiles of large images.
     """
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
     run.solver.client = client
     good = []
-    known: dict[Path, Fingerprint] = {}  # of a volume, once for all slabs
+    known: dict[Path, Fingerprint] = {}  # one for each volume, shared by its slabs
     for source in sources:  # files that cannot be opened are reported before any work
         if source.path not in known:
             known[source.path] = fingerprint_of(source, reconstructor)
@@ -167,7 +167,7 @@ class _Run:
         return self.waiting[0][1].joinable(image) and whole <= most
 
     def is_full(self, most: int) -> bool:
-        # Batches are not faster on a CPU, where each file is solved at once.
+        # Batches are not faster on a CPU, so each file is solved at once.
         alone = self.solver.device.type == "cpu" and self.solver.batch is None
         return alone or self.planes() >= most
 
@@ -176,7 +176,7 @@ class _Run:
         if not waiting:
             return
         if self.solver.interruption.status is not None and len(waiting) > 1:
-            # They would be evaluated only: one of them was current, the others not yet begun.
+            # After Ctrl-C they would only be evaluated: one was current, the others not started.
             self.result.left += [source for source, _ in waiting[:-1]]
             waiting = waiting[-1:]
         sources = [source for source, _ in waiting]
@@ -214,7 +214,7 @@ class _Run:
 
 
 def fingerprint_of(source: Source, reconstructor: Reconstructor) -> Fingerprint:
-    """Of all files that a result is made from."""
+    """The fingerprint of all files that a result is made from."""
     beside = [*sides(source.path), *reconstructor.reads([source.path])]
     return results.fingerprint([source.path, *beside])
 
@@ -222,10 +222,9 @@ def fingerprint_of(source: Source, reconstructor: Reconstructor) -> Fingerprint:
 def earlier_record(
     source: Source, reconstructor: Reconstructor, inputs: Fingerprint, *, proof: bool
 ) -> dict[str, Any] | None:
-    """The record of a finished result, if it has the same inputs and settings, else None.
+    """The record of a finished result with the same inputs and settings, else None.
 
-    A result is finished if its files are there and belong together, and if no Ctrl-C ended its
-    solve.
+    A result is finished if its files exist and belong together, and Ctrl-C did not end its solve.
     """
     places = source.results(
         gap_map=reconstructor.gap_map, weight_map=reconstructor.weight_map, proof=proof

@@ -26,7 +26,7 @@ from convexlift.reconstruction.sources import Source, check_targets, find_source
 RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
     kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor, MRIReconstructor)
 }
-"""By the name of the task."""
+"""Reconstructors by task."""
 
 
 def reconstruct(
@@ -51,8 +51,8 @@ def reconstruct(
         task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
         progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
             are solved at once; return ``True`` to stop with the best image so far.
-        options: of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``, which document them. Masks
-            and truths are paths or arrays like the image, regularizers names, paths or networks.
+        options: the fields of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``. Masks and
+            truths are paths or arrays like the image, regularizers are names, paths or networks.
 
     Raises:
         InputError: a ValueError that names the wrong option or the wrong part of the image.
@@ -93,10 +93,10 @@ def reconstruct_many(
         resume: keep finished results of an earlier run with the same inputs and settings.
         force: overwrite earlier results.
         table: a Parquet or CSV file for gap, status, time and error of every file.
-        listener: told about the progress.
+        listener: receives the progress.
         volume: the files of the folder are slices of one volume, with one noise level, one range
             and one weight; a result in one file is always treated as one volume.
-        options: as of ``cl.reconstruct``.
+        options: as for ``cl.reconstruct``.
     """
     with _python_names():
         chosen = reconstructor_for(task, **options)
@@ -123,7 +123,7 @@ def reconstruct_many(
 def find_inputs(reconstructor: Reconstructor, inputs: Sequence[str], output: Path) -> list[Source]:
     """The files for the task, each with its target; wrong options are errors."""
     sources = find_sources(inputs, output, reconstructor.suffixes, reconstructor.ending)
-    if not volumes.is_volume(sources):  # of which checks would read all
+    if not volumes.is_volume(sources):  # whose files the checks would read completely
         reconstructor.check(sources)
     return sources
 
@@ -132,7 +132,7 @@ def require_targets(
     reconstructor: Reconstructor, sources: Sequence[Source], *, force: bool, resume: bool,
     proof: bool, summary: Path | None = None, tables: Sequence[Path] = (),
 ) -> None:  # fmt: skip
-    """Make the folders, and raise if results or tables cannot be written."""
+    """Create the folders, and raise if results or tables cannot be written."""
     for table in tables:
         results.require_table(table)
     given = reconstructor.regularizer

@@ -1,4 +1,4 @@
-"""Images from files and from memory as planes for the solver, and the way back."""
+"""Images from files and from memory as planes for the solver, and back."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def is_path(image: object) -> TypeGuard[str | os.PathLike[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The planes of an image, and the way back to a file or an array like it.
+    """The planes of an image, and the conversion back to a file or an array like it.
 
     Attributes:
-        name: of the file, or "the image".
-        picture: as it was stored; of CT in DICOM, its slices in HU.
-        images: (planes, 1, H, W) in [0, 1], or near; finite.
+        name: the name of the file, or "the image".
+        picture: the stored picture; for CT in DICOM, its slices in HU.
+        images: (planes, 1, H, W), finite, in or near [0, 1].
         missing: where the image itself is unknown (NaN), or None.
         scale: the numbers of the image that became 0 and 1.
-        volume: of CT in DICOM.
+        volume: the volume of CT in DICOM.
         like: the array, whose shape, type and device results have.
-        pages: of the file, if not all were read.
+        pages: the pages of the file that were read, if not all.
     """
 
     name: str
@@ -96,14 +96,14 @@ class Contents:
     @property
     def box(self) -> Bounds:
         """Bounds of the images."""
-        if WINDOW in self.picture.metadata:  # pixels outside of the display window are kept
+        if WINDOW in self.picture.metadata:  # pixels outside the display window are kept
             low, high = float(self.images.min()), float(self.images.max())
             return (min(0.0, low), max(1.0, high))
         return (0.0, 1.0 if self.volume is None else 2.0)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array, or (planes, H, W)."""
+        """The shape of the array, or (planes, H, W)."""
         planes, _, *size = self.images.shape
         return (planes, *size) if self.like is None else tuple(self.like.shape)
 
@@ -117,7 +117,7 @@ class Contents:
         return facts | {"dtype": str(stored), "channels": channels, "alpha": alpha}
 
     def restored(self, images: Tensor) -> Tensor:
-        """In the numbers of the image: an array's shape, else (H, W) or (planes, H, W)."""
+        """The images in the original numbers: an array's shape, else (H, W) or (planes, H, W)."""
         low, high = self.numbers
         values = low + (high - low) * (1 - images if self.picture.inverted else images)
         if self.like is not None:
@@ -125,7 +125,7 @@ class Contents:
         return squeezed(values)
 
     def require_target(self, target: Path) -> None:
-        """Raise if a file of this name cannot hold results: floats in PNG, for example."""
+        """Raise if a file of this name cannot hold the results: floats in PNG, for example."""
         kind = target.suffix.lower()
         if self.volume is not None or DATASET in self.picture.metadata:
             if kind not in DICOM:
@@ -138,9 +138,9 @@ class Contents:
     def write(
         self, images: Tensor, target: Path, description: str, series: str | None = None
     ) -> None:
-        """The file again with other planes, atomically: its bits, alpha channel and metadata.
+        """Write other planes like the file, atomically, with its bits, alpha channel and metadata.
 
-        CT slices of one series that are written under the same name of a ``series`` are one again.
+        CT slices of one series that are written with the same ``series`` form one series again.
         """
         if self.volume is not None:
             volume = self.volume.with_values(scans.unit_to_hounsfield(images.cpu()))
@@ -153,7 +153,7 @@ class Contents:
             write_picture(picture, target)
 
     def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
-        """Another image on the scale of this one, and laid on it as both are displayed."""
+        """Another image on the scale of this one, aligned as both are displayed."""
         if self.volume is not None:
             return open_contents(
                 truth, max_megapixels=max_megapixels, what="the truth", pages=self.pages_of(truth)
@@ -172,13 +172,13 @@ class Contents:
         return torch.from_numpy(planes)[:, None]
 
     def pages_of(self, place: ImageLike) -> slice | None:
-        """The same pages of a mask or truth, if it has one for each page of the file; else all."""
+        """The same pages of a mask or truth if it has one for each page of the file; else all."""
         if self.pages is None or count_in(place) != count_in(self.name):
             return None
         return self.pages
 
     def require_size(self, what: str, name: str, picture: Picture) -> None:
-        """Raise for a mask or a truth that does not cover the image, as both are displayed."""
+        """Raise if a mask or truth does not cover the image, as both are displayed."""
         turned = self.picture.orientation
         shown = displayed_size(picture.stored.shape, picture.orientation)
         wanted = displayed_size(self.images.shape, turned)
@@ -240,13 +240,13 @@ def open_contents(
     like = None
     if not is_path(image):
         like = torch.as_tensor(image)
-        # Of integers, floats of the same shape, which take no memory.
+        # For integers, floats of the same shape that take no memory.
         like = like if like.is_floating_point() else torch.zeros(()).to(like.device).expand_as(like)
     return Contents(name, picture, images, missing, scale, like=like, pages=pages)
 
 
 def count_in(image: ImageLike) -> int:
-    """The number of pages of a file, or of planes of an array."""
+    """The number of pages of a file or planes of an array."""
     if isinstance(image, Tensor | np.ndarray):
         return int(np.prod(image.shape[:-2]))
     if Path(image).suffix.lower() in DICOM:

@@ -1,8 +1,8 @@
 """Many files on the workers of a Dask cluster: each file is a task, and a batch of one.
 
-Workers call ``reconstruct_files`` as a run without them does; the listener hears of results when
-they are written. Images stay on the workers. A single image that is solved in tiles is read and
-written here, and each of its tiles is a task.
+Workers call ``reconstruct_files``, as a run without them does; the listener is called when results
+are written. Images stay on the workers. A single image that is solved in tiles is read and written
+here, and each of its tiles is a task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from convexlift.reconstruction.volumes import altered
 
 
 class _Courier(BatchListener):
-    """Keeps the previews of one file, for the listener on another machine."""
+    """Keeps the previews of one file for the listener on another machine."""
 
     def __init__(self, wanted: bool) -> None:
         self.wants_previews = wanted
@@ -54,9 +54,8 @@ def distribute_files(
 ) -> BatchResult:
     """``reconstruct_files``, on the workers of ``client``, a ``distributed.Client``.
 
-    Workers need this version of the package, and see all files under the same names. Ctrl-C ends
-    the run; files that workers have begun are finished. ``options`` are those of
-    ``reconstruct_files``.
+    Workers need this version of the package, and all files under the same names. Ctrl-C ends the
+    run; workers finish the files they have started. ``options`` are those of ``reconstruct_files``.
     """
     if len(sources) == 1 and _in_tiles(sources[0], reconstructor, **options):
         return reconstruct_files(sources, reconstructor, listener, client=client, **options)
@@ -97,7 +96,7 @@ def _in_tiles(
     source: Source, reconstructor: Reconstructor, *, proof: bool = False, resume: bool = False,
     **_: Any,
 ) -> bool:  # fmt: skip
-    """Whether a file is one image that is too large to be solved at once, and not done yet."""
+    """Whether a file is one image too large to be solved at once, and not finished yet."""
     if source.slab is not None or not isinstance(reconstructor, Denoiser):  # scans have no tiles
         return False
     try:
@@ -105,17 +104,17 @@ def _in_tiles(
             chosen = _absolute_options(reconstructor)
             inputs = fingerprint_of(source, chosen)
             if earlier_record(_absolute(source), chosen, inputs, proof=proof) is not None:
-                return False  # a worker will say so
+                return False  # a worker will report it
         solver = reconstructor.solver()
-        # Any weight will do to see the size; the search for one is left to the run itself.
+        # Any weight shows the size; the run itself searches the weight.
         data = altered(reconstructor, weight=1.0, strength=1.0).prepare(source.path, solver).data
         return len(data) == 1 and solver.tiles_for(data) is not None
-    except Exception:  # which a worker will report
+    except Exception:  # a worker will report it
         return False
 
 
 def _absolute_options(reconstructor: Reconstructor) -> Reconstructor:
-    """With absolute paths: workers are in other folders."""
+    """The reconstructor with absolute paths, since workers run in other folders."""
     paths = {
         option.name: os.path.abspath(value)
         for option in fields(reconstructor)
@@ -125,7 +124,7 @@ def _absolute_options(reconstructor: Reconstructor) -> Reconstructor:
 
 
 def _names_files(value: str | os.PathLike[str]) -> bool:
-    """Whether there is such a file or folder, or a regularizer saved under the name."""
+    """Whether such a file or folder exists, or a regularizer saved under the name."""
     known = value in names()
     return not known and any(Path(each).exists() for each in (value, *pair(value)))
 
@@ -137,7 +136,7 @@ def _absolute(source: Source) -> Source:
 def _reconstruct_one(
     source: Source, packed: bytes, previews: bool, options: dict[str, Any]
 ) -> tuple[BatchResult, Previews | None]:
-    """On a worker."""
+    """Reconstruct one file on a worker."""
     courier = _Courier(previews)
     return reconstruct_files([source], _unpacked(packed), courier, **options), courier.previews
 

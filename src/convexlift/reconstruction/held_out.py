@@ -1,11 +1,11 @@
-"""Data held out to choose a weight, and residuals over those of noise alone.
+"""Data held out to choose a weight, and residuals relative to noise alone.
 
-Each kind of noise allows one to split the data into two independent parts:
+For each kind of noise the data can be split into two independent parts:
 
     Gaussian        y + sqrt(a) sigma n  and  y - sigma n / sqrt(a),  n standard normal, are
                     independent and have the mean of y (Oliveira, Lei and Tibshirani 2021,
                     "Unbiased risk estimation in the normal means problem via coupled bootstrap
-                    techniques"); the squared distance to the second, less a constant, is
+                    techniques"); the squared distance to the second, minus a constant, is
                     the error of the image of the first, on average.
     Poisson         a binomial part of each count and the rest are independent, and Poisson (Neufeld
                     et al. 2023, "Inference after latent variable estimation for single-cell RNA
@@ -30,15 +30,15 @@ from convexlift.reconstruction.noise import Noise, unclipped
 from convexlift.tasks import Measurement
 
 Score = Callable[[Tensor], float]
-"""How badly images predict the held-out data."""
+"""The prediction error of images on the held-out data."""
 Split = tuple[Measurement, Score]
 
 EXTRA = 0.1
 """a: the noise of the first part is sqrt(1 + a) times that of the data."""
 LEAST_COUNTED = 0.05
-"""If fewer pixels than this share are unclipped, the clipped ones count as well."""
+"""If the share of unclipped pixels is smaller, clipped ones count too."""
 HELD_OUT = 0.1
-"""The share of the counts, or of the pixels."""
+"""The held-out share of the counts or pixels."""
 
 
 def split(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
@@ -141,7 +141,7 @@ RULES: dict[str, tuple[Splitter, Residual]] = {
     "poisson": (_split_counts, _counts_residual),
     "impulses": (_split_pixels, _pixels_residual),
 }
-"""How to split the data and to measure residuals, by ``Fidelity.likelihood``."""
+"""The rules for splits and residuals, by ``Fidelity.likelihood``."""
 
 
 def _rules(data: Measurement) -> tuple[Splitter, Residual]:
@@ -157,7 +157,7 @@ def _level(noise: Noise | None) -> float:
 
 
 def _counted(data: Measurement, sigma: float) -> Tensor:
-    """1 where the noise was not clipped; if that is nearly nowhere, where a pixel was seen."""
+    """1 where the noise was not clipped, or where a pixel was seen if nearly all were clipped."""
     seen = data.operator(torch.ones_like(data.fidelity.y))
     whole = unclipped(data.fidelity.y, seen, sigma)
     return whole if float(whole.sum()) > LEAST_COUNTED * float(seen.sum()) else seen

@@ -7,7 +7,7 @@ the orthonormal cosine transform in steps of q_uv, which are in the file:
 
 White noise of deviation s has this deviation in every coefficient. Where s is small beside q_uv, it
 is rounded away: decoded pixels have less noise than the picture had, and hardly any at high
-frequencies. Yet how often k is 0, 1, 2, ... tells s. In a block without texture,
+frequencies. But the counts of k = 0, 1, 2, ... determine s. In a block without texture,
 
     P(|k| = j) ~ Phi((j + 1/2) q_uv / s) - Phi((j - 1/2) q_uv / s),
 
@@ -17,8 +17,8 @@ independent, so that choosing blocks by the lower ones does not bias the estimat
 Texture that fills the whole picture counts as noise.
 
 Colours are stored at half the resolution and in larger steps: their noise is mostly gone, and the
-three channels share what luma has left. A regularizer for colours expects noise that is independent
-in the channels; of deviation sigma, it has s = 0.668 sigma in luma. So its level is s / 0.668.
+three channels share the noise of luma. A regularizer for colours expects independent noise in the
+channels; with deviation sigma, it has s = 0.668 sigma in luma. So its level is s / 0.668.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from convexlift.reconstruction.contents import Contents
 from convexlift.reconstruction.noise import LEAST_SIGMA, Noise
 
 SIDE, FIRST = 8, 6
-"""Pixels of a side of a block; the least u + v of a frequency that the level is estimated from."""
+"""The side of a block in pixels; the least u + v of a frequency that the estimate uses."""
 SMOOTHEST, FEWEST, ENOUGH = 0.05, 60, 400
-"""The share of the blocks that is taken, its least number, and the least number of all blocks."""
+"""The share of the blocks that is used, their least number, and the least number of all blocks."""
 MOST_BLOCKS = 2**15
-"""Of more blocks, evenly spread ones suffice."""
+"""The most blocks used; of more, evenly spread ones suffice."""
 LARGEST = 24
-"""Larger |k| count as this one."""
+"""Larger |k| count as this value."""
 
 _GRID = torch.logspace(math.log10(0.25), math.log10(128), 100, dtype=torch.float64)
 
@@ -53,9 +53,9 @@ def before_compression(
     """The level before compression if the picture comes from JPEG and has noise, else ``noise``.
 
     Args:
-        noise: as the decoded pixels show it.
+        noise: the noise of the decoded pixels.
         contents: the picture.
-        table: of quantization, of an array that was decoded from JPEG; files have their own.
+        table: the quantization table of an array decoded from JPEG; files have their own.
         together: whether red, green and blue are one image.
     """
     stored = luma_table(contents.picture)
@@ -70,13 +70,13 @@ def before_compression(
         return noise
     level = luma_deviation(pixels, table) / (high - low)
     if contents.channels == 3:
-        # One by one, channels have the noise of luma, and their own where the colours kept theirs.
+        # Single channels have at least the noise of luma, or more where the colours kept theirs.
         level = level / math.hypot(*LUMA) if together else max(level, noise.level)
     return Noise("gaussian", level, before_jpeg=True) if level > LEAST_SIGMA else noise
 
 
 def luma_deviation(pixels: Tensor, table: Sequence[int]) -> float:
-    """s of a picture (channels, H, W) with values from 0 to 255; 0 if none is seen, or too few."""
+    """s of a picture (channels, H, W) with values from 0 to 255; 0 if none, or too few blocks."""
     y = (
         pixels[0]
         if len(pixels) == 1
@@ -93,7 +93,7 @@ def luma_deviation(pixels: Tensor, table: Sequence[int]) -> float:
     energy = ((k * steps) ** 2)[:, ~high].sum(1)
     likelihoods = _likelihoods(steps[high])
     s, whole = 0.0, torch.ones(len(k), dtype=torch.bool)
-    for _ in range(3):  # without blocks in which noise was clipped, which needs s
+    for _ in range(3):  # without blocks whose noise is clipped, which depends on s
         if int(whole.sum()) < ENOUGH:
             return s
         chosen = energy[whole].argsort()[: max(FEWEST, int(SMOOTHEST * int(whole.sum())))]
@@ -118,7 +118,7 @@ def _coefficients(y: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 def _is_padding(k: Tensor, means: Tensor) -> Tensor:
     """Blocks in a square of 2 x 2 that are constant and equal: bars and borders have no noise."""
     constant = (k == 0).all(-1).all(-1)
-    if min(means.shape) < 2:  # there is no such square
+    if min(means.shape) < 2:  # no such square
         return torch.zeros_like(constant)
     values = torch.where(constant, means, math.nan)[None]
     highest, lowest = F.max_pool2d(values, 2, 1), -F.max_pool2d(-values, 2, 1)
@@ -136,13 +136,13 @@ def _likelihoods(steps: Tensor) -> Tensor:
 
 
 def _counts(k: Tensor) -> Tensor:
-    """How many blocks have |k| = j, (frequencies, j)."""
+    """The number of blocks with |k| = j, (frequencies, j)."""
     levels = k.abs().clamp_max(LARGEST)
     return torch.stack([(levels == j).sum(0) for j in range(LARGEST + 1)], -1).double()
 
 
 def _best(sums: Tensor) -> float:
-    """The s of the largest sum, between grid points by a parabola; 0 at the lower end."""
+    """The s of the largest sum, interpolated by a parabola; 0 at the lower end of the grid."""
     at = int(sums.argmax())
     if at == 0:
         return 0.0

@@ -47,7 +47,7 @@ def seen_pixels(
 
     Missing are pixels that are NaN, black in the mask (white if ``inverted``), or within
     ``tolerance`` levels of 255 of ``colour``. A mask file is laid on the image as both are
-    displayed, since people draw masks on displayed pictures; an array broadcasts to the image.
+    displayed, since masks are drawn on displayed pictures; an array broadcasts to the image.
     """
     if contents.missing is None and mask is None and colour is None:
         return None

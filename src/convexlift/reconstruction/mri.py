@@ -28,11 +28,11 @@ from convexlift.tasks import Measurement
 BRIGHT = 0.995
 """This quantile of the magnitudes of the zero-filled image becomes 1."""
 BOUND = 3.0
-"""No real or imaginary part is larger than so many times the largest zero-filled magnitude."""
+"""Bound on real and imaginary parts, relative to the largest zero-filled magnitude."""
 CENTRE = 0.08
-"""Share of the columns in the middle that a simulated scan keeps, as fastMRI does for 4-fold."""
+"""Share of central columns that a simulated scan keeps, as fastMRI does for 4-fold."""
 LEAST_CENTRE = 8
-"""Columns in the middle, without which sensitivities of coils could not be estimated."""
+"""The least number of central columns, from which coil sensitivities are estimated."""
 RESULTS = (".tif", ".tiff", ".npy", ".png")
 
 
@@ -71,11 +71,11 @@ class MRIReconstructor(MRIOptions, Reconstructor):
         return network
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Nothing but the files themselves."""
+        """None except the scans themselves."""
         return []
 
     def check(self, sources: Sequence[Source]) -> None:
-        """The ending of a single result; with several files, each fails on its own."""
+        """Check the ending of a single result; with several files, each fails on its own."""
         if len(sources) == 1:
             _require_ending(sources[0].target)
 
@@ -138,7 +138,7 @@ class MRIReconstructor(MRIOptions, Reconstructor):
         return str(image), scan
 
     def _columns(self, scan: KSpace) -> Tensor:
-        """Random columns and those in the middle, 1/acceleration of all."""
+        """Random columns and the central ones, 1/acceleration of all."""
         width = scan.mask.shape[1]
         middle = min(width, max(LEAST_CENTRE, round(CENTRE * width)))
         low = (width - middle + 1) // 2
@@ -158,7 +158,7 @@ def _magnitude(x: Tensor) -> Tensor:
 
 
 def _cropped(x: Tensor, size: int | tuple[int, ...] | None) -> Tensor:
-    """The middle of images; all of a side that is shorter."""
+    """The centre of images; sides that are shorter stay."""
     if size is None:
         return x
     sides = (size, size) if isinstance(size, int) else size

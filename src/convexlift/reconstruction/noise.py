@@ -6,8 +6,8 @@ alone has are chosen (Liu, Tanaka and Okutomi 2013, "Single-image noise level es
 denoising", IEEE Transactions on Image Processing 22). Of the eigenvalues of their covariance, the
 largest belong to the image: they are left out until the mean of the rest is no larger than the
 median (Chen, Zhu and Heng 2015, "An efficient statistical method for image noise level
-estimation", ICCV). sigma^2 is that mean. Patches are chosen with the level found so far, three
-times over.
+estimation", ICCV). sigma^2 is that mean. Patches are chosen three times, with the level found so
+far.
 
 The first level, and the level of images with few whole patches, comes from a second difference in
 both directions,
@@ -25,16 +25,16 @@ neighbours in a row or a column take their place, and then two:
 
     d = [1 -2 1] * y / sqrt(6),    d = [1 -1] * y / sqrt(2).
 
-Both have the deviation sigma, too, and see more of the image: lines count curvature as noise, and
-pairs every slope. On the examples of the package lines are up to 5 % too large for sigma = 0.1, and
-pairs up to 15 %; for 0.02, up to 40 % and up to 60 %. Of fewer than ``FEWEST`` pairs no
-estimate is made.
+Both have the deviation sigma too, but respond to more of the image: lines count curvature as noise,
+and pairs every slope. On the examples of the package, lines overestimate sigma = 0.1 by up to 5 %,
+pairs by up to 15 %; for 0.02, by up to 40 % and 60 %. With fewer than ``FEWEST`` pairs there is no
+estimate.
 
-Salt and pepper: extreme values that no neighbour comes near. A pixel that is hit is noticed if all
-of its eight neighbours, but for other extremes, differ from it by more than ``STEP``; how often
-neighbours are like that is counted for black and for white, and divided by. Hits are independent:
-black ones have about as many white neighbours as black ones. Strokes of letters on paper do not,
-and are not salt and pepper.
+Salt and pepper are extreme values far from all neighbours. A hit is noticed if all of its eight
+neighbours, except other extremes, differ from it by more than ``STEP``. The count of noticed hits
+is divided by the share of pixels, for black and for white, whose neighbours allow this. Hits are
+independent: black ones have about as many white neighbours as black ones. Strokes of letters on
+paper do not, and are not salt and pepper.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from convexlift.option_values import NoiseKind
 Kind = NoiseKind
 
 STEP = 0.2
-"""Extremes this far from their neighbours are noticed."""
+"""The least distance of a noticed extreme from its neighbours."""
 LEAST_CHANCE = 0.05
-"""The least chance of noticing a hit by which counts are divided."""
+"""The least chance of noticing a hit that counts are divided by."""
 LEAST_FRACTION = 0.004
-"""With fewer noticed pixels, beyond those that Gaussian noise explains, the noise is Gaussian."""
+"""With a smaller excess of noticed pixels over Gaussian noise, the noise is Gaussian."""
 CLUSTERED = 1.0
-"""Noticed pixels with so many more neighbours of their own kind than of the other (mean, of eight)
-are strokes or areas; salt and pepper have 0, up to 70 % of it, letters 3 to 5."""
+"""Noticed pixels with this excess of neighbours of their own kind (mean, of eight) are strokes or
+areas; salt and pepper of up to 70 % have 0, letters 3 to 5."""
 LEAST_SIGMA = 0.002
 """Half a level of 8 bits: rounding alone is about as large."""
 MOST_PIXELS, CROP = 2**23, 512
-"""Of a large stack, evenly spread planes with about this many pixels suffice, or crops of them."""
+"""The most pixels used; of a large stack, evenly spread planes, or crops of them, suffice."""
 ENOUGH, FEWEST = 256, 64
-"""Differences, for a median within 10 % or so, and within a third. A rule with enough of them is
-preferred to a better one without."""
+"""Differences needed for a median within about 10 %, and within a third. A rule with enough of them
+is preferred to a better rule without."""
 SIDE = 7
-"""Pixels of a side of a patch."""
+"""The side of a patch in pixels."""
 FEWEST_PATCHES, FEWEST_WEAK = 20 * SIDE**2, 4 * SIDE**2
-"""Patches without which no covariance is trusted, and weakly textured ones that are always taken:
-with fewer of them, eigenvalues of noise spread so far that the smallest are mistaken for all."""
+"""The fewest patches for a covariance, and the fewest weakly textured ones: with fewer, the
+eigenvalues of noise spread so far that the smallest are mistaken for all."""
 LEAST_WEAK = 0.05
-"""The share of the patches that is always taken: fewer would be chosen for their little noise."""
+"""The least share of patches used: a smaller one would select patches with little noise."""
 MOST_PATCHES = 2**17
-"""Of more patches, evenly spread ones suffice."""
+"""The most patches used; of more, evenly spread ones suffice."""
 WEAK = 1.6
-"""The mean squared gradient of a patch, over sigma^2, below which 97 % of white noise lie."""
+"""The mean squared gradient, over sigma^2, below which 97 % of patches of white noise lie."""
 
 _NORMAL_MEDIAN = 0.6745
 _LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
@@ -90,7 +90,7 @@ _KERNELS = (
 
 
 class TooFewPixels(ValueError):
-    """Noise cannot be estimated: hardly any pixels that were seen have neighbours that were."""
+    """Noise cannot be estimated: hardly any seen pixel has seen neighbours."""
 
     def __init__(self) -> None:
         super().__init__("too few pixels and neighbours were seen to estimate the noise")
@@ -98,13 +98,13 @@ class TooFewPixels(ValueError):
 
 @dataclass(frozen=True)
 class Noise:
-    """A model and its level.
+    """A noise model and its level.
 
     Attributes:
-        kind: of the model.
+        kind: the model.
         level: sigma, or the fraction of pixels that are hit; on the scale of images in [0, 1].
         estimated: whether the level comes from the image.
-        before_jpeg: whether it is that of the picture before JPEG compression, which smooths noise.
+        before_jpeg: whether it is the level before JPEG compression, which smooths noise.
     """
 
     kind: Kind
@@ -121,13 +121,13 @@ class Noise:
             raise ValueError(f"a fraction of pixels is at most 1, got {self.level}")
 
     def to_json(self) -> dict[str, Any]:
-        """For records."""
+        """The facts for records."""
         facts = {"model": self.kind, "level": self.level, "estimated": self.estimated}
         return facts | ({"before_jpeg": True} if self.before_jpeg else {})
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Self:
-        """Of a record."""
+        """The noise of a record."""
         return cls(facts["model"], facts["level"], facts["estimated"], "before_jpeg" in facts)
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
     Args:
         images: finite, also where the mask is 0.
         mask: 1 where a pixel was seen.
-        kind: decided from the images unless given.
+        kind: the model; decided from the images unless given.
 
     Raises:
         TooFewPixels: the images do not suffice for an estimate.
@@ -161,12 +161,12 @@ def estimate_noise(images: Tensor, mask: Tensor | None = None, kind: Kind | None
 
 
 def spread(images: Tensor) -> slice:
-    """The planes of a stack to estimate from: all of them, or evenly spread ones of a large one."""
+    """The planes of a stack to estimate from: all, or evenly spread ones of a large stack."""
     return slice(None, None, -(-images.numel() // MOST_PIXELS))
 
 
 def sampled(images: Tensor) -> Tensor:
-    """Enough of a stack (B, C, H, W) to estimate from: spread planes, and of large ones crops."""
+    """Enough of a stack (B, C, H, W) to estimate from: spread planes, or crops of large ones."""
     height, width = images.shape[-2:]
     if images[0].numel() <= MOST_PIXELS:
         return images[spread(images)]
@@ -182,7 +182,7 @@ def sampled(images: Tensor) -> Tensor:
 
 
 def is_line_art(images: Tensor, mask: Tensor | None = None) -> bool:
-    """Whether most pixels are black or white, as in text, where no estimate can be trusted."""
+    """Whether most pixels are black or white, as in text, where no estimate is reliable."""
     seen = torch.ones_like(images) if mask is None else mask.expand_as(images)
     extreme = ((images <= 0) | (images >= 1)) & (seen > 0)
     if float(extreme.sum()) <= 0.5 * float((seen > 0).sum()):
@@ -198,7 +198,7 @@ def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
     noisy = usable * _varied(images)
-    if float(noisy.sum()) > float(usable.sum()) / 2:  # else, the image itself has no noise
+    if float(noisy.sum()) > float(usable.sum()) / 2:  # otherwise the image itself has no noise
         usable = noisy
     level = difference_level(images, usable)
     if level is None:
@@ -210,11 +210,11 @@ def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
 
 
 def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
-    """1 where the noise is whole, that is, at least 2 sigma away from 0 and 1; 0 where not seen.
+    """1 where the noise is not clipped: seen, with a mean at least 2 sigma away from 0 and 1.
 
-    Values that were clipped to [0, 1] have lost some of their noise. Places are chosen by the mean
-    around them: chosen by the values themselves, they would have less noise than others. Images
-    with values beyond [0, 1] were not clipped.
+    Values that were clipped to [0, 1] have lost some of their noise. Pixels are chosen by the mean
+    around them, since a choice by their own values would favour little noise. Images with values
+    beyond [0, 1] were not clipped.
     """
     known = images[seen > 0]
     if not bool(((known >= 0) & (known <= 1)).all()):
@@ -283,7 +283,7 @@ def _differences(images: Tensor, usable: Tensor, kernel: Tensor) -> Tensor:
 
 
 def photons_of(integrals: Tensor) -> float | None:
-    """N in a ray that meets nothing, from line integrals p (B, 1, angles, bins); None if unknown.
+    """N in a free ray, from line integrals p (B, 1, angles, bins); None if unknown.
 
     N exp(-p) photons arrive, and p has the variance exp(p) / N (see ``line_integrals``): second
     differences of p, times exp(-p / 2), have the deviation 1 / sqrt(N). The exponent is a mean over
@@ -301,8 +301,8 @@ def photons_of(integrals: Tensor) -> float | None:
 class _Impulses(NamedTuple):
     """Salt and pepper in images; ``known`` says whether there were pixels to count.
 
-    ``many`` pixels are noticed, more than Gaussian noise explains; ``independent`` of each other,
-    as hits are and strokes are not; ``fraction`` of the pixels are hit.
+    ``many``: more pixels are noticed than Gaussian noise explains; ``independent``: they are
+    independent, as hits are and strokes are not; ``fraction``: the share of pixels that are hit.
     """
 
     known: bool = False
@@ -314,14 +314,14 @@ class _Impulses(NamedTuple):
 def _impulses(images: Tensor, seen: Tensor) -> _Impulses:
     extreme = (images <= 0) | (images >= 1)
     usable = (seen > 0) & ~extreme
-    # Pixels without a usable neighbour get -1 and 2, which lie beyond all values.
+    # Pixels without a usable neighbour get -1 and 2, beyond all values.
     highest = F.max_pool2d(torch.where(usable, images, -1.0), 3, 1, 1)
     lowest = -F.max_pool2d(torch.where(usable, -images, -2.0), 3, 1, 1)
     known = (seen > 0) & (highest >= 0)  # with a neighbour to compare with
     total = float(known.sum())
     if total < FEWEST:
         return _Impulses()
-    # Where hardly a window is free of extremes, impulses hide any Gaussian noise.
+    # If hardly any window is free of extremes, impulses hide any Gaussian noise.
     details = _differences(images, seen * ~extreme, _WINDOW)
     sigma = float(details.median()) / _NORMAL_MEDIAN if len(details) >= FEWEST else 0.0
     # Fractions of noticed and of hit pixels, and of those that Gaussian noise explains; extremes of

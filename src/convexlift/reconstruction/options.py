@@ -28,8 +28,8 @@ class Options:
 
     Args:
         regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
-        weight: a number, or a rule. ``card``: of the regularizer's card, scaled to noise and
-            texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
+        weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
+            and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
             that the residual is as large as the noise.
         strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
             a regularizer that reads the data, which scales with the noise, that weight is 1. Give
@@ -41,8 +41,8 @@ class Options:
         method: solver; methods that need a step size try several for a few iterations.
         device: processor to compute on; ``auto`` takes a GPU if there is one.
         batch: images of one size solved at once: ``auto``, as many as fit, or a number.
-        gap_map: whether to compute where the gap is.
-        weight_map: whether a map of the weights is wanted: an error for a regularizer that does not
+        gap_map: whether to compute a map of the gap.
+        weight_map: whether to return a map of the weights; an error for a regularizer that does not
             read the data.
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
         truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
@@ -71,12 +71,12 @@ class Options:
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
     ending: ClassVar[Any] = None
-    """Of results in a folder, if it is not that of their input."""
+    """The ending of results in a folder, if it differs from their input's."""
     planes_option: ClassVar[str] = "slices"
     """The option that chooses planes of a file."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: another process finds its own device, and loads the network itself."""
+        """The options alone: another process finds its own device and loads the network itself."""
         return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
@@ -101,10 +101,10 @@ class DenoiseOptions(Options):
             image in either case; there are no proof files and gap maps of images in tiles.
         slices: planes of a TIFF, NPY, HDF5 or zarr file or of a series, FIRST:END (two numbers);
             all by default.
-        simulate: the image is clean: damage it first. It is the truth then.
+        simulate: the image is clean: damage it first, and compare the result with it.
         seed: seed of the simulated noise; plane i has ``seed + i``.
-        jpeg: of an array that was decoded from a JPEG file: its quantization table of luma, 64
-            numbers row by row. Compression smooths noise, and the table tells how much.
+        jpeg: for an array decoded from a JPEG file, its quantization table of luma, 64 numbers row
+            by row. Compression smooths noise, and the table tells how much.
     """
 
     noise: NoiseKind | None = None
@@ -167,7 +167,7 @@ class ScanOptions(Options):
         detector_distance: from the centre of rotation to the detector in mm, with --beam fan.
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
-        photons: number in a free ray, for transmissions and line integrals; estimated by default.
+        photons: photons in a free ray, for transmissions and line integrals; estimated by default.
         background: r of emission counts y ~ Poisson(A x + r).
         sigma: noise of line integrals, if it is the same in all rays.
         size: pixels of a side; by default as many as bins.
@@ -230,11 +230,11 @@ class MRIOptions(Options):
         sigma: standard deviation of the real and of the imaginary part of k-space, in its units;
             by default estimated from the highest frequencies.
         slices: slices of the file, FIRST:END (two numbers); all by default.
-        size: side of the square in the middle that is written; by default that of the images in
-            the file, or everything.
+        size: side of the central square that is written; by default the size of the images in the
+            file, or the whole slice.
         calibration: side of the square of low frequencies from which sensitivities are estimated.
         simulate: all of k-space was sampled: leave out columns, and compare with the whole.
-        acceleration: with ``simulate``, how many columns there are for each one that is kept.
+        acceleration: with ``simulate``, the number of columns for each one that is kept.
         seed: seed of the simulated columns.
         read_seconds: time limit for reading a file; by default 20, and 1 for every 10 MB.
     """
@@ -256,4 +256,4 @@ class MRIOptions(Options):
 OPTIONS: dict[str, type[Options]] = {
     kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions, MRIOptions)
 }
-"""By the name of the task."""
+"""Options by task."""

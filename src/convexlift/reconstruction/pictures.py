@@ -48,9 +48,9 @@ from convexlift.solvers.tile_tasks import Tiles
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
 SHARED, VISIBLE = 0.8, 0.02
-"""Noise of the mean of the colours over their own, and the least noise that calls for a note."""
+"""Noise of the mean of the colours over their own, and the least noise that warrants a note."""
 FEWEST_PIXELS = 8
-"""On each side: the filters of regularizers are 7 x 7, and reflect at the edges."""
+"""The margin on each side: filters of regularizers are 7 x 7 and reflect at the edges."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +93,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         return None if self.tiles == "off" else Tiles(size=self.tiles)
 
     def settings(self) -> dict[str, Any]:
-        """The range as text."""
+        """The settings, with the range as text."""
         text = "{:g},{:g}".format(*self.range) if isinstance(self.range, tuple) else self.range
         return super().settings() | {"range": text}
 
@@ -138,7 +138,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         )  # fmt: skip
 
     def fixed(self, prepared: PreparedImage) -> Self:
-        """With the noise, the range and the weight of an image, for others like it."""
+        """The denoiser with the noise, range and weight of an image, for others like it."""
         assert prepared.noise is not None
         return replace(
             self, noise=prepared.noise.kind, sigma=max(prepared.noise.level, LEAST_SIGMA),
@@ -146,7 +146,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         )  # fmt: skip
 
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
-        """Planes as they are, or red, green and blue as one image, for a regularizer of colours."""
+        """Planes as they are; red, green and blue as one image for a regularizer of colours."""
         if self.colour is not None and contents.channels == 3:
             return lambda planes: planes.reshape(-1, 3, *planes.shape[2:])
         if self.network.in_channels == 3:
@@ -160,15 +160,15 @@ class Denoiser(DenoiseOptions, Reconstructor):
         return lambda planes: planes
 
     def _used(self, contents: Contents) -> dict[str, str]:
-        """The regularizer for colours, where it takes the place of the one that was named."""
+        """The regularizer for colours, if it replaces the one that was named."""
         in_colour = self._twin is not None and contents.channels == 3
         return {"regularizer": str(self._twin)} if in_colour else {}
 
     def _shared(self, contents: Contents, images: Tensor, noise: Noise) -> str | None:
-        """A note if the channels have noise in common: then it does not fall to 58 % in their mean.
+        """A note if the channels have noise in common, which does not fall to 58 % in their mean.
 
-        JPEG files store colours at half the resolution, so noise in them is smoothed and shared;
-        where the file is at hand, its tables tell the level, and where it is not, this note helps.
+        JPEG files store colours at half the resolution, so their noise is smoothed and shared. The
+        tables of a file tell the level; this note is for pictures without them.
         """
         visible = noise.kind == "gaussian" and noise.level > VISIBLE and self.task == "denoise"
         if self.simulate or contents.channels != 3 or not visible or noise.before_jpeg:
@@ -187,7 +187,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         )
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Truths."""
+        """The files of truths."""
         return companions(self.truth, paths)
 
     def check(self, sources: Sequence[Source]) -> None:
@@ -208,7 +208,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             self._require_fit(contents, sources[0].path)
 
     def opened(self, path: Path, target: Path) -> Contents:
-        """A file, if its mask, its truth and the result's name fit it."""
+        """The contents of a file, checked against its mask, its truth and the result's name."""
         contents = self._contents(path, target)
         self._require_fit(contents, path)
         return contents
@@ -218,7 +218,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         self._truth(contents, path)
 
     def require_pages(self, path: Path, planes: int) -> None:
-        """Raise unless the truth of a volume has a page for each plane, and its mask so or one."""
+        """Raise unless the truth of a volume has a page for each plane, and its mask too or one."""
         for what in ("mask", "truth"):
             if (place := getattr(self, what, None)) is None:
                 continue
@@ -272,7 +272,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _noise(self, contents: Contents, seen: Tensor | None, device: torch.device) -> Noise:
         if self.sigma is not None:
             return Noise(self.noise or "gaussian", self.sigma, estimated=False)
-        # Impulses are rare beside missing pixels, and in DICOM, whose padding looks like pepper.
+        # Impulses are unlikely beside missing pixels and in DICOM, whose padding looks like pepper.
         unlikely = self.task == "inpaint" or contents.is_dicom
         kind = "gaussian" if self.noise is None and unlikely else self.noise
         images = sampled(contents.images).to(device)
@@ -306,7 +306,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
         return images
 
     def _notes(self, contents: Contents, task: str) -> Iterator[str]:
-        """Missing numbers, masks of pictures that are displayed rotated, and unusual tasks."""
+        """Notes on missing numbers, masks of pictures displayed rotated, and unusual tasks."""
         card = self.network.card
         if task == SaltAndPepper.name and card is not None and task not in card.weights:
             yield f"{card.name} is not made for salt and pepper; --regularizer photo-open is"
@@ -321,7 +321,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
 
 
 def _is_range(slices: object) -> bool:
-    """Whether these are FIRST, END, or FIRST, END, STEP, as planes spread over a volume have."""
+    """Whether these are FIRST, END, or FIRST, END, STEP, as for planes spread over a volume."""
     if not isinstance(slices, tuple) or len(slices) not in (2, 3):
         return False
     if not all(isinstance(number, int) for number in slices):
@@ -331,7 +331,7 @@ def _is_range(slices: object) -> bool:
 
 
 def _as_planes(x: Tensor) -> Tensor:
-    """(planes, 1, H, W), whatever was solved together."""
+    """(planes, 1, H, W), however planes were grouped for the solve."""
     return x.reshape(-1, 1, *x.shape[-2:])
 
 
@@ -352,11 +352,11 @@ class Inpainter(InpaintOptions, Denoiser):
         self._colour()
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Masks and truths."""
+        """The files of masks and truths."""
         return companions(self.mask, paths) + super().reads(paths)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise also if nothing marks missing pixels."""
+        """Raise also if no pixels are marked as missing."""
         formats = filter(None, (PictureFormat.of(source.path) for source in sources))
         unmasked = self.mask is None and self.mask_colour is None
         if unmasked and not any(kind.holds_nan for kind in formats):

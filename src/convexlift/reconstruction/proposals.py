@@ -1,4 +1,4 @@
-"""What a file is, and which task suits it: a look at its kind, size, noise and missing pixels."""
+"""The kind of a file and the task that suits it, from its size, noise and missing pixels."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.volume_sources import count_planes
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
-"""Colours that people mark missing parts with; photographs have hardly any pixel of them."""
+"""Colours that mark missing parts; photographs have hardly any pixel of them."""
 RESULTS = {"denoise": "denoised", "inpaint": "filled", "ct": "slice", "mri": "image"}
 """Endings of the names of results, by task."""
 PAINTED = 1e-3
-"""The least share of such pixels."""
+"""The least share of pixels in such a colour."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to do with a file.
+    """The proposed treatment of a file.
 
     Attributes:
         path: the file.
         about: its content in words, or the reason why nothing can be done.
         task: denoise, inpaint, ct or mri; None if nothing can be done.
-        options: of the command line, besides the names of files.
-        ending: of the result's name.
-        otherwise: what else the file may be, and the command for it.
+        options: the options of the command line, besides the names of files.
+        ending: the ending of the result's name.
+        otherwise: another possible kind of the file, and the command for it.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class Proposal:
 
 
 def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
-    """Look at a file; files that cannot be read are described, not raised."""
+    """Examine a file; files that cannot be read are described, not raised."""
     ending = path.suffix.lower()
     if (advice := EXPORTS.get(ending)) is not None:
         return Proposal(path, advice)
@@ -105,7 +105,7 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
 
 
 def _scan(path: Path, max_megapixels: float | None) -> Proposal:
-    """Of a sinogram, or of k-space or a volume, which HDF5 files may hold as well."""
+    """The proposal for a sinogram, or for k-space or a volume, which HDF5 files may also hold."""
     try:
         scan = read_sinogram(path, max_megapixels=max_megapixels)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
@@ -122,7 +122,7 @@ def _scan(path: Path, max_megapixels: float | None) -> Proposal:
 
 
 def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
-    """What a file holds, and what would become of it; raises what the run would fail with."""
+    """The contents of a file and its planned result; raises the error that the run would raise."""
     path = source.path
     if (wrong := glance(path)) is not None:
         raise InputError(wrong)
@@ -143,7 +143,7 @@ def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
 
 
 def about_picture(contents: Contents) -> str:
-    """Kind and size, and missing pixels, or else the noise."""
+    """Kind and size, and missing pixels or else the noise."""
     if contents.missing is not None:
         share = 100 * float(contents.missing.double().mean())
         return f"{_kind(contents)}, {share:.2g} % of its numbers are NaN"
@@ -194,7 +194,7 @@ def about_kspace(scan: KSpace) -> str:
 
 
 def painted(contents: Contents) -> str | None:
-    """The colour that marks missing parts, if there are pixels of exactly one."""
+    """The colour that marks missing parts, if pixels have exactly one such colour."""
     picture = contents.picture
     if picture.channels != 3 or picture.stored.dtype != np.uint8:
         return None

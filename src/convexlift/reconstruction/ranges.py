@@ -1,9 +1,9 @@
-"""Which numbers of an image are black and white.
+"""The numbers of an image that are black and white.
 
 Noise levels and PSNR refer to these numbers, so noise must not decide them. Integers have the range
 of their type. Floats have one of a few nominal ranges, the first that holds the image: the 0.5 %
-and 99.5 % quantiles of its numbers, less the part that its noise has in them. Extremes do not
-count: noise and hot pixels can have any.
+and 99.5 % quantiles of its numbers, minus the contribution of noise. Extremes are ignored: noise
+and hot pixels can have any value.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from convexlift.reconstruction.noise import difference_level, spread
 RangeChoice = Range | Literal["auto", "data"]
 
 WHITES = {1.0: 0.5, 255.0: 0.05, 4095.0: 0.02, 65535.0: 0.02}
-"""White in nominal ranges of floats, and the part of it by which an image may exceed the range:
-ringing and noise with a grain do. HU, which look like 12 bits, are far below 0."""
+"""White in nominal ranges of floats, and the part of it by which ringing and grainy noise may
+exceed the range. HU, which look like 12 bits, are far below 0."""
 LEAST_SHARE, LITTLE = 1 / 4, 1 / 8
-"""Floats whose largest numbers are a smaller part of white than the first have another range;
-integers that use a smaller part of their type than the second are worth a note."""
+"""Floats whose largest numbers are below the first share of white have another range; integers that
+use less than the second share of their type get a note."""
 TAIL, NORMAL_TAIL = 0.005, 2.576
-"""The quantiles of an image that count, and that of a standard normal."""
+"""The quantiles of an image that count, and the quantile of a standard normal."""
 MOST = 2**22
-"""Of more numbers, evenly spread ones suffice."""
+"""The most numbers examined; of more, evenly spread ones suffice."""
 FAR = 0.75
-"""Numbers so far beyond black or white, relative to their distance, are worth a note."""
+"""Numbers this far beyond black or white, relative to their distance, get a note."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class NumberRange:
 
     Attributes:
         numbers: black and white.
-        nominal: whether they are given, or those of the type: noise levels and PSNR need that.
-        notes: for the user, where they may surprise.
+        nominal: whether they are given or follow from the type: noise levels and PSNR need that.
+        notes: remarks for the user on surprising ranges.
     """
 
     numbers: Range
@@ -50,7 +50,7 @@ class NumberRange:
 
 
 def number_range(picture: Picture, choice: RangeChoice) -> NumberRange:
-    """The range that was chosen, or that the rules of the module find."""
+    """The range that was chosen, or that follows from the rules of the module."""
     if isinstance(choice, tuple):
         return NumberRange(choice)
     stored = picture.stored
@@ -71,7 +71,7 @@ def number_range(picture: Picture, choice: RangeChoice) -> NumberRange:
         dark = white > 1 and inner[1] < LEAST_SHARE * white
         if -margin * white <= inner[0] and inner[1] <= (1 + margin) * white and not dark:
             return NumberRange((0.0, white), notes=_beyond(finite, (0.0, white)))
-    # Hot pixels are left out, and extremes that are no outliers are not cut off.
+    # Hot pixels are left out; extremes that are not outliers are not cut off.
     reach = (high - low) / 4
     own = max(least, low - reach), min(most, high + reach)
     numbers = own if own[1] > own[0] else (least, least + 1)
@@ -80,7 +80,7 @@ def number_range(picture: Picture, choice: RangeChoice) -> NumberRange:
 
 
 def _noise(stored: NDArray[Any]) -> float:
-    """The standard deviation of the noise, roughly; 0 if it cannot be estimated."""
+    """The approximate standard deviation of the noise; 0 if it cannot be estimated."""
     planes = torch.from_numpy(stored.astype(np.float32))[:, None]
     planes = planes[spread(planes)]
     seen = torch.isfinite(planes)
@@ -89,12 +89,12 @@ def _noise(stored: NDArray[Any]) -> float:
 
 
 def _some(values: NDArray[Any]) -> NDArray[Any]:
-    """Evenly spread ones of many numbers."""
+    """Evenly spread numbers, if there are many."""
     return values[:: max(1, values.size // MOST)]
 
 
 def _unused(picture: Picture, stored: NDArray[Any]) -> tuple[str, ...]:
-    """12-bit cameras, for example, store a sixteenth of the range of 16 bits."""
+    """A note on unused range: 12-bit cameras, for example, use a sixteenth of 16 bits."""
     if picture.stored.dtype.itemsize == 1:
         return ()
     white, high = picture.full_range[1], float(np.quantile(_some(stored), 1 - TAIL))
@@ -113,6 +113,6 @@ def _beyond(stored: NDArray[Any], numbers: Range) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"numbers far beyond {low:g} ... {high:g} ({count} of them) come out within; "
+        f"numbers far beyond {low:g} ... {high:g} ({count} of them) are brought into the range; "
         "--range LOW,HIGH keeps them",
     )

@@ -59,8 +59,8 @@ class Reconstructor(Options, ABC):
     quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
     """Options that records leave out: results do not depend on them."""
     division: ClassVar[Any] = "auto"
-    """How large images are divided; see ``PiecewiseSolver``."""
-    suffixes: ClassVar[Any] = PICTURES  # of inputs
+    """The division of large images; see ``PiecewiseSolver``."""
+    suffixes: ClassVar[Any] = PICTURES  # endings of inputs
 
     def __post_init__(self) -> None:
         self.require("tolerance", self.tolerance >= 0, "a relative gap from 0 on, such as 1e-3")
@@ -89,7 +89,7 @@ class Reconstructor(Options, ABC):
             raise InputError(f"there is no truth {self.truth}; check the name")
 
     def require(self, option: str, holds: bool, wanted: str, advice: str = "") -> None:
-        """Raise ``InputError`` with the value of an option, unless it is as wanted."""
+        """Raise ``InputError`` with the value of an option unless it ``holds``."""
         if not holds:
             value = getattr(self, option)
             shown = f"{value:g}" if isinstance(value, float) else value
@@ -112,7 +112,7 @@ class Reconstructor(Options, ABC):
     def check(self, sources: Sequence[Source]) -> None:
         """Raise ``InputError`` for options that cannot work, as far as that is cheap to see.
 
-        Broken files are not reported: in a run, each fails on its own.
+        Broken files are not reported here: in a run, each fails on its own.
         """
 
     def solver(self) -> PiecewiseSolver:
@@ -152,7 +152,7 @@ class Reconstructor(Options, ABC):
             rows = slice(begin, begin + len(image.data))
             begin = rows.stop
             own = solution
-            # The proof of several pieces has the problem of the first, of a batch that of all.
+            # The proof of several pieces has the first piece's problem, of a batch that of all.
             if solution.proof.problem.batch_size < len(data) or len(images) > 1:
                 problem = self.problem(image) if keep_duals else solution.proof.problem
                 own = select_solution(solution, rows, problem)
@@ -238,13 +238,13 @@ class Reconstructor(Options, ABC):
     def choose_weight(
         self, data: Measurement, task: str, noise: Noise | None, solver: PiecewiseSolver
     ) -> Weight:
-        """By the rule, times the strength."""
+        """The weight by the rule, times the strength."""
         chosen = weights.choose_weight(self.rule, data, task, noise, solver, self.search)
         return replace(chosen, value=float(self.strength) * chosen.value)
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON has it."""
+    """An option as a JSON value."""
     if isinstance(value, Tensor | np.ndarray):
         return f"array of shape {tuple(value.shape)}"
     if isinstance(value, InputConvexNetwork):
@@ -258,13 +258,13 @@ class PreparedImage:
     """An image or a scan, ready to be solved.
 
     Attributes:
-        name: of the file, or "the image".
+        name: the name of the file, or "the image".
         data: data term, operator and bounds.
-        weight: of the regularizer, and where it comes from.
+        weight: the weight of the regularizer, and its origin.
         noise: estimated or given; None for scans whose rays differ in their noise.
-        restored: planes of the solution in the numbers and the shape of the input.
+        restored: maps planes of the solution to the numbers and the shape of the input.
         write: writes planes of the solution to a file.
-        compared: planes of the solution as the truth has them: magnitudes of complex images.
+        compared: maps planes of the solution to those of the truth: magnitudes of complex images.
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.
@@ -294,11 +294,11 @@ class Reconstruction(PreparedImage):
     """A reconstructed image with its proof, and the attributes of its ``PreparedImage``.
 
     Attributes:
-        x: the image, in the numbers and the shape of the input. Of a file: (H, W), or
-            (planes, H, W) for colours and pages; CT in HU, where pixels have a size in mm.
+        x: the image, in the numbers and the shape of the input. For a file: (H, W), or (planes, H,
+            W) for colours and pages; CT in HU if pixels have a size in mm.
         solution: objective, lower bound, gap, status, history, dual variables and ``proof`` of
             every plane; its ``x`` are the planes (planes, 1, H, W) on the scale of the regularizer.
-        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if it was asked for.
+        gap_map: the part of every pixel in the gap, (planes, 1, H, W), if requested.
         record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
     """
 
@@ -309,7 +309,7 @@ class Reconstruction(PreparedImage):
 
     @property
     def weight_map(self) -> Tensor | None:
-        """How strongly R smooths at each pixel, (planes, 1, H, W); see ``cl.Solution``."""
+        """The strength of smoothing at each pixel, (planes, 1, H, W); see ``cl.Solution``."""
         return self.solution.weight_map
 
     @property
@@ -332,13 +332,13 @@ class Reconstruction(PreparedImage):
 def record_of(
     prepared: PreparedImage, solution: Solution, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Objective, bound and gap of the image and of each of its planes, and all that led to them.
+    """Objective, bound and gap of the image and of each of its planes, with all settings.
 
     Planes are problems of their own: the objective of the image is their sum, and so is its bound.
     """
     columns = {
         "objective": solution.objective.tolist(),
-        # By rounding, a bound can lie above its objective, which then is a bound as good.
+        # Rounding can put a bound above its objective, which is then as good a bound.
         "lower_bound": torch.minimum(solution.lower_bound, solution.objective).tolist(),
         "gap": solution.gap.tolist(),
         "status": [each.name for each in solution.status],
@@ -390,7 +390,7 @@ def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:
 
 
 def joint_psnr(x: Tensor, truth: Tensor) -> float:
-    """Of all planes together, in dB."""
+    """The PSNR of all planes together, in dB."""
     return float(psnr(x.cpu().reshape(1, -1), truth.reshape(1, -1)))
 
 

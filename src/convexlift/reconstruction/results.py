@@ -32,7 +32,7 @@ COLUMNS = {
     "input": str, "output": str, "status": str, "gap": float, "objective": float,
     "lower_bound": float, "iterations": int, "seconds": float, "error": str,
 }  # fmt: skip
-"""Of the table."""
+"""Columns of the table."""
 TABLES = (".parquet", ".csv")
 
 Fingerprint = list[list[Any]]
@@ -41,7 +41,7 @@ Previews = tuple[Tensor | None, Tensor]
 
 
 def require_bound(result: Reconstruction) -> None:
-    """Raise unless there is a useful lower bound, without which an image proves nothing."""
+    """Raise unless there is a useful lower bound, without which nothing is proven."""
     record = result.record
     unproven = record["lower_bound"] is None or not math.isfinite(record["objective"])
     if unproven or record["status"] == "NOT_FINITE":
@@ -56,10 +56,10 @@ def require_bound(result: Reconstruction) -> None:
 def write_result(
     source: Source, result: Reconstruction, *, weight_map: bool = False, proof: bool = False
 ) -> None:
-    """Write the image, its maps and proof if there are any, and the record, which comes last.
+    """Write the image, its maps and proof if there are any, and last the record.
 
-    The record has its temporary name before the image is written: if the process is killed in
-    between, ``--resume`` can tell that the image is a result.
+    The record is stored under a temporary name before the image is written: if the process is
+    killed in between, ``--resume`` recognises the image as a result.
     """
     record = result.record
     with naming(source.record), atomic_path(source.record) as part:
@@ -103,9 +103,9 @@ def gap_picture(values: Tensor) -> Tensor:
 
 
 def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Name, length and time of change, in ns, of all files that a result is made from.
+    """Name, length and modification time in ns of all files that a result is made from.
 
-    Of a folder, name, length and a digest of the names, lengths and times of its files.
+    For a folder: name, length and a digest of the names, lengths and times of its files.
     """
     found: Fingerprint = []
     for path in paths:

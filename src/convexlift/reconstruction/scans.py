@@ -55,7 +55,7 @@ OF_SCANS = ("quantity", "geometry", "flat", "dark", "photons", "sigma", "size", 
 EVEN = ("arc", "bin_width", "source_distance", "detector_distance")
 """Options for evenly spaced views, beside their beam."""
 BRIGHT = 0.995
-"""Where lengths are unknown, this quantile of the filtered back projection becomes 1."""
+"""The quantile of the filtered back projection that becomes 1 if lengths are unknown."""
 
 FieldLike = float | str | os.PathLike[str] | Array
 ScanLike = ImageLike | scans.Sinogram | scans.Volume
@@ -97,38 +97,38 @@ class ScanReconstructor(ScanOptions, Reconstructor):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Sinograms, or slices for simulated scans."""
+        """The endings of sinograms, or of slices for simulated scans."""
         return (*DICOM, ".tif", ".tiff", ".png", ".npy") if self.simulate else SINOGRAMS
 
     @property
     def ending(self) -> str | None:
-        """TIFF for slices of sinograms."""
+        """The ending of results: TIFF for slices of sinograms."""
         return None if self.simulate else ".tif"
 
     @property
     def rule(self) -> WeightChoice:
-        """``auto`` unless given; ``card``, which is for the simulated scan, with ``simulate``."""
+        """``auto`` unless given; ``card``, made for the simulated scan, with ``simulate``."""
         return self.weight or ("card" if self.simulate else "auto")
 
     def fixed(self, prepared: PreparedImage) -> Self:
-        """With the weight and the number of photons of a scan, for others like it."""
+        """The reconstructor with the weight and the photons of a scan, for others like it."""
         photons = prepared.about.get("photons", self.photons)
         return replace(self, weight=prepared.weight.value, strength=1.0, photons=photons)
 
     def settings(self) -> dict[str, Any]:
-        """The window as two numbers."""
+        """The settings, with the window as two numbers."""
         window = scans.Window.named(self.window)
         return super().settings() | {"window": [window.level, window.width]}
 
     def reads(self, paths: Sequence[Path]) -> list[Path]:
-        """Fields and truths."""
+        """The files of fields and truths."""
         given = [p for p in (self.flat, self.dark, self.truth) if is_path(p)]
         files = [Path(place) for place in given if Path(place).is_file()]
         folder = is_path(self.truth) and Path(self.truth).is_dir()
         return files + (files_in(Path(str(self.truth))) if folder else [])
 
     def check(self, sources: Sequence[Source]) -> None:
-        """The ending of a single result; with several files, each fails on its own."""
+        """Check the ending of a single result; with several files, each fails on its own."""
         if len(sources) == 1:
             require_ending(sources[0].target)
 
@@ -235,7 +235,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     def _unusual(
         self, rays: LinearOperator, fidelity: Fidelity, target: Path | None
     ) -> Iterator[str]:
-        """Notes on values that no tissue has, or that the window hides, by the first slice."""
+        """Notes on values of the first slice that no tissue has, or that the window hides."""
         if rays.invertible and isinstance(fidelity, WeightedL2):  # line integrals
             found = fbp(rays, fidelity.y[:1], "hann")
             hounsfield = scans.attenuation_to_hounsfield(found, self.water)
@@ -270,7 +270,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return "the scan", scans.Sinogram(frames, geometry, self.quantity)
 
     def _views(self) -> scans.EvenViews | None:
-        """Evenly spaced views, if the options say so."""
+        """Evenly spaced views, if the options define them."""
         given = {name: getattr(self, name) for name in EVEN}
         if self.beam is None:
             if stated := next((name for name in EVEN if given[name] is not None), None):
@@ -341,7 +341,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, photons
 
     def checked(self, scan: scans.Sinogram) -> tuple[Quantity, Tensor | None, Tensor | None]:
-        """What the numbers are, flat and dark; raises for options that do not fit them."""
+        """The quantity of the numbers, flat and dark; raises for options that do not fit them."""
         quantity = self.quantity or scan.quantity
         flat, dark = (
             stored if (given := self._field(name)) is None else given
@@ -388,7 +388,7 @@ _scanner = lru_cache(maxsize=2)(paper_scanner)
 
 
 def integrals_of(y: Tensor, quantity: Quantity) -> Tensor:
-    """Line integrals of transmissions, or as they are."""
+    """Line integrals of transmissions; other data unchanged."""
     return y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
 
 

@@ -21,17 +21,17 @@ from convexlift.reconstruction.contents import (
 
 RESULTS = (".tif", ".tiff", ".npy", ".png", ".dcm")
 HIGHEST_TISSUE = 10_000.0
-"""HU; bone has up to 3000."""
+"""HU above which a note is due; bone has up to 3000."""
 HIDDEN = 0.98
-"""The share of the pixels outside of a window from which on a picture shows next to nothing."""
+"""The share of pixels outside a window above which a picture shows next to nothing."""
 
 
 def read_slices(
     image: Any, max_megapixels: float | None
 ) -> tuple[str, scans.Volume, Tensor, tuple[int, ...] | None]:
-    """A name, slices in HU and as images on the scale of regularizers, and the shape of an array.
+    """A name, slices in HU and on the scale of regularizers, and the shape of an array.
 
-    Arrays and pictures without HU are on that scale, too.
+    Arrays and pictures without HU are taken to be on that scale.
     """
     name, volume = str(image), image
     if isinstance(image, scans.Sinogram):

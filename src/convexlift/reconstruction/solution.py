@@ -1,4 +1,4 @@
-"""Problems solved in pieces that fit the memory, within one time limit, and with Ctrl-C handled."""
+"""Problems solved in pieces that fit into memory, within one time limit, with Ctrl-C handled."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from convexlift.tensors import Blocks, join_images, select_images
 Callback = Callable[[Progress], object]
 """Called at every check of the solver; return ``True`` to stop."""
 TRIAL_ITERATIONS = 20
-"""For each step size, where a method has several to choose from."""
+"""Iterations to try each step size, for methods with several to choose from."""
 
 _BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
 _IMAGES = 24  # of the size of images
 _GUIDE = 2  # channels of weights and guide for each output
-_LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and files are finished later
+_LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and delay the first files
 _LARGEST_ON_A_GPU = 64
 SMALLEST_TILE = 128
-"""Pixels of a side; smaller tiles would be margins more than anything else."""
-_SHORTEST = 1e-3  # seconds: a limit that has passed still leaves one evaluation
+"""The least side of a tile in pixels; smaller ones would be mostly margin."""
+_SHORTEST = 1e-3  # seconds: after the limit, there is still time for one evaluation
 
 
 class Interruption:
     """Whether Ctrl-C was pressed, or a callback asked to stop.
 
-    While a solve runs, the signal raises KeyboardInterrupt, and ``solve`` returns its best
-    iterate. At all other times it is only noted, so that a file is written to its end. A second
-    signal always raises KeyboardInterrupt.
+    While a solve runs, the signal raises KeyboardInterrupt, and ``solve`` returns its best iterate.
+    Otherwise it is only recorded, so that a file is written completely. A second signal always
+    raises KeyboardInterrupt.
     """
 
     status: Status | None = None
@@ -91,15 +91,15 @@ class PiecewiseSolver:
 
     Args:
         network: the regularizer, on the device.
-        device: where to solve.
+        device: the device to solve on.
         stop: for each image or file; its seconds are for the weight and all pieces together.
         method: a name in ``solvers.named_methods.METHODS``.
         batch: images at once, or None for as many as fit.
-        interruption: the reason to end all iterations, if there is one.
+        interruption: ends all iterations once it is set.
         colour: the regularizer for images of three channels, if there is one.
-        tiles: how to divide large images; ``auto`` as the memory asks for, None never.
+        tiles: the division of large images; ``auto`` depends on the memory, None means never.
         client: a ``distributed.Client``, whose workers solve tiles.
-        folder: which these workers see, for what tiles have found.
+        folder: the folder for results of tiles, which these workers must see.
     """
 
     network: InputConvexNetwork
@@ -118,7 +118,7 @@ class PiecewiseSolver:
         return suited(data, self.network, self.colour)
 
     def fitting(self, data: Measurement) -> int:
-        """How many images of this size to solve at once."""
+        """The number of images of this size to solve at once."""
         if self.tiles_for(data) is not None:
             return 1
         if self.batch is not None:
@@ -127,9 +127,9 @@ class PiecewiseSolver:
         return max(1, min(most, int(self._free() / 2) // self._needed(data)))
 
     def tiles_for(self, data: Measurement) -> Tiles | None:
-        """How to divide images of this size; None if they are solved whole.
+        """The division of images of this size; None if they are solved whole.
 
-        Raises ``InputError`` for images that the memory can hold neither whole nor in tiles.
+        Raises ``InputError`` for images that fit into memory neither whole nor in tiles.
         """
         if isinstance(self.tiles, Tiles):
             return self.tiles if max(data.image_shape[1:]) > self.tiles.size else None
@@ -168,13 +168,13 @@ class PiecewiseSolver:
         return 4 * (pixels or height * width) * (_BUFFERS * channels + _IMAGES * planes)
 
     def _free(self) -> int:
-        """Bytes of memory that are free on the device."""
+        """Bytes of free memory on the device."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[0]
         return _free_memory()
 
     def here(self, data: Measurement) -> Measurement:
-        """The data on the device; the same object, with its operator's caches, if it is there."""
+        """The data on the device; the same object, with its operator's caches, if already there."""
         there = data.fidelity.y.device.type == self.device.type
         return data if there else data.to(device=self.device)
 
@@ -188,10 +188,10 @@ class PiecewiseSolver:
         gap_map: bool = False,
         keep_duals: bool = True,
     ) -> tuple[Solution, Tensor | None]:
-        """All images, in pieces that share the time, and the map of their gap if it is wanted.
+        """All images, in pieces that share the time, and the map of their gap if requested.
 
-        ``spent`` seconds of the time limit have passed already. The proof needs dual variables,
-        which are as large as all layers of the network: ``keep_duals`` keeps them.
+        ``spent`` seconds of the time limit have already passed. A proof needs dual variables, which
+        are as large as all layers of the network: ``keep_duals`` keeps them.
         """
         if gap_map and self.tiles_for(data) is not None:
             raise InputError(
@@ -217,7 +217,7 @@ class PiecewiseSolver:
                 torch.cuda.empty_cache()
                 size = max(1, size // 2)
                 continue  # with the same images, in smaller pieces
-            # Pieces that are done must not fill the memory that the next ones need.
+            # Finished pieces must not occupy the memory that the next ones need.
             if not keep_duals or size < len(data):
                 solution = _slim(solution, keep_duals, solutions[0] if solutions else solution)
             solutions.append(solution)
@@ -227,7 +227,7 @@ class PiecewiseSolver:
     def solve_piece(
         self, data: Measurement, weight: float, stop: StopWhen, callback: Callback | None
     ) -> Solution:
-        """The solution of images that fit the memory, with the status of an interruption."""
+        """The solution of images that fit into memory, with the status of an interruption."""
         tiles = self.tiles_for(data)
         if tiles is not None:
             return self._solve_tiles(data, weight, tiles, stop, callback)
@@ -243,7 +243,7 @@ class PiecewiseSolver:
         self, data: Measurement, weight: float, tiles: Tiles, stop: StopWhen,
         callback: Callback | None,
     ) -> Solution:  # fmt: skip
-        """One image in tiles; Ctrl-C leaves the remaining tiles as they start."""
+        """One image in tiles; after Ctrl-C, the remaining tiles keep their start."""
         here, network = self.here(data), self.network_for(data)
         large = LargeProblem(
             fidelity=here.fidelity, operator=here.operator, regularizer=network, weight=weight,
@@ -291,7 +291,7 @@ class PiecewiseSolver:
         return solve(problem, stop=StopWhen(gap=stop.gap, max_iterations=0))
 
     def _method(self, problem: VariationalProblem, stop: StopWhen) -> Method:
-        """With the step sizes that do best in a few iterations, where there are several."""
+        """The method, with the step sizes that do best in a few iterations if there are several."""
         grid = METHODS[self.method].grid(problem, True)
         if len(grid) == 1:
             return grid[0]
@@ -308,7 +308,7 @@ class PiecewiseSolver:
 def suited(
     data: Measurement, network: InputConvexNetwork, colour: InputConvexNetwork | None
 ) -> InputConvexNetwork:
-    """The one for images in colour, if there is one and these are."""
+    """The regularizer for images in colour if there is one and the data are in colour."""
     return network if colour is None or colour.in_channels != data.image_shape[0] else colour
 
 
@@ -321,7 +321,7 @@ def stated(
 
 
 def within(stop: StopWhen, seconds: float) -> StopWhen:
-    """The same with a time limit, unless it is infinite."""
+    """The criteria with a time limit, unless it is infinite."""
     return stop if seconds == math.inf else replace(stop, seconds=max(_SHORTEST, seconds))
 
 
@@ -336,7 +336,7 @@ def select_solution(solution: Solution, images: slice, problem: VariationalProbl
 def join_solutions(solutions: Sequence[Solution]) -> Solution:
     """The solutions of several pieces as one; a piece that ended keeps its last record.
 
-    Its proof has the problem of the first piece only; ``select_solution`` takes the whole one.
+    Its proof has the problem of the first piece only; ``select_solution`` inserts the whole one.
     """
     first, *others = solutions
     if not others:
@@ -355,7 +355,7 @@ def join_solutions(solutions: Sequence[Solution]) -> Solution:
 
 
 def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
-    """On the CPU, without the solver's state, the data and, unless kept, the dual variables."""
+    """The solution on the CPU without state, data and, unless ``keep_duals``, dual variables."""
     claim = solution.proof.claim
     if not keep_duals:
         claim = replace(claim, duals=Blocks({}), data_dual=None)
@@ -369,7 +369,7 @@ def _slim(solution: Solution, keep_duals: bool, first: Solution) -> Solution:
 
 
 def _free_memory() -> int:
-    """Bytes that programs can have: files in a cache are given up for them."""
+    """Bytes available to programs, including file caches, which the system gives up for them."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -378,5 +378,5 @@ def _free_memory() -> int:
         pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system says
+    except (AttributeError, ValueError, OSError):  # not available on every system
         return 2**31

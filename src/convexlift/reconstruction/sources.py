@@ -1,4 +1,4 @@
-"""Input files and the places of their results, found and checked before any work begins."""
+"""Input files and the paths of their results, found and checked before any work begins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALLEST = 2**18
 
 
 class Slab(NamedTuple):
-    """The planes ``first`` to ``end`` of a volume, which are stored from ``at`` on."""
+    """The planes ``first`` to ``end`` of a volume, stored from ``at`` on."""
 
     first: int
     end: int
@@ -35,12 +35,12 @@ class Slab(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the noise and the weight come from that all parts of a volume share.
+    """The origin of the noise and the weight that all parts of a volume share.
 
     Attributes:
-        estimated: whether the noise was.
-        rule: of the weight.
-        trials: of the search for the weight.
+        estimated: whether the noise was estimated.
+        rule: the rule of the weight.
+        trials: the trials of the search for the weight.
     """
 
     estimated: bool
@@ -50,7 +50,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a slab of a volume, and the place of its result.
+    """A file, or a slab of a volume, and the path of its result.
 
     Attributes:
         path: the input.
@@ -58,7 +58,7 @@ class Source:
         slab: a part of a volume.
         volume: whether the input is a volume: an HDF5 file, a folder of slices, or a stack with
             more numbers than are read at once.
-        origin: of noise and weight, for a part of a volume.
+        origin: the origin of noise and weight, for a part of a volume.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Source:
 
     @property
     def records(self) -> Path:
-        """The folder of what is written beside a volume, slab by slab."""
+        """The folder of the files written beside a volume, slab by slab."""
         return self.target.with_name(f"{self.target.name}.records")
 
     def _beside(self, ending: str) -> Path:
@@ -88,12 +88,12 @@ class Source:
 
     @property
     def gap_maps(self) -> list[Path]:
-        """The map of the gap: an NPY file and a picture."""
+        """The files of the gap map: NPY and a picture."""
         return self._maps("gap")
 
     @property
     def weight_maps(self) -> list[Path]:
-        """The map of the weights, likewise."""
+        """The files of the weight map: NPY and a picture."""
         return self._maps("weights")
 
     def _maps(self, of: str) -> list[Path]:
@@ -117,10 +117,10 @@ def find_sources(
 ) -> list[Source]:
     """The files given, in folders, or matched by globs, each with its target.
 
-    ``output`` is a file for a single input file, unless it is a folder already or has no ending;
-    else a folder, in which results have the names of their inputs (with ``ending``, if given).
-    Files in folders with an ending other than ``suffixes`` are skipped; a file that is named must
-    have one of them. Broken links count as files, which fail when they are read.
+    ``output`` is a file for a single input file, unless it is an existing folder or has no ending;
+    otherwise a folder, in which results have the names of their inputs (with ``ending``, if given).
+    Files in folders with an ending other than ``suffixes`` are skipped; a named file must have one
+    of them. Broken links count as files, which fail when they are read.
     """
     endings = ", ".join(suffixes)
     if not inputs:
@@ -146,7 +146,7 @@ def find_sources(
                 raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
             raise InputError(f"the folder {place} has no file with one of the endings {endings}")
         found += wanted
-    # Each file once; but a link with another name is another input, with its own result.
+    # Each file once; a link with another name is another input, with its own result.
     found = list({(resolved(path), path.name): path for path in found}.values())
     if not found:
         raise InputError(f"no input has one of the endings {endings}")
@@ -181,7 +181,7 @@ def find_sources(
 
 
 def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Source | None:
-    """A folder of slices or an HDF5 file that becomes one file, if that is asked for."""
+    """A folder of slices or an HDF5 file that becomes one file, if the output asks for that."""
     place, whole = Path(inputs[0]), output.suffix.lower() in STORES
     taken = output.is_dir() and output.suffix not in Zarr.suffixes
     scans = any(ending in suffixes for ending in HDF5)  # tasks that read such files themselves
@@ -192,7 +192,7 @@ def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Sou
 
 def _is_large_stack(path: Path, target: Path, suffixes: Sequence[str]) -> bool:
     """Whether a stack of grey pages has more numbers than are read at once, and becomes a store."""
-    pictures = set(Zarr.suffixes) <= set(suffixes)  # and not sinograms, whose pages are no slices
+    pictures = set(Zarr.suffixes) <= set(suffixes)  # not sinograms, whose pages are not slices
     both = all(place.suffix.lower() in STORES for place in (path, target))
     if not pictures or not both or not path.is_file() or path.stat().st_size <= SMALLEST:
         return False
@@ -204,23 +204,23 @@ def _is_large_stack(path: Path, target: Path, suffixes: Sequence[str]) -> bool:
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Whether the path is a link without a file, and not hidden."""
+    """Whether the path is a broken link, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
 
 
 def resolved(path: Path) -> Path:
-    """The file behind a link; unlike ``Path.resolve``, this accepts links that form a circle."""
+    """The file behind a link; unlike ``Path.resolve``, accepts circular links."""
     return Path(os.path.realpath(path))
 
 
 def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, and not a flat or dark field."""
+    """Whether a file of a folder is an input, not a flat or dark field."""
     is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
     return path.suffix.lower() in suffixes and not is_field
 
 
 def sides(path: Path) -> list[Path]:
-    """The geometry and the fields of a sinogram, which belong to it."""
+    """The geometry and the fields of a sinogram."""
     side = path.with_suffix(".json")
     if path.suffix.lower() not in SINOGRAMS or not is_geometry(side):
         return []
@@ -243,9 +243,9 @@ def companion(
     what: str,
     suffixes: Sequence[str] = PictureFormat.known_suffixes(),
 ) -> ImageLike:
-    """The mask or truth of an image: of a folder, the file with its name, else ``place`` itself.
+    """The mask or truth of an image: the file of its name in a folder, else ``place`` itself.
 
-    If several files have the name, the one that has the ending as well is taken.
+    If several files have the name, the one with the same ending is used.
     """
     if not is_path(place) or not Path(place).is_dir():
         return place
@@ -264,7 +264,7 @@ def companion(
 
 
 def glance(path: Path) -> str | None:
-    """The first fault that the first bytes of a file show, or None."""
+    """The first fault visible in the first bytes of a file, or None."""
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
@@ -296,7 +296,7 @@ def check_targets(
     summary: Path | None = None,
     tables: Sequence[Path] = (),
 ) -> None:
-    """Make the folders, and refuse to overwrite inputs, or earlier results without ``force``.
+    """Create the folders, and refuse to overwrite inputs, or earlier results without ``force``.
 
     Temporary files and folders that killed runs left beside these results are removed.
 
@@ -309,7 +309,7 @@ def check_targets(
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
         summary: the file of all results, if there is to be one.
-        tables: of all results; ``resume`` may replace them.
+        tables: the tables of all results, which ``resume`` may replace.
     """
     inputs = {resolved(place) for place in also_read}
     for source in sources:
@@ -336,7 +336,7 @@ def check_targets(
 
 
 def _require_writable(folder: Path) -> None:
-    """Make the folder, and try to write to it."""
+    """Create the folder, and try to write to it."""
     problem = "cannot be a folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -373,7 +373,7 @@ def _is_result(source: Source) -> bool:
 
 
 def _is_ours(record: Path) -> bool:
-    """Whether a JSON file was written by a run: only those state its settings."""
+    """Whether a JSON file was written by a run: only such files state its settings."""
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,8 +1,7 @@
 """Volumes larger than the memory: read, reconstructed and written slab by slab.
 
-Noise, range and weight are found once, from planes spread over the whole volume, so that slabs do
-not differ in them. A slab is as thick as a chunk of the store, or a few of them: no two tasks write
-to the same chunk.
+Noise, range and weight are found once, from planes spread over the whole volume, so that slabs
+share them. A slab consists of whole chunks of the store: no two tasks write to the same chunk.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from convexlift.scans.volume_sources import count_planes, is_series
 SAMPLE = 8
 """Planes from which noise, range and weight are found."""
 SLAB = 8
-"""Planes of a slab, at least."""
+"""The least number of planes in a slab."""
 MILLIMETRES = tuple({"name": name, "type": "space", "unit": "millimeter"} for name in "zyx")
 """The axes of a series."""
 
 
 def is_volume(sources: Sequence[Source]) -> bool:
-    """Whether the result is written slab by slab; raises if there are others beside it.
+    """Whether the result is written slab by slab; raises if there are other results beside it.
 
     Also true for zarr and HDF5 targets, and for inputs that are volumes.
     """
@@ -62,7 +61,7 @@ def _in_slabs(source: Source) -> bool:
 def require_apart(
     source: Source, also_read: Sequence[Path], also_written: Sequence[Path] = ()
 ) -> None:
-    """Raise if the volume or its records could replace a file that is read, or another result."""
+    """Raise if the volume or its records could replace an input or another result."""
     for target in (source.target, source.records):
         for path in (source.path, *sides(source.path), *also_read):
             if _overlap(path, target):
@@ -74,7 +73,7 @@ def require_apart(
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Whether two paths are the same, or one is in the other."""
+    """Whether two paths are the same, or one contains the other."""
     one, other = resolved(one), resolved(other)
     return one == other or one in other.parents or other in one.parents
 
@@ -113,7 +112,7 @@ def divide(
 ) -> tuple[Reconstructor, list[Source]]:
     """The reconstructor with noise, range and weight of the whole volume, and its slabs.
 
-    Makes the store, unless ``resume`` finds one of the same layout.
+    Creates the store, unless ``resume`` finds one of the same layout.
     """
     first, end = require_planes(reconstructor, source)
     layout = Zarr().layout(source.path) if source.path.suffix in Zarr.suffixes else None
@@ -141,7 +140,7 @@ def divide(
 def shared(
     reconstructor: Reconstructor, sources: Sequence[Source], inputs: Sequence[str]
 ) -> tuple[Reconstructor, list[Source]]:
-    """With noise, range and weight of all slices in a folder, each of which has its own result."""
+    """The reconstructor with shared noise, range and weight for a folder of separate slices."""
     folder, planes = require_slices(reconstructor, inputs)
     fixed, origin = _fixed(reconstructor, _sample(reconstructor, folder, 0, planes))
     return fixed, [replace(source, origin=origin) for source in sources]
@@ -156,7 +155,7 @@ def require_slices(reconstructor: Reconstructor, inputs: Sequence[str]) -> tuple
 
 
 def _fixed(reconstructor: Reconstructor, sample: PreparedImage) -> tuple[Reconstructor, Origin]:
-    """With what was found for planes of a volume, and where that comes from."""
+    """The reconstructor with the noise, range and weight of sample planes, and their origin."""
     assert isinstance(reconstructor, Denoiser | ScanReconstructor)
     estimated = sample.noise is not None and sample.noise.estimated
     origin = Origin(estimated, sample.weight.rule, sample.weight.trials)
@@ -182,7 +181,7 @@ def part_of(reconstructor: Reconstructor, planes: tuple[int, ...]) -> Reconstruc
 
 
 def altered(reconstructor: Reconstructor, **options: Any) -> Reconstructor:
-    """With other options, and the same network in memory."""
+    """The reconstructor with other options and the same network in memory."""
     part = replace(reconstructor, **options)
     for name in ("network", "colour", "place", "sha256"):
         vars(part)[name] = getattr(reconstructor, name)
@@ -205,7 +204,7 @@ def prepare(reconstructor: Reconstructor, source: Source, solver: PiecewiseSolve
 
 
 def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume: bool) -> None:
-    """Make the store, or raise if it cannot be."""
+    """Create the store, or raise if that is impossible."""
     target, records = source.target, source.records
     if force:
         target.unlink() if target.is_file() else shutil.rmtree(target, ignore_errors=True)
@@ -233,7 +232,7 @@ def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume:
 
 
 def _spacing(series: Path) -> tuple[float, float, float]:
-    """Distances of slices, rows and columns, in mm."""
+    """Distances of slices, rows and columns in mm."""
     headers = series_headers(series)
     count = max(1, len(headers) - 1)
     return (headers[-1].height - headers[0].height) / count or 1.0, *headers[0].spacing

@@ -6,7 +6,7 @@
 
                      (sigma / sigma_card)^1.08 (1 + 28 t_card) / (1 + 28 t),   t = sigma_y - sigma,
 
-                 where white noise of level sigma_y has as large an R as the data y. These numbers
+                 where white noise of level sigma_y has the same R as the data y. These numbers
                  fit the best weights of ``photo-any-size`` on twelve photographs, sigma from 5/255
                  to 50/255 (``benchmarks/weight_rules.py``), and those of total variation as well.
                  Where pixels are missing, R(y) is not known: (sigma / sigma_card)^1.2. For salt
@@ -49,7 +49,7 @@ WeightChoice = float | Rule
 POWERS: dict[Kind, float] = {"gaussian": 1.2, "salt-and-pepper": 0.25}
 """The powers of the noise level with which weights grow."""
 POWER, SLOPE, CARD_TEXTURE = 1.08, 28.0, 0.006
-"""The power where the texture t is known, its factor, and the t of a typical photograph with the
+"""The power if the texture t is known, the factor of t, and t of a typical photograph with the
 noise of the cards."""
 TOTAL_VARIATION = {
     "gaussian-denoising": 0.086, "inpainting": 0.016, "salt-and-pepper": 0.7, "ct": 4.0,
@@ -71,26 +71,26 @@ ACCURACY = 0.01
 LIMIT = 14
 """The most solves of a search."""
 FARTHEST = 1e4
-"""No search leaves its start by more than this factor."""
+"""The largest factor by which a search leaves its start."""
 SEARCH_SHARE = 0.5
 """The largest share of the time limit for the search."""
 SEARCH = StopWhen(gap=3e-3, max_iterations=150)
 """Accuracy of the images of a search."""
 SEED = 7_305_118_642_907
-"""Seed of the random numbers that split data. Users simulate noise with small seeds: with the same
-seed here, noise and split would be the same numbers, and the parts would not be independent."""
+"""Seed of the random split of data. Users simulate noise with small seeds: with the same seed here,
+noise and split would be the same numbers, and the parts would not be independent."""
 
 Solve = Callable[[Measurement, float], Tensor]
-"""The image for a weight; warm-started, and as accurate as a search needs it."""
+"""The image for a weight; warm-started, and as accurate as a search needs."""
 
 
 class SearchEndedEarly(Exception):
-    """Ctrl-C, or the end of the time, came during the search for a weight."""
+    """Ctrl-C or the time limit ended the search for a weight."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight, and where it comes from.
+    """A weight and its origin.
 
     Attributes:
         value: the weight.
@@ -107,7 +107,7 @@ class Weight:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For records."""
+        """The facts for records."""
         record: dict[str, Any] = {"value": self.value, "rule": self.rule}
         if self.trials:
             record["trials"] = [{"weight": w, "measured": m} for w, m in self.trials]
@@ -135,8 +135,8 @@ def choose_weight(
 ) -> Weight:
     """The weight given, or chosen by a rule; ``auto`` in place of ``card`` if the card has none.
 
-    All images get one weight. A search, each of whose solves stops at ``search``, takes at most
-    half of the solver's time limit.
+    All images get one weight. A search takes at most half of the solver's time limit; each of its
+    solves stops at ``search``.
     """
     if isinstance(choice, float):
         return Weight(choice, "given")
@@ -144,7 +144,7 @@ def choose_weight(
     own = TOTAL_VARIATION if isinstance(network, TotalVariation) else {}
     weights = network.card.weights if network.card else own
     if network.reads_data:
-        # R is in units of the noise, which impulses and counts do not have: theirs is the card's.
+        # R is in units of Gaussian noise; impulses and counts use the weight of the card.
         unstated = weights.get(task, 1 / UNSTATED_NOISE)
         known: float | None = 1.0 if data.noise is not None else unstated
     elif noise is not None and task == GaussianDenoising.name and task in weights:
@@ -155,12 +155,12 @@ def choose_weight(
     if choice == "card" and known is not None:
         return Weight(known, "card")
     start = 1.0 if known is None else known
-    # A few of the images suffice to choose the weight for all of them.
+    # A few images suffice to choose the weight for all.
     some = slice(None, None, -(-len(data) // solver.fitting(data)))
     there = solver.here(data.select(some))
     begin = time.perf_counter()
     end = begin + SEARCH_SHARE * (solver.stop.seconds or math.inf)
-    state: Any = None  # of the latest solve, which the next one continues
+    state: Any = None  # the state of the latest solve, which the next one continues
 
     def image(of: Measurement, weight: float) -> Tensor:
         nonlocal state
@@ -189,9 +189,9 @@ def choose_weight(
 def card_weight(
     weights: Mapping[str, float], task: str, noise: Noise | None, texture: float | None = None
 ) -> float | None:
-    """The rule ``card``: the weight of a task, scaled to noise and texture; None if there is none.
+    """The rule ``card``: a task's weight on the card, scaled to noise and texture, or None.
 
-    A texture is for ``GaussianDenoising``, whose weight must be there.
+    A texture requires the weight of ``GaussianDenoising``.
     """
     if noise is None:
         return weights.get(task)
@@ -208,9 +208,9 @@ def card_weight(
 
 
 def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
-    """t of noisy images: how much larger their R is than that of their noise, as a noise level.
+    """t of noisy images: the excess of their R over that of their noise, as a noise level.
 
-    Images within [0, 1] may have been clipped to it, and so is the noise to compare with, about
+    Images within [0, 1] may have been clipped. Then the noise for comparison is clipped too, around
     the mean of 5 x 5 pixels.
     """
     level, place = max(sigma, LEAST_LEVEL), network.output
@@ -256,7 +256,7 @@ def predictive_weight(
 
 
 def vertex(left: float, middle: float, right: float) -> float:
-    """Where the parabola through (-1, left), (0, middle), (1, right) is least, within [-1, 1]."""
+    """The minimum in [-1, 1] of the parabola through (-1, left), (0, middle), (1, right)."""
     bend = left - 2 * middle + right
     return max(-1.0, min(1.0, (left - right) / (2 * bend))) if bend > 0 else 0.0
 
@@ -271,7 +271,7 @@ def discrepancy_weight(
         trials[weight] = discrepancy(data, noise, solve(data, weight))
         return trials[weight]
 
-    low: float | None = None  # weights whose residuals are below and above that of the noise
+    low: float | None = None  # weights with residuals below and above the noise
     high: float | None = None
     weight = start
     while abs(math.log(max(measured(weight), 1e-300))) > ACCURACY and len(trials) < LIMIT:
@@ -281,7 +281,7 @@ def discrepancy_weight(
             if abs(math.log(weight / start)) > math.log(FARTHEST):
                 break
         else:
-            # Residuals are about a power of the weight; stay inside, should they not be.
+            # Residuals are about a power of the weight; the guess stays inside the bracket if not.
             below, above = math.log(max(trials[low], 1e-300)), math.log(trials[high])
             share = max(0.1, min(0.9, -below / (above - below)))
             weight = low * (high / low) ** share

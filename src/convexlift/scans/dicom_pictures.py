@@ -1,7 +1,7 @@
 """DICOM images of any modality as pictures: MR, NM, US, CR, ...
 
-Stored numbers become a picture, and go back into a derived image with the same rescale and display
-window, so that both mean what they meant. CT slices, in HU, are ``read_dicom``'s.
+Stored numbers become a picture, and are written to a derived image with the same rescale and
+display window, so that they keep their meaning. ``read_dicom`` reads CT slices, in HU.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from convexlift.scans.files import ScanFileError
 DATASET = "dicom"
 """The key of the header in the metadata of a picture."""
 WINDOW = "display window"
-"""The key of the numbers that are displayed black and white; None if the file does not say."""
+"""The key of the numbers displayed black and white; None if the file does not give them."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 def dicom_modality(path: Path, max_megapixels: float | None = None) -> str:
-    """CT, MR, US, ...; an empty text if the file does not say."""
+    """CT, MR, US, ...; an empty string if the file does not state it."""
     dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
     return str(dataset.get("Modality") or "")
 
 
 def is_hounsfield(path: Path, max_megapixels: float | None = None) -> bool:
-    """Whether a file is a CT slice; localizers and colour images of CT are too, and refused."""
+    """Whether a file has the modality CT; localizers and colour images do too, and are refused."""
     return dicom_modality(path, max_megapixels) == "CT"
 
 
@@ -71,7 +71,7 @@ def in_units(picture: Picture) -> Picture:
 
 
 def display_range(picture: Picture) -> Range:
-    """Black and white in the numbers of a picture: its window, or what the pixels span."""
+    """Black and white in the numbers of a picture: its window, or the range of its pixels."""
     window: Range | None = picture.metadata[WINDOW]
     if window is not None:
         return window
@@ -99,8 +99,8 @@ def _rescale(dataset: Any) -> tuple[float, float]:
 def write_dicom_picture(picture: Picture, path: Path, description: str) -> None:
     """A derived image like the source, with other pixels and new UIDs, atomically.
 
-    Rescale, window, spacing and all that is said about patient and study are those of the source;
-    private elements, which may contain anything, are left out.
+    Rescale, window, spacing and all elements about patient and study are copied from the source,
+    but not private elements, which may contain anything.
     """
     pydicom = load_extra("pydicom", "DICOM files")
     source = picture.metadata[DATASET]

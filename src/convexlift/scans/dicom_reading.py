@@ -65,7 +65,7 @@ def read_dicom(
         series: the SeriesInstanceUID, if a folder holds several.
         allow_gaps: accept uneven distances between slices.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
-        slices: which slices of a series; the pixels of others are not read.
+        slices: the slices of a series to read; the pixels of others are not read.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
@@ -224,7 +224,7 @@ def _require_grey_ct(path: Path, dataset: Any, modality: str) -> None:
 
 
 def _padding(dataset: Any) -> tuple[int, int] | None:
-    """PixelPaddingValue, up to PixelPaddingRangeLimit where there is one."""
+    """PixelPaddingValue, up to PixelPaddingRangeLimit if present."""
     value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
     if value in (None, ""):
         return None

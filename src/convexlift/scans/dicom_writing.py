@@ -41,7 +41,7 @@ EQUIPMENT = (
 )
 
 _FINEST = -10  # smallest slope, as a power of two: a thousandth of a HU
-_LARGEST = 32767  # of signed 16-bit integers
+_LARGEST = 32767  # the largest signed 16-bit integer
 
 
 def write_dicom(
@@ -60,11 +60,11 @@ def write_dicom(
     refers to its source image, the scanner and this software.
 
     Args:
-        volume: in HU.
+        volume: the volume, in HU.
         path: the file or folder.
-        description: of the processing, for DerivationDescription and SeriesDescription.
-        series: a name for it. Slices of one source series that are written one by one under the
-            same name belong to one new series, and keep their numbers.
+        description: describes the processing, in DerivationDescription and SeriesDescription.
+        series: a name. Slices of one source series that are written one by one with the same name
+            belong to one new series and keep their numbers.
 
     Returns:
         The files, in the order of the slices.
@@ -172,7 +172,7 @@ class _Series:
             ContributionDateTime=self.now.strftime("%Y%m%d%H%M%S"),
             ContributionDescription=self.description,
         )  # fmt: skip
-        # "Manufacturer" of the image is the maker of these pixels. The scanner's is given here,
+        # "Manufacturer" of the image is the maker of these pixels. The scanner's is stated here,
         # where DICOM does not allow it to be empty.
         if source is None or not source.get("Manufacturer"):
             return [software]
@@ -217,7 +217,7 @@ class Dicom(VolumeFormat):
     """A slice, or a folder with the slices of one series."""
 
     name = "DICOM"
-    suffixes = (".dcm", "")  # for writing; reading takes every unknown ending for DICOM
+    suffixes = (".dcm", "")  # for writing; every unknown ending is read as DICOM
 
     def read(self, place: Path, max_megapixels: float | None) -> Volume:
         """Read with ``read_dicom``."""

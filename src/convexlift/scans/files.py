@@ -57,7 +57,7 @@ def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volum
     place = existing(path)
     dicom = VolumeFormat.of(Path("slice.dcm"))
     assert dicom is not None
-    # Scanners use all kinds of endings, or none: every unknown ending is taken for DICOM.
+    # Scanners use all kinds of endings, or none: every unknown ending is read as DICOM.
     names = files_in(place) if place.is_dir() else [place]
     formats = [VolumeFormat.of(name) or dicom for name in names] or [dicom]
     alike = len({type(each) for each in formats}) == 1 or all(each.pictures for each in formats)
@@ -131,9 +131,9 @@ def read_sinogram(
 
     Args:
         path: the file.
-        rows: of the detector, for example ``slice(500, 510)``; files may be larger than memory.
-        angles: in radians, replacing the angles in an HDF5 file.
-        angle_unit: of the angles in an HDF5 file that does not state it.
+        rows: detector rows, for example ``slice(500, 510)``; files may be larger than memory.
+        angles: angles in radians, replacing those in an HDF5 file.
+        angle_unit: the unit of the angles in an HDF5 file that does not state it.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
         read_seconds: limit for an HDF5 file, which is read in a separate process, since a damaged
             one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
@@ -188,14 +188,14 @@ def read_isolated(
     path: Path, function: str, max_megapixels: float | None, seconds: float | None = None,
     **ranges: slice,
 ) -> Members:  # fmt: skip
-    """What a function of ``isolated_hdf5`` reads from a file, in a process with limits.
+    """The result of a function of ``isolated_hdf5`` for a file, run in a process with limits.
 
     Args:
         path: the file.
-        function: its name.
-        max_megapixels: the most numbers, in millions, in place of the default for its length.
+        function: the name of the function.
+        max_megapixels: the most numbers, in millions; by default it depends on the file's length.
         seconds: time limit; by default 20, and 1 for every 10 MB.
-        ranges: which rows, slices or pages.
+        ranges: the rows, slices or pages to read.
     """
     length = path.stat().st_size
     megapixels = max_megapixels or allowed_megapixels(length, 1)

@@ -196,7 +196,7 @@ def read_kspace(path: str, slices: list[int | None], megapixels: float) -> Membe
 
     In the layout of fastMRI: ``kspace`` (slices, H, W) or (slices, coils, H, W), complex; ``mask``
     of the columns; ``reconstruction_esc`` or ``reconstruction_rss``, images of the whole scan. In
-    that of ISMRMRD: ``dataset/xml`` and ``dataset/data``, a readout in each row.
+    the layout of ISMRMRD: ``dataset/xml`` and ``dataset/data``, a readout in each row.
 
     Args:
         path: the file.
@@ -248,10 +248,9 @@ def read_kspace(path: str, slices: list[int | None], megapixels: float) -> Membe
 def _read_readouts(group: Any, slices: slice, megapixels: float) -> NDArray[np.complex64]:
     """(slices, coils, H, W) from ISMRMRD: readouts of a Cartesian scan in two dimensions.
 
-    A readout is a row; its place is its number of the phase encoding, less the limits' centre, and
-    its samples lie around its centre sample. Averages are averaged; of contrasts, phases,
-    repetitions and sets, the first is taken. Readouts for noise, calibration, navigation and
-    corrections are left out.
+    A readout is a row of k-space at its phase-encoding number minus the limits' centre; its samples
+    lie around its centre sample. Averages are averaged; only the first contrast, phase, repetition
+    and set are used. Readouts for noise, calibration, navigation and corrections are left out.
     """
     header = ElementTree.fromstring(_text(group["xml"][()]))
     for element in header.iter():
@@ -299,7 +298,7 @@ def _read_readouts(group: Any, slices: slice, megapixels: float) -> NDArray[np.c
 
 
 def read_slab(path: str, pages: list[int | None], megapixels: float) -> Members:
-    """``planes`` (n, H, W) of the only array (..., H, W), or the one called data, and ``shape``."""
+    """``planes`` (n, H, W) of the only array (..., H, W), or of the one named data; ``shape``."""
     h5py = _h5py()
     found: list[str] = []
 
@@ -326,7 +325,7 @@ def read_slab(path: str, pages: list[int | None], megapixels: float) -> Members:
 
 
 def _h5py() -> Any:
-    with contextlib.suppress(ImportError):  # compression filters missing from HDF5 itself
+    with contextlib.suppress(ImportError):  # compression filters that HDF5 itself lacks
         importlib.import_module("hdf5plugin")
     return importlib.import_module("h5py")
 
@@ -336,7 +335,7 @@ def _is_dataset(group: Any, name: str) -> bool:
 
 
 def _read_frames(dataset: Any, rows: slice, left: float, megapixels: float) -> NDArray[Any]:
-    """(rows, frames, bins) of a dataset (frames, rows, bins), or as its attribute ``axes`` says."""
+    """(rows, frames, bins) of a dataset (frames, rows, bins), or in the order of its ``axes``."""
     if dataset.ndim != 3:
         raise ValueError(
             f"its {dataset.name} has the shape {dataset.shape}; three dimensions are needed"

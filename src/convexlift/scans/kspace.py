@@ -16,7 +16,7 @@ from convexlift.tensors import first_non_finite
 
 SUFFIXES = (".h5", ".hdf5")
 OUTER, FEWEST = 0.05, 64
-"""The share of the samples, and their least number, at high frequencies: mostly noise."""
+"""The share of samples at high frequencies, mostly noise, and their least number."""
 NORMAL_MEDIAN = 0.6745
 
 
@@ -26,7 +26,7 @@ class KSpace:
 
     Attributes:
         data: complex, (slices, coils, H, W), zero where nothing was sampled.
-        mask: (H, W), where it was sampled, the same in all slices.
+        mask: (H, W), nonzero where it was sampled, the same in all slices.
         truth: images of a whole scan, (slices, h, w), if the file has them: magnitudes of the
             middle of the slices.
     """
@@ -55,9 +55,9 @@ class KSpace:
     def noise(self) -> float:
         """The standard deviation of real and imaginary parts, from the highest frequencies.
 
-        The median of absolute values over that of a standard normal number, as for images.
-        Frequencies are high where both of their components are: edges along rows and columns
-        reach far along the axes. Edges that reach even there make the estimate too large.
+        The median of absolute values is divided by that of a standard normal number, as for images.
+        Only frequencies with two high components count, since edges along rows and columns extend
+        far along the axes. Other sharp edges make the estimate too large.
         """
         rows, columns = ((torch.arange(n) - n // 2).abs() for n in self.mask.shape)
         height = (torch.outer(rows, columns) + 1) * self.mask
@@ -76,7 +76,7 @@ class KSpace:
 
         Args:
             calibration: side of the square of frequencies that is used, under a Hann window;
-                less where fewer were sampled without gaps.
+                smaller if fewer were sampled without gaps.
         """
         if self.data.shape[1] == 1:
             return torch.ones_like(self.data[:1])
@@ -95,12 +95,12 @@ class KSpace:
 
     @property
     def values(self) -> Tensor:
-        """The data as ``cl.MRI`` gives them, (slices, 2 coils, H, W)."""
+        """The data in the layout of ``cl.MRI``, (slices, 2 coils, H, W)."""
         return pairs(self.data)
 
 
 def _run(line: Tensor) -> int:
-    """The length of the symmetric run around the middle that was sampled without gaps; >= 2."""
+    """The length of the symmetric run around the middle sampled without gaps; >= 2."""
     middle = len(line) // 2
     after, before = line[middle:].tolist(), line[: middle + 1].flip(0).tolist()
     reach = min((each.index(False) if False in each else len(each)) for each in (after, before))
@@ -123,11 +123,11 @@ def read_kspace(
 ) -> KSpace:
     """Read an HDF5 file in the layout of fastMRI or ISMRMRD, in a process with limits.
 
-    The mask is the file's, or where k-space is not 0.
+    Without a mask in the file, k-space was sampled where it is not 0.
 
     Args:
         path: the file.
-        slices: which slices.
+        slices: the slices to read.
         max_megapixels: largest number of real numbers to read, in millions.
         read_seconds: time limit; by default 20, and 1 for every 10 MB.
     """

@@ -1,4 +1,4 @@
-"""Measurements of a scanner, and the geometry of its rays as files describe it."""
+"""Measurements of a scanner, and the geometry of its rays as described in files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from convexlift.option_values import Quantity as Quantity
 from convexlift.tensors import TensorRecord, first_non_finite
 
 MOST_VIEWS = 1_000_000
-"""Evenly spaced ones in a file."""
+"""The most evenly spaced views in a file."""
 LengthUnit = Literal["mm", "pixel"]
 """Detector pixels are the unit if a file does not give their size."""
 
@@ -33,15 +33,15 @@ class ScanGeometry:
     """The geometry common to all scanners.
 
     Args:
-        angles: in radians; ``EvenViews(...).geometry(180)`` spreads them evenly.
+        angles: angles in radians; ``EvenViews(...).geometry(180)`` spreads them evenly.
         bin_width: the distance between neighbouring detector bins.
         detector_offset: the position of the detector's middle, as in ``ParallelBeam``.
-        unit: of all lengths.
+        unit: the unit of all lengths.
     """
 
     beam: ClassVar[str]
     transform: ClassVar[type[RayTransform]]
-    turn: ClassVar[float]  # degrees that a whole scan covers
+    turn: ClassVar[float]  # degrees that a complete scan covers
 
     angles: tuple[float, ...]
     bin_width: float = 1.0
@@ -71,7 +71,7 @@ class ScanGeometry:
         return operator
 
     def field_of_view(self, bins: int) -> float:
-        """The width of the region that all rays of a detector with so many bins see."""
+        """The width of the region that all rays of a detector with this many bins see."""
         return bins * self.bin_width
 
 
@@ -122,13 +122,13 @@ _GEOMETRIES: Mapping[str, type[ScanGeometry]] = {
 
 
 def even_angles(number: int, arc: float) -> tuple[float, ...]:
-    """So many angles in radians from 0 on, over ``arc`` degrees, whose end is left out."""
+    """``number`` angles in radians from 0 on, over ``arc`` degrees, without its end."""
     return tuple(math.radians(arc) * k / number for k in range(number))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvenViews:
-    """Views at equal distances from 0 on: a geometry for as many of them as a file holds.
+    """Evenly spaced views from 0 on: a geometry for as many of them as a file holds.
 
     Args:
         beam: ``parallel`` or ``fan``.
@@ -196,8 +196,8 @@ def to_record(geometry: ScanGeometry) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> ScanGeometry:
     """A geometry from JSON values; ValueError names a wrong, unknown or missing field.
 
-    A number in place of the angles stands for as many, evenly spaced over half a turn of a
-    parallel beam and a whole turn of a fan.
+    A number in place of the angles means that many, evenly spaced over half a turn of a parallel
+    beam and a whole turn of a fan.
     """
     values = dict(record)
     beam = values.pop("beam", None)
@@ -220,7 +220,7 @@ class Sinogram(TensorRecord):
 
     Args:
         projections: floating point and finite.
-        geometry: of the rays of each row.
+        geometry: the geometry of the rays of each row.
         quantity: the meaning of the numbers.
         flat: frames without object, (rows, frames, bins).
         dark: frames without beam, (rows, frames, bins).

@@ -1,7 +1,7 @@
-"""Volumes of which a few planes are read at a time: HDF5 files, DICOM series, folders of pictures.
+"""Volumes read a few planes at a time: HDF5 files, DICOM series, folders of pictures.
 
-A folder is a volume if its files are its slices: a CT series in the order of its positions, other
-DICOM images in that of their numbers, pictures in that of the numbers in their names.
+A folder is a volume if its files are its slices: a CT series ordered by its positions, other DICOM
+images by their numbers, pictures by the numbers in their names.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from convexlift.scans.files import ScanFileError, files_in, read_isolated, readi
 
 
 def is_source(path: Path) -> bool:
-    """Whether the name is that of an HDF5 file, or of a folder that is not a zarr store."""
+    """Whether the path is an HDF5 file, or a folder that is not a zarr store."""
     folder = path.is_dir() and path.suffix not in Zarr.suffixes
     return folder or path.suffix.lower() in HDF5
 
 
 def is_series(path: Path) -> bool:
-    """Whether the name is that of a folder with a CT series."""
+    """Whether the path is a folder with a CT series."""
     if not path.is_dir() or path.suffix in Zarr.suffixes:
         return False
     files = slice_files(path)
@@ -42,7 +42,7 @@ def is_series(path: Path) -> bool:
 
 
 def count_planes(path: Path, max_megapixels: float | None = None) -> int:
-    """How many planes a volume has, or a picture file."""
+    """The number of planes of a volume, or of a picture file."""
     if not is_source(path):
         return count_pages(path, max_megapixels=max_megapixels)
     if not path.is_dir():
@@ -53,7 +53,7 @@ def count_planes(path: Path, max_megapixels: float | None = None) -> int:
 
 
 def read_slab(path: Path, pages: slice, max_megapixels: float | None = None) -> Picture:
-    """Some planes of an HDF5 file or of a folder; no others are read."""
+    """Some planes of an HDF5 file or a folder; no others are read."""
     if not path.is_dir():
         planes = _slab(path, pages, max_megapixels)[0]
         return Picture(planes.astype(planes.dtype.newbyteorder("=")), layout=planes.shape)

@@ -150,12 +150,12 @@ class Volume(TensorRecord):
     """CT numbers in HU, (slices, H, W): pixel (i, j) of slice k lies at p_k + j dx u + i dy v.
 
     Args:
-        values: in HU, floating point and finite.
+        values: values in HU, floating point and finite.
         spacing: (dy, dx), the distances between rows and between columns, in mm.
         positions: p_k, the centre of the upper left pixel of each slice, in mm, in the patient's
             coordinates (left, back, head).
         orientation: the unit vectors u, to the right along a row, and v, down a column.
-        thickness: of a slice in mm, if known.
+        thickness: the thickness of a slice in mm, if known.
         source: the DICOM headers of the slices, one for each; written DICOM files copy patient
             and study from them.
     """

@@ -4,7 +4,7 @@
 
 for theta the tensors of the problem that require gradients: of the fidelity, the operator and the
 bound network, and the weight. They are the inputs of one ``torch.autograd.Function``; from there,
-autograd goes on to what they were made from (parameters, a guide, an earlier layer of a model).
+autograd continues to their sources (parameters, a guide, an earlier layer of a model).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from convexlift.solvers.solution import Solution, Status
 from convexlift.tensors import TensorRecord, expand_per_image, sum_per_image
 
 PULL, LARGEST_PULL = 10.0, 100.0
-"""The root mean square of x - target and its largest value, in units of the root mean square of x:
-gradients have any scale, and strategies that move x need a sensible one."""
+"""The root mean square of x - target and its largest value, relative to the root mean square of x:
+gradients have any scale, but strategies that move x need a sensible one."""
 
 
 def refuse_gradients(problem: VariationalProblem) -> None:
-    """Raise ValueError for anything that requires gradients, but the network's own parameters.
+    """Raise ValueError if anything except the network's own parameters requires gradients.
 
-    These require gradients in every module, and so does what a guide read. Parameters that were
-    computed from others count, since only a user can have put them there. Under ``torch.no_grad()``
-    nothing is refused.
+    Parameters require gradients in every module, and so do the weights that a guide read.
+    Parameters computed from others are refused, since only a user can have put them there. Under
+    ``torch.no_grad()`` nothing is refused.
     """
     if not torch.is_grad_enabled():
         return
@@ -100,9 +100,9 @@ class _Theta:
         self.leaves = [copied for _, copied in copies.values()]
 
     def require_reached(self) -> None:
-        """Raise ValueError if autograd finds no way from J to a tensor, or a way around theta.
+        """Raise ValueError if autograd does not connect J to a tensor, or bypasses theta.
 
-        J(0) is computed once, for its graph.
+        J(0) is computed once for its graph.
         """
         problem = self.problem
         with torch.enable_grad():
@@ -145,7 +145,7 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # a second derivative would be zero without a word
+        if torch.is_grad_enabled():  # a second derivative would silently be zero
             raise RuntimeError(
                 "solutions of cl.solve can be differentiated once; leave out create_graph=True"
             )
@@ -164,7 +164,7 @@ class _Solved(torch.autograd.Function):
 
 
 def _scale(x: Tensor, slope: Tensor) -> Tensor:
-    """The factors for which the slopes of a batch, times them, are short compared with x."""
+    """Factors that make the slopes of a batch short compared with x."""
     size = (sum_per_image(x**2) / x[0].numel()).sqrt()
     mean = (sum_per_image(slope**2) / x[0].numel()).sqrt()
     largest = slope.abs().flatten(1).amax(1)
@@ -173,7 +173,7 @@ def _scale(x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _data(problem: VariationalProblem) -> dict[str, list[Tensor]]:
-    """The tensors of a problem outside of its regularizer."""
+    """The tensors of a problem outside its regularizer."""
     weight = [problem.weight] if isinstance(problem.weight, Tensor) else []
     parts: dict[str, TensorRecord] = {"fidelity": problem.fidelity, "operator": problem.operator}
     return {name: list(part.tensors()) for name, part in parts.items()} | {"weight": weight}
@@ -184,7 +184,7 @@ def _any_require(tensors: Iterable[Tensor]) -> bool:
 
 
 def _upstream(tensors: Iterable[Tensor]) -> Iterator[Node]:
-    """The nodes of the autograd graph that tensors were computed by, and those of leaves."""
+    """The nodes of the autograd graph behind the tensors, including their leaves."""
     waiting = [get_gradient_edge(tensor).node for tensor in tensors if tensor.requires_grad]
     seen: set[Node] = set()
     while waiting:

@@ -5,8 +5,8 @@ for all of them suits only the largest. With the factors
 
     d_k = w_k / |V_k|,    sigma_k = sigma d_k,    tau = SAFETY / (sigma ||D^(1/2) V||^2),
 
-steps are balanced channel by channel, and ||S^(1/2) K T^(1/2)|| < 1 as before. Multiplying V_k by a
-number, and w_k h by what undoes it, changes the iterates of no other channel. |V_k| is the size of
+steps are balanced channel by channel, and ||S^(1/2) K T^(1/2)|| < 1 as before. Rescaling V_k, with
+the inverse scale in w_k h, changes the iterates of no other channel. |V_k| is the size of the
 responses to white noise.
 """
 
@@ -25,13 +25,13 @@ from convexlift.solvers.scaled_steps import ScaledCoupling
 
 (ROW,) = dual_names(1, 1)
 SPREAD = 4.0
-"""Largest factor over the median, from which on channels get steps of their own (measured)."""
+"""The ratio of largest to median factor above which channels get their own steps (measured)."""
 LEAST = 1e-30
-"""Smallest factor, also of channels without weight, whose dual variables are zero."""
+"""The smallest factor, also for channels without weight, whose dual variables are zero."""
 
 
 class ChannelCoupling(ScaledCoupling):
-    """n_i ||K_ij||^2, for the filters with the norm of D^(1/2) V."""
+    """n_i ||K_ij||^2, with the norm of D^(1/2) V for the filters."""
 
     choice = Choice(
         "steps", "one for each channel, block and image", "the weights of channels differ widely"
@@ -45,9 +45,9 @@ class ChannelCoupling(ScaledCoupling):
 
     @staticmethod
     def factors_of(problem: VariationalProblem) -> Tensor | None:
-        """d_k, (1, C, 1, 1), the largest being 1, for one layer with one weight for each channel.
+        """d_k, (1, C, 1, 1), with maximum 1, for one layer with one weight for each channel.
 
-        None for other networks, and where the factors do not differ by much.
+        None for other networks, and if the factors differ little.
         """
         *others, layer = problem.network.layers
         weights = problem.network.output

@@ -5,9 +5,9 @@ The concave part of the objective, -1/2 <x, M x>, lies below its tangents: with 
     x^{k+1} = argmin_u  D(A u) - <M x^k, u> + weight N(u) + damping/2 |u - x^k|^2
 
 is a convex problem, above the objective and tight at x^k, so that objectives never increase (the
-method of differences of convex functions). In denoising it is one with other data; elsewhere one
-that is pulled towards x^k + M x^k / damping. Its dual variables prove bounds for the weakly convex
-problem itself (``problems.weakly_convex``).
+method of differences of convex functions). In denoising only its data differ; otherwise it is
+pulled towards x^k + M x^k / damping. Its dual variables prove bounds for the weakly convex problem
+itself (``problems.weakly_convex``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from convexlift.tensors import Blocks, choose_images
 from convexlift.tf32 import full_precision
 
 DAMPING, PULL = 0.05, 0.1
-"""Of problems with missing data, relative to the largest weight; and of others than denoising,
-relative to the largest eigenvalue of M, about."""
+"""Damping of problems with missing data, relative to the largest weight; and of problems other than
+denoising, relative to about the largest eigenvalue of M."""
 SHARPER, SHARPEST = 0.1, 1e-9
-"""The gap of a convex problem, relative to the last change of the objective; and the smallest."""
+"""The gap of a convex problem, relative to the last change of the objective; and its minimum."""
 SETTLED = 1e-12
 """The relative change of the objective at which a sequence ends."""
 
@@ -51,7 +51,7 @@ class _Record:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.perf_counter() - self.clock
 
     def take(self, x: Tensor, duals: Blocks, iteration: int) -> Progress:
@@ -59,7 +59,7 @@ class _Record:
         claimed = weak_claim(self.problem, x, duals, self.stop.gap or 0.0)
         if self.best is None or bool((claimed.gap <= self.best.gap).all()):
             self.best = claimed
-        elif claimed.kappa == self.best.kappa:  # image by image, where both say the same
+        elif claimed.kappa == self.best.kappa:  # if both say the same, image by image
             better = claimed.gap <= self.best.gap
             both = zip(claimed.guarantee, self.best.guarantee, better.tolist(), strict=True)
             kinds = [one if yes else other for one, other, yes in both]
@@ -85,7 +85,7 @@ def surrogate(problem: WeaklyConvexProblem, x: Tensor, damping: float) -> Variat
     data = (known * problem.fidelity.y + problem.pull(x) + damping * x) / w
     plain = isinstance(problem.fidelity, SquaredL2) and not damping
     fidelity = SquaredL2(data) if plain else WeightedL2(data, w.expand_as(data).contiguous())
-    # The network bound before, whose norms are known.
+    # The network that is already bound, whose norms are known.
     return problem.convex.with_network(problem.network).with_data(fidelity)
 
 
@@ -98,13 +98,13 @@ def _damping(problem: WeaklyConvexProblem) -> float:
 
 
 def _inner_stop(stop: StopWhen, gap: float, iterations: int, seconds: float) -> StopWhen:
-    """For the next convex problem: its gap, and what is left of the limits."""
+    """The criteria of the next convex problem: its gap, and the rest of the limits."""
     left = None if stop.seconds is None else max(stop.seconds - seconds, 1e-3)
     return StopWhen(gap=gap, max_iterations=max(1, stop.max_iterations - iterations), seconds=left)
 
 
 def _plain(claimed: WeakClaim) -> WeakClaim:
-    """The claim with guarantees that do not differ, as ``choose_images`` needs."""
+    """The claim without its guarantees, which ``choose_images`` cannot mix."""
     return replace(claimed, guarantee=())
 
 
@@ -117,7 +117,7 @@ def solve_sequence(
     start: Tensor | None = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> Solution:
-    """Solve convex problems until the claim is as good as wanted; ``solve`` solves one of them."""
+    """Solve convex problems with ``solve`` until the claim is good enough."""
     damping = _damping(problem)
     x = problem.convex.initial_image() if start is None else start.to(problem.fidelity.y)
     x = problem.bounds.project(x)

@@ -1,4 +1,4 @@
-"""Derivatives of objectives and of optimal values, in images and in everything else.
+"""Derivatives of objectives and of optimal values, in images and in all parameters.
 
     J(x, theta) = D(A x, y) + weight R(x),    theta: y, A, the weight and the numbers of R
 
@@ -37,10 +37,10 @@ def lagrangian(
     with the dual variable v of the data held fixed.
 
     Args:
-        problem: the problem, or the one whose solution x is apart from the force.
+        problem: the problem that x solves, apart from the force.
         x: its solution.
         duals: ``solution.duals``.
-        force: the slope at x of what was added to J.
+        force: the slope at x of the term added to J.
     """
     network = problem.trainable_network
     with torch.no_grad():
@@ -54,7 +54,7 @@ def lagrangian(
         total = total + _of_shares(problem, network, x, duals)
     if is_learned(problem.fidelity) or is_learned(problem.operator):
         total = total + _of_data(problem, x, duals, force)
-    return objective + (total - total.detach())  # this difference is 0, its gradient is not
+    return objective + (total - total.detach())  # the difference is 0, its gradient is not
 
 
 def _of_shares(
@@ -138,7 +138,7 @@ def hessian(problem: VariationalProblem, x: Tensor) -> Apply:
 
 
 def at_kink(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """Which pixels a data term with kinks holds at one, behind a diagonal operator; a mask."""
+    """A mask of the pixels that a data term holds at a kink, behind a diagonal operator."""
     diagonal = problem.operator.diagonal
     if problem.fidelity.smooth or diagonal is None:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -151,7 +151,7 @@ def movable(problem: VariationalProblem, x: Tensor) -> Tensor:
 
 
 def inside_box(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """Which pixels are not on a bound; a mask."""
+    """A mask of the pixels that are not on a bound."""
     box, margin = problem.bounds, _margin(x)
     return (x > box.lower + margin) & (x < box.upper - margin)
 

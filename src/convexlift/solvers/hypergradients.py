@@ -1,10 +1,10 @@
-"""Hypergradients: derivatives of reconstructions in everything that a problem is made of.
+"""Hypergradients: derivatives of reconstructions in all parameters of a problem.
 
     x(theta) = argmin_x J(x, theta) = D(A x, y) + weight R(x)   (the lower level)
     l(x) = 1/2 ||x - target||^2                                 (the upper level)
 
-theta is whatever requires gradients: the numbers of R in bilevel learning, where the target is the
-ground truth; also y, A and the weight in ``solve(problem, differentiable=True)``, where
+theta is every tensor that requires gradients: those of R in bilevel learning, where the target is
+the ground truth; also y, A and the weight in ``solve(problem, differentiable=True)``, where
 target = x - g for a given slope g = grad l(x).
 
 Every strategy returns a *surrogate*: one number for each image whose gradient in theta is, or
@@ -52,11 +52,10 @@ from convexlift.tensors import expand_per_image, sum_per_image
 from convexlift.tf32 import full_precision
 
 PRECISE, FINEST, ROUNDS = 1e-4, 1e-12, 4
-"""Gaps relative to what a pull changes, the smallest one that double precision allows, and the
-number of times to find out what it changes."""
+"""Gaps relative to the change by a pull, the smallest gap that double precision allows, and the
+number of attempts to find the size of the change."""
 STRAIGHT, SHORTEST = 0.05, 1e-3
-"""The largest relative change of (x_b - x)/b from one b to the next, and the smallest b, relative
-to the first one."""
+"""The largest relative change of (x_b - x)/b between two b, and the smallest b over the first."""
 
 
 def upper_loss(x: Tensor, target: Tensor) -> Tensor:
@@ -74,8 +73,8 @@ class Hypergradient(ABC):
 
         Args:
             problem: the lower level, whose tensors are theta.
-            solution: of the lower level.
-            target: of the upper level, such as the ground truth.
+            solution: the solution of the lower level.
+            target: the target of the upper level, such as the ground truth.
         """
 
 
@@ -138,8 +137,8 @@ class Implicit(Hypergradient):
     """-<q, grad_x J(x, theta)> with (H + damping) q = grad l(x): the implicit function theorem.
 
     H is the Hessian of J in x, restricted to the pixels that can move: pixels on the boundary of
-    the box, and pixels that an L1 data term holds at its kink x = y, cannot. The latter go where
-    y goes: <grad l(x) - H q, y> over these pixels is added.
+    the box, and pixels that an L1 data term holds at its kink x = y, cannot. The latter move with
+    y: <grad l(x) - H q, y> over these pixels is added.
 
     Args:
         damping: added to H, which is singular where neither data nor curvature determine a pixel.
@@ -201,12 +200,12 @@ class ValueFunction(Hypergradient):
             suits single precision; an L1 data term and a network with kinks need 1e-3, a gap of
             1e-7 and double precision.
         gap: tolerance of both solves. None computes in double precision, whatever the precision of
-            the problem, until the gaps are below 1e-4 of what the pull changes: errors in x
+            the problem, until the gaps are below 1e-4 of the change by the pull: errors in x
             are then 1 % of the difference of the two solutions. With None, b is divided by ten
-            until (x_b - x)/b stays the same: x moves on straight lines between kinks, and behind
-            an ill-conditioned operator a small pull can move it across many of them.
+            until (x_b - x)/b stays the same: x moves along straight lines between kinks, and behind
+            an ill-conditioned operator a small pull can move it across many kinks.
         max_iterations: limit of each solve.
-        method: of both solves.
+        method: the method of both solves.
     """
 
     b: float = 1e-2
@@ -229,7 +228,7 @@ class ValueFunction(Hypergradient):
         b, bend, kept = self.b, 0.0, self._pulled(fixed, solution, target, self.b)
         while self.gap is None and b > SHORTEST * self.b:
             again = self._pulled(fixed, kept[0], target, b / 10)
-            if not again[2]:  # rounding would be a part of the difference
+            if not again[2]:  # the difference would contain rounding errors
                 break
             bend = _bend(kept, again)
             b, kept = b / 10, again
@@ -257,7 +256,7 @@ class ValueFunction(Hypergradient):
         second = pull_towards(fixed, target, b)
         gap = self.gap or _precise(
             b**2 * upper_loss(solution.x.double(), target), second.objective(solution.x.double())
-        )  # for a Hessian of one, where the pull changes the objective by f^2/2
+        )  # for a Hessian of one, with which the pull changes the objective by f^2/2
         for _ in range(ROUNDS):
             solution, pulled = self._pair(fixed, second, solution, gap)
             if self.gap is not None:
@@ -272,7 +271,7 @@ class ValueFunction(Hypergradient):
     def _pair(
         self, fixed: VariationalProblem, second: VariationalProblem, known: Solution, gap: float
     ) -> tuple[Solution, Solution]:
-        """The solutions of both problems, from a known one of the first."""
+        """The solutions of both problems, from a known solution of the first."""
         stop = StopWhen(gap=gap, max_iterations=self.max_iterations)
         solve = partial(solve_roughly, method=self.method, stop=stop)
         if known.x.dtype != fixed.fidelity.y.dtype or not bool((known.gap <= gap).all()):
@@ -281,7 +280,7 @@ class ValueFunction(Hypergradient):
 
 
 def _bend(first: tuple[Solution, Solution, bool], second: tuple[Solution, Solution, bool]) -> float:
-    """How much the directions of two pulls differ, one ten times weaker; of all images the most."""
+    """The largest relative difference of the directions of two pulls, one ten times weaker."""
     (x, pulled, _), (y, weaker, _) = first, second
     before, after = (pulled.x - x.x) / 10, weaker.x - y.x
     distance, size = (each.flatten(1).norm(dim=1) for each in (before - after, after))
@@ -289,7 +288,7 @@ def _bend(first: tuple[Solution, Solution, bool], second: tuple[Solution, Soluti
 
 
 def _precise(change: Tensor, objective: Tensor) -> float:
-    """The relative gap that is small compared with the changes, for all images that change."""
+    """The relative gap that is small compared with the change of every image that changes."""
     relative = torch.where(change > 0, change / objective.abs(), math.inf)
     return min(max(PRECISE * float(relative.min()), FINEST), 1.0)
 
@@ -298,20 +297,20 @@ def suitable_hypergradient(problem: VariationalProblem) -> Hypergradient:
     """``Implicit()`` for smooth networks, ``ValueFunction()`` for networks with kinks.
 
     A data term with kinks needs the latter too, unless its kinks are known and hold single pixels.
-    Accurate enough for steps of an optimiser, which are many.
+    The accuracy suffices for the many steps of an optimiser.
     """
     return Implicit() if _has_hessian(problem) else ValueFunction()
 
 
 def accurate_hypergradient(problem: VariationalProblem) -> Hypergradient:
-    """The same kind, with errors of about 1 % or less, at a multiple of the cost."""
+    """The suitable hypergradient with errors of about 1 % or less, at a multiple of the cost."""
     if _has_hessian(problem):
         return Implicit(damping=1e-5, iterations=1000, tolerance=1e-5)
     return ValueFunction(b=1e-4, gap=None, max_iterations=10_000)
 
 
 def _has_hessian(problem: VariationalProblem) -> bool:
-    """Whether J has one in the pixels that can move."""
+    """Whether J has a Hessian in the pixels that can move."""
     kinks_known = type(problem.fidelity).at_kink is not Fidelity.at_kink
     harmless = problem.fidelity.smooth or (kinks_known and problem.operator.diagonal is not None)
     return problem.regularizer.smooth and harmless

@@ -29,7 +29,7 @@ WORTHWHILE = 2**17
 LARGE = 2**24
 """Size of v from which v and the anchor of a single image are packed in 16 bits."""
 SAMPLED = 8
-"""Of a packed v, displacements are measured on every row with this distance."""
+"""Displacements of a packed v are measured on rows this far apart."""
 Displacement = tuple[Blocks, Blocks]
 """Upper bounds on the movement of each row of K (``Coupling.reach``), and ||dv||; each (B,)."""
 
@@ -152,7 +152,7 @@ class TiledIterations(Iterations):
         self._stored: RestartState | None = None
 
     def load(self, state: RestartState) -> None:
-        """Take w over from the last state; from others, copy it, and compute c = K* w_v."""
+        """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state)
         self.origin_v = state.origin_v
         if state is self._stored:
@@ -173,7 +173,7 @@ class TiledIterations(Iterations):
         return self._stored
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """As in the plain iterations; of a packed v, on a sample of its rows."""
+        """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
         if not self.packed:
             return super().displacements(state)
         rows = slice(None, None, SAMPLED)
@@ -186,7 +186,7 @@ class TiledIterations(Iterations):
         )
 
     def _packed(self, v: Blocks) -> Blocks:
-        """The codes of numbers, strip by strip."""
+        """The codes of v, strip by strip."""
         part = v[self.row]
         codes = torch.empty_like(part, dtype=CODES)
         for strip, _ in self.operator.strips(self._rows):
@@ -195,7 +195,7 @@ class TiledIterations(Iterations):
         return Blocks({self.row: codes})
 
     def _numbers(self, v: Blocks, rows: slice) -> Blocks:
-        """The numbers of codes at some rows."""
+        """The numbers of the codes in some rows."""
         t = local(self.term.weights, slice(None), slice(None), rows)
         return Blocks({self.row: feasible(self.term.activation, v[self.row], t)})
 
@@ -213,7 +213,7 @@ class TiledIterations(Iterations):
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
-        count, self.v = mix.shape[1], Blocks({})  # free the old one: v is large
+        count, self.v = mix.shape[1], Blocks({})  # free the old v, which is large
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
             self.old_u = self.w_u
             self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
@@ -236,7 +236,7 @@ class TiledIterations(Iterations):
         v: Tensor | None,
         measure: bool,
     ) -> None:
-        """Update w and c, v if wanted, and with ``measure`` moved = ||v - w||^2 for the old w."""
+        """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, anchor = self.w, self.anchor_v[self.row]
         padded = self.operator.padding(x_bar)
         c = torch.zeros_like(padded)
@@ -272,5 +272,5 @@ class TiledIterations(Iterations):
 
 
 def _sampled(v: Blocks) -> Blocks:
-    """Some rows, in memory of their own."""
+    """Every few rows, copied."""
     return Blocks({name: part[:, :, ::SAMPLED].clone() for name, part in v.items()})

@@ -44,9 +44,9 @@ Callback = Callable[[Progress], object]
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
 SHARES = tuple(4.0**-k for k in range(24))
-"""Shares of the way to an image inside the domain, down to 1e-14."""
+"""Fractions of the way to an image inside the domain, down to 1e-14."""
 HOPELESS = 3
-"""Refused claims after which an image ends, if rounding dominates a gap that hardly shrinks."""
+"""Refused claims after which an image ends if rounding dominates a gap that hardly shrinks."""
 
 
 class Ledger:
@@ -74,7 +74,7 @@ class Ledger:
         self.problem, self.rigorous = problem, rigorous
         self.tolerance, self.steepest = stop.gap, stop.gradient
         self._limit = stop.max_iterations
-        # Bilevel learning as published checks the gradient often, and nothing reads its bounds.
+        # Published bilevel learning checks the gradient often and does not read bounds.
         self._bounds_unread = not rigorous and stop.gap is None and callback is None
         self.state = state  # the last finite one
         self.start = state.x
@@ -142,7 +142,7 @@ class Ledger:
         return evaluation, self._flat(evaluation, iteration), bounds
 
     def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
-        """Which images, other than the start, have a gradient below the tolerance on its norm."""
+        """A mask of the images, except the start, whose gradient norm is below the tolerance."""
         if self.steepest is None or iteration == 0:
             return torch.zeros_like(self.active)
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
@@ -164,7 +164,7 @@ class Ledger:
         self.status[i] = status
         self.active[i] = False
         if status is Status.STATIONARY:
-            self.claims[i] = None  # return this image, and none claimed before it
+            self.claims[i] = None  # return this image, not an earlier claimed one
 
     def solution(self) -> Solution:
         """The result, once all images have ended."""
@@ -205,7 +205,7 @@ class Ledger:
                 continue
             self._refusals[i] += 1
             self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
-            rounding = float(rough[i]) < gap / 2  # is the larger part of the gap
+            rounding = float(rough[i]) < gap / 2  # rounding is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end(i, Status.PRECISION_LIMIT)
 
@@ -232,7 +232,7 @@ class Ledger:
                 self.status[i] = Status.PRECISION_LIMIT
 
     def _repair(self) -> None:
-        """Better dual variables for the best images, where a box with one side leaves them weak."""
+        """Better dual variables for the best images, whose bounds a one-sided box weakens."""
         evaluation, bounds = judge(self.problem, self.x, self.witness, math.inf)
         objective, *gaps = _on_the_host(
             evaluation.objective, bounds.everywhere.gap, bounds.near.gap
@@ -272,7 +272,7 @@ class Ledger:
         return [select_images(claimed, slice(i, i + 1)) for i in wanted]
 
     def _places(self) -> tuple[Tensor, ...]:
-        """Images that may lie inside the domain of the data term: two of them are constant."""
+        """Images that may lie inside the domain of the data term; two of them are constant."""
         start, problem = self.start, self.problem
         d, push = problem.upward
         level = sum_per_image(d * problem.fidelity.y) / sum_per_image(push)  # fits <d, y>
@@ -346,7 +346,7 @@ class Ledger:
 def moved_inside(
     problem: VariationalProblem, outside: Evaluation, places: tuple[Tensor, ...]
 ) -> Tensor:
-    """x + s (place - x) with the least s at which the data term is finite; x if there is none.
+    """x + s (place - x) with the least s at which the data term is finite; x if none is.
 
     Count data without background have a domain, A x >= 0. Iterates come closer and closer to it,
     but an image with A x = 0 somewhere is approached from outside, where the objective is infinite.

@@ -41,7 +41,7 @@ def run(
     problem = problem.detach()
     with torch.no_grad(), full_precision():
         solver = method.solver(problem)
-        # Nobody but the ledger holds the first state, which is large, when another one replaces it.
+        # Only the ledger references the first state, which is large, so that it can be freed.
         first = _first_state(problem, solver, start)
         ledger = Ledger(problem, first, stop, callback, rigorous=rigorous)
         del first
@@ -123,7 +123,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
                 ledger.end(Status.TIME_LIMIT)
             else:
                 count = _at_once(solver, stop, iteration, ledger.clock)
-                # Images that have ended keep their state, whatever the others still need.
+                # Images that have ended keep their state.
                 state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
                 ledger.iterations[ledger.active] = iteration

@@ -1,8 +1,8 @@
-"""A matrix of step sizes: for images of few pixels behind an operator that mixes them.
+"""A matrix of step sizes, for images of few pixels behind an operator that mixes them.
 
     T = SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1,    S_i = sigma_i D_i,
 
-over all primal blocks together, is the largest T with ||S^(1/2) K T^(1/2)|| < 1, but for the tiny
+over all primal blocks together, is the largest T with ||S^(1/2) K T^(1/2)|| < 1, up to the tiny
 part. A step in u then solves a least-squares problem exactly, as in ADMM and the Douglas-Rachford
 method, however badly A and the layers are conditioned. D_0 holds the weights omega of a weighted
 data term, where v_0 = omega (A x - y): all data are measured in units of their noise. The other
@@ -27,20 +27,20 @@ from convexlift.solvers.scaled_steps import ScaledCoupling
 from convexlift.tensors import Blocks, Shape, expand_per_image
 
 LARGEST = 512
-"""Unknowns up to which T is made. Inverses of larger matrices take longer than they save."""
+"""The most unknowns for which T is formed; inverses of larger matrices cost more than they save."""
 LARGEST_SPARSE = 1024
-"""The same where there are at most half as many data as pixels, and little else converges."""
+"""The limit for at most half as many data as pixels, where other steps hardly converge."""
 ENTRIES = 2**25
-"""Entries of T for a whole batch (256 MB)."""
+"""The most entries of T for a whole batch (256 MB)."""
 TINY = 1e-9
-"""Relative to the largest diagonal entry: for directions that no row of K sees."""
+"""tiny, relative to the largest diagonal entry, for directions that no row of K sees."""
 LEAST = 1e-8
-"""Smallest factor, also of data that were not measured, whose dual variables are zero."""
+"""The smallest factor, also for data that were not measured, whose dual variables are zero."""
 STEPS = "T"
 
 
 class MatrixSteps(Blocks):
-    """T (B, N, N), as the block "T", and sigma (B,) of all rows, from which it was made."""
+    """T (B, N, N), as the block "T", and the sigma (B,) of all rows from which it was made."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class MatrixSteps(Blocks):
         return Blocks({name: piece.reshape(part.shape) for (name, part), piece in pieces})
 
     def step(self, name: str, like: Tensor) -> Tensor:
-        """No term of g may need a number: all but linear ones are dualised."""
+        """Not available, nor needed: all terms of g except linear ones are dualised."""
         raise AssertionError(f"{name} has a matrix of steps")
 
 
@@ -73,7 +73,7 @@ class MatrixCoupling(ScaledCoupling):
         if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
             raise DoesNotApply(f"{count} unknowns are too many for a matrix")
         for row in saddle.K.rows.values():
-            for name, operator in row.items():  # factors of links, read off each image's data
+            for name, operator in row.items():  # factors of links, from each image's data
                 _require_one_for_all(operator, saddle.K.shapes[name], problem)
         self.saddle, self.factors = saddle, data_factors(problem)
         self.grams = {v: self._gram(v, problem.fidelity.y) for v in saddle.K.rows}
@@ -85,7 +85,7 @@ class MatrixCoupling(ScaledCoupling):
                     self.weights[v][name] = squares.mean(1)
 
     def _slices(self) -> Iterator[tuple[str, slice]]:
-        """The places of the primal blocks among the N unknowns."""
+        """The positions of the primal blocks among the N unknowns."""
         first = 0
         for name, shape in self.saddle.K.shapes.items():
             last = first + math.prod(shape)
@@ -127,7 +127,7 @@ class MatrixCoupling(ScaledCoupling):
 
 
 def require_few_pixels(problem: VariationalProblem) -> None:
-    """Raise DoesNotApply where a matrix is out of the question, before anything is computed."""
+    """Raise DoesNotApply if a matrix is out of the question, before anything is computed."""
     pixels = math.prod(problem.image_shape)
     if pixels > most_unknowns(problem):
         raise DoesNotApply(f"{pixels} pixels are too many for a matrix")
@@ -137,7 +137,7 @@ def require_few_pixels(problem: VariationalProblem) -> None:
 
 
 def most_unknowns(problem: VariationalProblem) -> int:
-    """Unknowns up to which a matrix is worthwhile."""
+    """The most unknowns for which a matrix is worthwhile."""
     sparse = 2 * problem.fidelity.y[0].numel() <= math.prod(problem.image_shape)
     return LARGEST_SPARSE if sparse else LARGEST
 
@@ -153,7 +153,7 @@ def _require_one_for_all(
 
 
 def data_factors(problem: VariationalProblem) -> dict[str, Tensor]:
-    """D_0: the weights of a quadratic data term, the largest of each image being 1."""
+    """D_0: the weights of a quadratic data term, scaled to a maximum of 1 for each image."""
     y, omega = problem.fidelity.y, problem.fidelity.curvature
     if not isinstance(omega, Tensor):
         return {}

@@ -53,8 +53,8 @@ class NamedMethod:
 def paper_grid(problem: VariationalProblem, coarse: bool) -> Sequence[PDHG]:
     """PDHG with the paper's steps: pairs (c_1, c_L), geometric in between.
 
-    Scaling the objective by a factor gives the same iterates if c is scaled by it too. The duals
-    start from our backward pass, as those of the default do, not as released.
+    Scaling the objective by a factor gives the same iterates if c is scaled by it too. As in the
+    default, the duals start from our backward pass, not from the released start.
     """
     layers, every = len(problem.regularizer.layers), 2 if coarse else 1
     factor = _paper_scale(problem)

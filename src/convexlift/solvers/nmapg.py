@@ -14,12 +14,12 @@ from convexlift.solvers.method import Method, Solver, State
 from convexlift.tensors import are_close, choose_images, expand_per_image, sum_per_image
 
 MAX_BACKTRACKS, SHORTEST = 150, 2.0**-60
-"""The most trial steps of a line search, and how far they shrink at most."""
+"""The most trial steps of a line search, and the smallest factor by which they shrink the step."""
 
 
 @dataclass(frozen=True)
 class NMAPG(Method):
-    """Options of NMAPG; ``NMAPG.as_released()`` has the authors'.
+    """Options of NMAPG; ``NMAPG.as_released()`` has the authors' options.
 
     Args:
         step: the first step size tried; the paper uses 0.1.
@@ -59,7 +59,7 @@ class NMAPG(Method):
     def as_released(cls, step: float = 0.1) -> NMAPG:
         """The options of the authors' ``nmAPG.py`` (github.com/hsw43/icnn_primal_dual).
 
-        Steps are short, at most 1, and shrink slowly; ours are longer and ask for less decrease.
+        Steps are short, at most 1, and shrink slowly; ours are longer and require less decrease.
         """
         return cls(
             step, shrink=0.9, decrease=0.1, memory=0.8, short_steps=True, longest_step=1.0,
@@ -79,7 +79,7 @@ class NMAPGState:
     x_previous: Tensor
     z: Tensor
     y_previous: Tensor
-    gradient_previous: Tensor  # of f at y_previous
+    gradient_previous: Tensor  # the gradient of f at y_previous
     t: Tensor
     t_previous: Tensor
     level: Tensor  # c_k

@@ -66,7 +66,7 @@ class PDHG(Method):
         return self.steps.tuned
 
     def solver(self, problem: VariationalProblem) -> Solver[Any]:
-        """Lift the problem, without its last layer if that may be left out, and find the norms."""
+        """Lift the problem, without its last layer if that can be left out, and find the norms."""
         if isinstance(self.steps, PaperSteps):  # use the paper's lift as well
             saddle = lift(problem, dualise_fidelity=self.dualise_fidelity, pooled=False)
             return FixedStepPDHG(problem, saddle, self.steps)
@@ -91,7 +91,7 @@ class PDHG(Method):
 
     @staticmethod
     def _with_matrix(problem: VariationalProblem) -> RestartedPDHG:
-        """In double precision, which costs little here: T amplifies rounding errors."""
+        """A solver in double precision, which costs little here: T amplifies rounding errors."""
         require_few_pixels(problem)
         double = in_double(problem)
         saddle = lift(double, dualise_box=True)
@@ -113,7 +113,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
-        self.dtype = dtype  # of the images, if it is not the precision of this problem
+        self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.rules = RestartRules(problem)
         self.iterations, self._why = fastest_iterations(saddle, self.coupling)
@@ -142,15 +142,15 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         target = self.coupling.balanced_sigma(self.coupling.reach(self._moves(u)), self._sizes(v))
         sigma = {}
         for name, value in target.items():
-            # Duals that start at zero, and rows that do not move, tell nothing about sigma.
+            # Duals that start at zero and rows that do not move do not determine sigma.
             usable = torch.isfinite(value) & (value > 0)
             sigma[name] = torch.where(usable, value, 1.0)
         return self._from(u, v, Blocks(sigma))
 
     def _moves(self, u: Blocks) -> Blocks:
-        """How far primal blocks are expected to move, (B,) each, x first and z_i after it.
+        """The expected moves of primal blocks, (B,) each, x first and z_i after it.
 
-        Where a layer is nearly dead, z_i = 1e-38 say, its size tells nothing: z_i moves with a_i.
+        The size of a nearly dead layer, z_i = 1e-38 say, is uninformative: z_i moves with a_i.
         """
         moves: dict[str, Tensor] = {}
         for name, size in u.norms().items():
@@ -167,7 +167,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return Blocks(moves)
 
     def _sizes(self, v: Blocks) -> Blocks:
-        """The sizes that dual blocks are expected to have, (B,) each: those of the first ones.
+        """The expected sizes of dual blocks, (B,) each: the sizes of the first ones.
 
         An image that fits the data has v_0 = 0, but at the solution A* v_0 balances the force of R.
         Slopes of a layer that is nearly dead are no measure either: v_{i,1} = h' t, v_{i,2} = -t.
@@ -184,10 +184,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return Blocks(sizes)
 
     def _restarted(self, state: PDHGState) -> RestartState:
-        return self._from(state.u, state.v, state.sigma)  # with the steps found so far
+        return self._from(state.u, state.v, state.sigma)  # keeps the steps found so far
 
     def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
-        # The same tensors several times: no iteration writes into those of a state.
+        # The same tensors several times: iterations never write into the tensors of a state.
         return RestartState(
             u, v, self.coupling.tau(sigma), sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
@@ -200,7 +200,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return self.advance(state, 1)
 
     def advance(self, state: RestartState, iterations: int) -> RestartState:
-        """Several iterations; on plain tensors if the kernels turn out not to run here."""
+        """Several iterations, on plain tensors if the kernels fail here."""
         try:
             return self._advance(state, iterations)
         except kernel_errors() as error:
@@ -212,8 +212,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     def _advance(self, state: RestartState, iterations: int) -> RestartState:
         """Iterate to the next decision of the rules, decide, and repeat.
 
-        A restart takes two steps: the rules call for one, and the next iteration goes to P(w)
-        itself; after it, steps and anchor change.
+        A restart takes two steps: the rules call for it, and the next iteration moves to P(w)
+        itself; then steps and anchor change.
         """
         running, memory, home = self.iterations, state.memory, state.sigma.device
         place = torch.device("cpu") if running.on_host else home
@@ -226,7 +226,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             r = running.residual(tau, sigma) if tested else None
             restarted = memory.restart_next
             memory = self.rules.counted(memory, r, count)
-            if bool(restarted.any()):  # they moved to P(w), and get steps for the way travelled
+            if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
                 whole, recent = running.displacements(state)
                 late = lateness(self.problem, self.coupling, memory.total).to(place)
                 target = rebalance(self.coupling, sigma, whole, recent, late)

@@ -1,10 +1,10 @@
 """The problem whose solution is pulled towards a target: J(x) + b/2 ||x - target||^2.
 
-Behind a diagonal operator, data term and pull make one data term. Behind any other they are two,
+Behind a diagonal operator, data term and pull form one data term. Behind any other there are two,
 
     D(A x, y) + b/(2 s^2) ||s x - s target||^2,    s = ||A||,
 
-one behind A and one behind s I, which form one operator and one data term of twice as many data.
+one behind A and one behind s I, joined as one operator and one data term.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convexlift.tensors import Blocks, Shape
 def pull_towards(problem: VariationalProblem, target: Tensor, b: float) -> VariationalProblem:
     """min_x D(A x, y) + b/2 ||x - target||^2 + weight R(x), up to a constant.
 
-    For D = 1/2 sum omega (m x - y)^2 the two squares make one, behind diag(sqrt(omega m^2 + b)).
+    For D = 1/2 sum omega (m x - y)^2 the two squares form one, behind diag(sqrt(omega m^2 + b)).
     """
     data, operator = problem.fidelity, problem.operator
     y, omega, diagonal = data.y, data.curvature, operator.diagonal
@@ -41,7 +41,7 @@ def pull_towards(problem: VariationalProblem, target: Tensor, b: float) -> Varia
 
 
 def duals_of_data(problem: VariationalProblem, duals: Blocks) -> Blocks:
-    """The dual variables of a pulled problem, without those of the pull."""
+    """The dual variables of a pulled problem, without the part of the pull."""
     if DATA_DUAL not in duals:
         return duals
     y = problem.fidelity.y
@@ -78,7 +78,7 @@ class WithImage(LinearOperator):
 
 
 class Joined(Fidelity):
-    """D_1(w_1) + D_2(w_2) for w = (w_1, w_2), flat."""
+    """D_1(w_1) + D_2(w_2) for w = (w_1, w_2), flat; methods act on each part."""
 
     def __init__(self, first: Fidelity, second: Fidelity) -> None:
         super().__init__(torch.cat([first.y.flatten(1), second.y.flatten(1)], 1))
@@ -93,39 +93,39 @@ class Joined(Fidelity):
         return Joined(first, second)
 
     def density(self, w: Tensor) -> Tensor:
-        """f of the part."""
+        """f of each part."""
         return self._each("density", w)
 
     def gradient(self, w: Tensor) -> Tensor:
-        """f' of the part."""
+        """f' of each part."""
         return self._each("gradient", w)
 
     def prox(self, w: Tensor, step: Tensor) -> Tensor:
-        """The prox of the part."""
+        """The prox of each part."""
         return self._each("prox", w, step)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """f* of the part."""
+        """f* of each part."""
         return self._each("conjugate", v)
 
     def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
-        """The prox of f* of the part."""
+        """The prox of f* of each part."""
         return self._each("conjugate_prox", v, step)
 
     def clip_to_conjugate_domain(self, v: Tensor) -> Tensor:
-        """In the domain of the part."""
+        """v, clipped to the domain of each part."""
         return self._each("clip_to_conjugate_domain", v)
 
     def minimiser(self, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """The minimiser of the part."""
+        """The minimiser of each part."""
         return self._each("minimiser", c, lower, upper)
 
     def excess(self, w: Tensor, c: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """The excess of the part."""
+        """The excess of each part."""
         return self._each("excess", w, c, lower, upper)
 
     def _each(self, name: str, *values: Tensor) -> Tensor:
-        """A method of both parts, or an attribute, side by side."""
+        """The results of a method, or the values of an attribute, of both parts, concatenated."""
         sizes = [part.y[0].numel() for part in self.parts]
         columns = [torch.split(value.expand_as(self.y), sizes, 1) for value in values]
         found = []

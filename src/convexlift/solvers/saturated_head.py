@@ -46,7 +46,7 @@ class SaturatedHead:
 
     @staticmethod
     def of(problem: VariationalProblem) -> SaturatedHead | None:
-        """None for one layer, or if the last layer sees more than the one before it."""
+        """None for one layer, or if the last layer has inputs other than the layer before it."""
         network = problem.network
         *below, last = network.layers
         h = last.activation
@@ -162,7 +162,7 @@ class SaturatedPDHG(Solver[SaturatedState]):
         return SaturatedState(holds, self.head, without, full)
 
     def resume(self, state: State) -> SaturatedState | None:
-        """Continue each image with the solver it was in if that still fits; else from its duals."""
+        """Continue each image with its last solver if that still fits; else from its duals."""
         duals = fitting_duals(self.problem.network, state.x, state.duals)
         if duals is None:
             return None

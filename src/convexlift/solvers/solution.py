@@ -29,9 +29,9 @@ class StopWhen:
     Args:
         gap: relative certified gap; None to run to a limit.
         gradient: absolute norm of the gradient of the objective J, for smooth problems without a
-            box; None for no such criterion. The start is not tested, since it is short wherever x
-            fits the data and weight R is small. It depends on the scale of J, and does not say how
-            far J is from its minimum. The paper's bilevel learning stops at 0.1.
+            box; None for no such criterion. The start is not tested, since its gradient is short if
+            x fits the data and weight R is small. The norm depends on the scale of J and does not
+            bound the distance of J from its minimum. The paper's bilevel learning stops at 0.1.
         max_iterations: limit on iterations; 0 only evaluates the start.
         seconds: limit on the time, or None.
         check_every: iterations between evaluations of objective and certificate. Small values
@@ -168,13 +168,13 @@ class Solution(Described):
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        """What is certified about each image, in words."""
+        """The scope of each image's certificate, in words."""
         premise = self.proof.problem.regularizer.premise
         return tuple(premise + guarantee.value for guarantee in self.guarantee)
 
     @property
     def in_words(self) -> tuple[str, ...]:
-        """The gap of each image in plain words: what it says, and what not."""
+        """The gap of each image in plain words: what it proves and what it does not."""
         premise = self.proof.problem.regularizer.premise
         found = zip(self.gap.tolist(), self.guarantee, strict=True)
         return tuple(": ".join(in_words(gap, scope, premise)) for gap, scope in found)
@@ -193,7 +193,7 @@ class Solution(Described):
         )
 
     def _premises(self) -> list[str]:
-        """The meaning of the bounds, where it has a condition."""
+        """The meaning of the bounds if they hold under a condition; else nothing."""
         return list(dict.fromkeys(self.meaning)) if self.proof.problem.regularizer.premise else []
 
     def _description(self, *, figures: bool) -> Description:

@@ -33,18 +33,18 @@ def solve(
     Ctrl-C, like every other way to end, returns the best images so far. Objective, lower bound and
     gap are recomputed at the end in double precision with rounding accounted for, whatever the
     precision of the problem. Problems on a device without double precision (MPS) are solved on the
-    CPU; ``x`` comes back to the device, and everything else of the solution stays.
+    CPU; ``x`` returns to the device, the rest of the solution stays on the CPU.
 
     With ``differentiable``, ``solution.x`` carries gradients to everything in the problem that
     requires them: data, backgrounds and weights of the fidelity, tensors of the operator, the
     weight of R, the parameters of the network, and through them those of a guide. (The box, noise
-    levels and angles of scanners cannot require gradients.) All other numbers of the solution
-    carry none, and ``x`` can be differentiated once. ``backward`` uses the formula of a
+    levels and angles of scanners cannot require gradients.) No other number of the solution carries
+    gradients, and ``x`` can be differentiated once. ``backward`` uses the formula of a
     ``Hypergradient``, which holds at the exact solution: its error shrinks with the square root of
     the gap, and ``stop=StopWhen(gap=1e-6)`` is a good choice. Images that did not reach
-    their tolerance cause a RuntimeWarning. Parameters of the network do not need the flag to be
-    solved with, since those of every module require gradients; anything else that does is an
-    error without it, except under ``torch.no_grad()``.
+    their tolerance cause a RuntimeWarning. Without the flag, a tensor that requires gradients is an
+    error, except for parameters of the network, which require them in every module, and under
+    ``torch.no_grad()``.
 
     Args:
         problem: the problem to solve; a weakly convex one by a sequence of convex ones, without
@@ -54,7 +54,7 @@ def solve(
         stop: when to stop; by default at a relative gap of 1e-3.
         start: initial images, or the ``state`` of an earlier solution to continue from.
         callback: called with a ``Progress`` at every check; its time is not counted.
-        differentiable: whether ``solution.x`` is to carry gradients.
+        differentiable: whether ``solution.x`` carries gradients.
         hypergradient: how to differentiate: ``Implicit(...)`` for smooth networks,
             ``ValueFunction(...)`` for networks with kinks; by default the one that suits.
     """
@@ -82,7 +82,7 @@ def solve(
         if stop is not None and not isinstance(stop, StopWhen):
             raise TypeError(f"stop must be a cl.StopWhen, got {stop!r}")
         refuse_gradients(problem.convex)
-        image = getattr(start, "x", start)  # of a state, or itself
+        image = getattr(start, "x", start)  # the images of a state, or the images themselves
         if image is not None:
             image = checked_image(problem.convex, image, "start")
         inner = partial(solve_roughly, method=method)

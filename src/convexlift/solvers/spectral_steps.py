@@ -6,7 +6,7 @@ H_i >= K_i* K_i diagonal in Fourier space, for every row i of K that acts on x,
 
     T = SAFETY (sum_i sigma_i n_i H_i)^-1
 
-satisfies ||S^(1/2) K T^(1/2)|| < 1 for each frequency, like the scalar rule of ``step_sizes``. A
+satisfies ||S^(1/2) K T^(1/2)|| < 1 for each frequency, like the scalar rule of ``Coupling.tau``. A
 proximal map in this metric does not act pixel by pixel, so the box is dualised too.
 """
 

@@ -1,11 +1,11 @@
-"""The tiles of one large image as tasks that meet in a folder.
+"""The tiles of one large image as tasks that exchange results in a folder.
 
-    tile k      solve core k and a margin of its neighbours' pixels; write x, p and weights read
-    share k     the part of core k in objective and bound, from what the tiles around it wrote
+    tile k      solve core k and a margin of its neighbours' pixels; write x, p and weights
+    share k     the part of core k in objective and bound, from the files of the tiles around it
 
 Tiles of one sweep do not depend on each other, nor do shares: they may be computed in any order, in
-any process and on any machine that sees the folder, with the same result. A sweep reads what the
-sweep before it wrote, never what its own neighbours have written so far.
+any process and on any machine that sees the folder, with the same result. A sweep reads only files
+of the sweep before it, never those of its own sweep.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from convexlift.tf32 import full_precision
 BLEND = 8
 """Pixels on both sides of a seam over which images are blended."""
 STEPS = 2**16 - 1
-"""Of a slope, between the ends of its interval: both ends are stored exactly."""
+"""Steps of a stored slope between the ends of its interval, which are exact."""
 JOB = "job.pt"
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a large image is divided.
+    """The division of a large image into tiles.
 
     Args:
         size: side of a core, in pixels; a multiple of 16, so that guides that work on a coarser
@@ -55,8 +55,8 @@ class Tiles:
         overlap: the margin of a tile in the first sweep, a multiple of 16; it doubles with every
             sweep.
         sweeps: the largest number of sweeps.
-        folder: for temporary files, which take some 6 bytes for each filter and pixel; by default
-            where the system puts its temporary files. Workers on other machines must see it.
+        folder: for temporary files of some 6 bytes for each filter and pixel; by default the
+            system's folder for them. Workers on other machines must see it.
     """
 
     size: int = 512
@@ -73,7 +73,7 @@ class Tiles:
             )
 
     def cores(self, size: tuple[int, int]) -> list[Window]:
-        """A partition of an image; the last row and column take the rest, if it is narrow."""
+        """A partition of an image; a narrow remainder joins the last row or column."""
         rows, columns = (self._edges(length) for length in size)
         return [
             Window(*vertical, *horizontal)
@@ -87,7 +87,7 @@ class Tiles:
 
 
 class TileTask(NamedTuple):
-    """A core, the sweep, and when to stop."""
+    """A core, the sweep, and the stopping criteria."""
 
     number: int
     sweep: int
@@ -95,7 +95,7 @@ class TileTask(NamedTuple):
 
 
 class TileResult(NamedTuple):
-    """How the solve of a tile ended; its numbers are in the folder."""
+    """The status of a tile's solve; its image and dual variables are in the folder."""
 
     iterations: int
     status: Status
@@ -111,7 +111,7 @@ class _Start:
 
 @dataclass(frozen=True, eq=False)
 class TileJob:
-    """The problem, its cores, and the folder of what tiles have found, one file each."""
+    """The problem, its cores, and the folder of the tiles' results, one file each."""
 
     large: LargeProblem
     tiles: Tiles
@@ -125,13 +125,13 @@ class TileJob:
 
     @cached_property
     def example(self) -> VariationalProblem:
-        """The problem of the first core, whose network has all that does not differ with pixels."""
+        """The problem of the first core, whose network has all parts that pixels share."""
         return self.large.window(self.cores[0])
 
     # Tasks -------------------------------------------------------------------------------------
 
     def solve(self, task: TileTask) -> TileResult:
-        """Solve a tile, with the margin of its sweep, from what the last sweep found."""
+        """Solve a tile, with the margin of its sweep, from the results of the last sweep."""
         core = self.cores[task.number]
         outer = core.grown(self.tiles.overlap * 2**task.sweep, self.large.size)
         problem, start = self.large.window(outer), None
@@ -154,7 +154,7 @@ class TileJob:
         x = self.image(outer, task.sweep).to(problem.fidelity.y)
         return core_sums(self.large, problem, core, outer, x, p)
 
-    # What they found ---------------------------------------------------------------------------
+    # Results -----------------------------------------------------------------------------------
 
     def image(self, window: Window, sweep: int) -> Tensor:
         """The part of the image in a window, blended from all tiles that reach it, in the box."""
@@ -165,7 +165,7 @@ class TileJob:
         return self.large.bounds.project(x)
 
     def add_to(self, x: Tensor, window: Window, task: TileTask) -> None:
-        """Add what a tile has to say about the image in a window."""
+        """Add the contribution of a tile to the image in a window."""
         core = self.cores[task.number]
         blended = core.grown(BLEND, self.large.size)
         if (both := blended.meet(window)) is not None:
@@ -175,7 +175,7 @@ class TileJob:
             both.within(window).of(x).add_(kept.to(x) * ramps)
 
     def weight_map(self, sweep: int) -> Tensor | None:
-        """The map of weights that guides read, if there is one."""
+        """The map of weights that guides read, if any."""
         if not self._path("map", 0, sweep).exists():
             return None
         height, width = self.large.size
@@ -189,7 +189,7 @@ class TileJob:
     # Files -------------------------------------------------------------------------------------
 
     def _save(self, task: TileTask, problem: VariationalProblem, inside: Window, p: Tensor) -> None:
-        """Keep the part of a core of a tile's dual variables, as slopes p / t, and readings."""
+        """Store the part of a tile's dual variables in its core, as slopes p / t, and readings."""
         (layer,) = problem.network.layers
         h = layer.activation
         t = h.spread(problem.weight * problem.network.output)
@@ -208,7 +208,7 @@ class TileJob:
             self._write("map", task, inside.of(weights))
 
     def _regularizer(self, outer: Window, sweep: int) -> InputConvexNetwork | None:
-        """The network of a window, with the readings of all cores that it meets, if there are."""
+        """The network of a window, with the readings of all cores that it meets, if any."""
         if not self.large.regularizer.reads_data:
             return None
         network = self.example.regularizer
@@ -248,7 +248,7 @@ class TileJob:
         return whole
 
     def _read(self, name: str, number: int, sweep: int) -> np.ndarray:
-        # "c": pages are copied when they are written to, which torch asks for and nobody does.
+        # "c": copied on write. torch asks for writable pages, but nothing writes to them.
         kept: np.ndarray = np.load(self._path(name, number, sweep), mmap_mode="c")
         return kept
 
@@ -259,8 +259,8 @@ class TileJob:
         part = place.with_suffix(f".{uuid.uuid4().hex}.part")
         with part.open("wb") as file:
             np.save(file, np.ascontiguousarray(values))
-        # The first writer wins: a worker given up may still write, and the shares of all cores
-        # must be those of the same slopes.
+        # The first writer wins: a worker that was given up may still write, and the shares of all
+        # cores must use the same slopes.
         try:
             os.link(part, place)
         except FileExistsError:
@@ -276,7 +276,7 @@ class TileJob:
 
 @contextmanager
 def tile_job(large: LargeProblem, tiles: Tiles, method: Method | None) -> Iterator[TileJob]:
-    """A job in a folder that is removed at the end; OSError at once if it would not fit there."""
+    """A job in a folder that is removed at the end; OSError at once if the folder is too small."""
     with temporary_folder(tiles.folder) as place:
         needed, free = _needed(large), shutil.disk_usage(place).free
         if needed > 0.95 * free:
@@ -312,7 +312,7 @@ def on_worker(task: TileTask, step: str, folder: str, device: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _opened(folder: str, device: str) -> TileJob:
-    """The job, read once by each worker: the network, while images stay on disk."""
+    """The job, read once by each worker: the network in memory, images on disk."""
     # The file was written by the client, which can run code on workers anyway.
     large, tiles, method = torch.load(
         Path(folder) / JOB, map_location="cpu", mmap=True, weights_only=False
@@ -322,7 +322,7 @@ def _opened(folder: str, device: str) -> TileJob:
 
 
 def _ramps(core: Window, outer: Window, size: tuple[int, int]) -> Tensor:
-    """The shares of a tile in the pixels around it, (H, W); all tiles together have 1."""
+    """The shares of a tile in the pixels around it, (H, W); over all tiles they sum to 1."""
 
     def ramp(begin: int, end: int, first: int, last: int, length: int) -> Tensor:
         middles = torch.arange(first, last) + 0.5

@@ -1,14 +1,14 @@
 """Large images, solved tile by tile, with one certificate for the whole image.
 
 Every tile is solved with a margin of its neighbours' pixels. The image is blended from the tiles,
-and of the dual variables each tile keeps those of its core: every filter response belongs to one
-core. The bound that they prove together holds for the whole image (``problems.windows``), whatever
-the margin was. What margins leave undone shows in the gap, and another sweep with wider margins
-takes it away.
+and each tile keeps the dual variables of its core: every filter response belongs to one core. The
+bound that they prove together holds for the whole image (``problems.windows``), whatever the
+margin. Errors from narrow margins show in the gap, and another sweep with wider margins removes
+them.
 
 Memory holds the image, its data and one tile. Dual variables, as slopes p / t in 16 bits, and the
-weights that a guide read wait on disk (``tile_tasks``), where the workers of a cluster find them,
-too: a sweep is one task for each tile, and its certificate a sum over all cores.
+weights that a guide read are stored on disk (``tile_tasks``), where the workers of a cluster find
+them too: a sweep is one task for each tile, and its certificate a sum over all cores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from convexlift.tensors import Blocks
 from convexlift.tf32 import full_precision
 
 SHARE = 0.8
-"""Of the tolerance, the gap of single tiles in the first sweep; the rest is for their seams."""
+"""The gap of single tiles in the first sweep, as a share of the tolerance; seams take the rest."""
 
 
 def solve_tiles(
@@ -64,8 +64,8 @@ def solve_tiles(
     Args:
         problem: the problem; a ``LargeProblem`` conditions adaptive regularizers tile by tile.
         tiles: how the image is divided.
-        method: for each tile.
-        stop: the gap of the whole image; iterations are those of a tile, seconds those of all.
+        method: the method for each tile.
+        stop: the gap of the whole image; iterations count for each tile, seconds for all together.
         callback: called with a ``Progress`` after every tile, whose iteration is the number of
             tiles so far; it returns ``True`` to stop. Objectives and gaps are those of the last
             sweep, infinite in the first one.
@@ -80,7 +80,7 @@ def solve_tiles(
 
 
 class _Sweeps:
-    """The state of a solve: the image, and what is proven so far."""
+    """The state of a solve: the image, and the bounds proven so far."""
 
     def __init__(
         self, job: TileJob, stop: StopWhen, callback: Callback | None, client: Any
@@ -98,14 +98,14 @@ class _Sweeps:
             publish(job)
 
     def run(self) -> Solution:
-        """Sweep until the gap is small enough, or nothing more can be done."""
+        """Sweep until the gap is small enough, or no progress is possible."""
         for sweep in range(self.job.tiles.sweeps):
             self._sweep(sweep)
             if sweep and self.ended:
                 break  # the last complete sweep counts
             if sweep:
                 self.job.forget(sweep - 1)
-            self.x, self.weight_map = None, None  # not two of them at a time
+            self.x, self.weight_map = None, None  # frees the old ones before new ones are made
             self.x = self.job.image(self.whole, sweep).to(self.job.large.fidelity.y.device)
             self.weight_map = self.job.weight_map(sweep)
             record = self._certified(sweep)
@@ -117,7 +117,7 @@ class _Sweeps:
         return self._solution()
 
     def _sweep(self, sweep: int) -> None:
-        """Solve every tile, with margins and tolerances of this sweep."""
+        """Solve every tile, with the margins and tolerances of this sweep."""
         shown = None if self.callback is None else torch.zeros_like(self.job.large.fidelity.y)
         for task, found in self._each("solve", lambda number: self._tile(number, sweep)):
             assert isinstance(found, TileResult)
@@ -131,7 +131,7 @@ class _Sweeps:
 
     def _tile(self, number: int, sweep: int) -> TileTask:
         gap = None if self.stop.gap is None else SHARE * self.stop.gap / 2**sweep
-        if self.ended:  # the tiles that are left keep their start
+        if self.ended:  # the remaining tiles keep their start
             return TileTask(number, sweep, StopWhen(gap=gap, max_iterations=0))
         left = None
         if self.stop.seconds is not None:
@@ -141,7 +141,7 @@ class _Sweeps:
     def _each(
         self, step: str, task: Callable[[int], TileTask]
     ) -> Iterator[tuple[TileTask, TileResult | CoreSums]]:
-        """A step of every core, in the order they end; Ctrl-C once, and all are still done."""
+        """A step of every core, in order of completion; all are finished in spite of one Ctrl-C."""
         left = set(range(len(self.job.cores)))
         while left:
             try:
@@ -156,7 +156,7 @@ class _Sweeps:
                 self.ended = Status.INTERRUPTED
 
     def _outcomes(self, step: str, tasks: Iterator[TileTask]) -> Iterator[tuple[TileTask, Any]]:
-        """Results of tasks, here or on workers."""
+        """The results of tasks, computed here or on workers."""
         if self.client is None:
             return ((task, getattr(self.job, step)(task)) for task in tasks)
         folder, device = self.job.folder, self.job.large.device.type
@@ -213,4 +213,4 @@ def _record(
 
 
 _UNKNOWN = _record(0, 0.0, math.inf, math.inf, math.inf, -math.inf)
-"""Before the first sweep has ended."""
+"""A record before the end of the first sweep."""

@@ -54,11 +54,11 @@ class BatchSampler:
     Args:
         images: the set to draw from, of images or volumes.
         batch_size: number of samples of all ranks together.
-        crop: the side of square crops at random positions; None for whole images of one size. Of
-            volumes, as many slices are taken, or all that the thinnest one has.
+        crop: the side of square crops at random positions; None for whole images of one size. Crops
+            of volumes have as many slices, or as many as the thinnest volume.
         flips: mirror left and right at random.
         rotations: apply a random one of the 8 symmetries of the square (which include mirroring).
-        seed: of all random choices.
+        seed: the seed of all random choices.
         fixed: take the same crop of an image, turned the same way and with the same noise, in
             every epoch: a finite training set, whose reconstructions can be warm-started.
     """

@@ -52,15 +52,15 @@ def cosine_filters(count: int, size: int) -> Tensor:
 def start_from_filters_(network: InputConvexNetwork, strength: float = 0.02) -> None:
     """Make R(x) = strength sum_pixels sum_c |k_c * x| (about), with cosine filters k_c.
 
-    Exactly so with Abs; within 3% for ``deep`` and ``convolutional``; (1 - s) times as much, with
-    the slope s of the leaky ReLU, for ``baseline``, whose pooling adds both signs. Smoothed
-    activations give a little less. Works for networks whose first layer is a convolution and
-    whose further layers are nonnegative convolutions or dense layers, as in
+    This is exact with Abs, and within 3% for ``deep`` and ``convolutional``; it is (1 - s) times as
+    much, with the slope s of the leaky ReLU, for ``baseline``, whose pooling adds both signs.
+    Smoothed activations give a little less. Works for networks whose first layer is a convolution
+    and whose further layers are nonnegative convolutions or dense layers, as in
     ``convexlift.networks``.
 
     Args:
         network: changed in place.
-        strength: of the initial regularization.
+        strength: the strength of the initial regularization.
     """
     first, *others = network.layers
     weight = _filters(first)
@@ -97,8 +97,8 @@ def start_uniformly_(network: InputConvexNetwork, largest: float) -> None:
     The start of the authors' networks (``models.py`` in github.com/hsw43/icnn_primal_dual), with
     largest = 0.01, and 0.001 for the deep one: W_1, ..., W_L are drawn from U[0, largest], a bias
     from U[-1/sqrt(n), 1/sqrt(n)] with n inputs to each unit. Filters on the image keep their
-    values, which have that distribution too. By default nonnegative weights have rows that sum to 1
-    on average, and so has W_L: the gradients of ``baseline`` are then about 1/50 for 256 x 256
+    values, which have that distribution too. By default the rows of nonnegative weights, including
+    W_L, sum to 1 on average: the gradients of ``baseline`` are then about 1/50 for 256 x 256
     pixels.
 
     Args:
@@ -120,7 +120,7 @@ def start_uniformly_(network: InputConvexNetwork, largest: float) -> None:
 
 
 def _over_channels(filters: Tensor, in_channels: int) -> Tensor:
-    """Filters on all channels alike; of RGB images, half of them, and the others on chroma."""
+    """Filters on all channels alike; for RGB images half of them, the other half on chroma."""
     if in_channels != 3:
         return filters[:, None].expand(-1, in_channels, -1, -1)
     axes = torch.tensor([[1, 1, 1], [1, 0, -1], [1, -2, 1]], dtype=filters.dtype)
@@ -155,10 +155,10 @@ def deepened(
         inner_kernel: size of the filters of further layers.
         variety: random weights added as a fraction of the sum of the others, and compensated in
             the output: without them new layers have no effect at first, and would learn little.
-        scale: of the sums, compensated in the output.
+        scale: the scale of the sums, compensated in the output.
         threshold: subtracted from the sums by the units. ReLUs that are always on are linear:
             their biases only add a constant to R.
-        seed: of the random weights.
+        seed: the seed of the random weights.
     """
     if depth < 2:
         raise ValueError(f"deepened makes networks of depth >= 2, got depth={depth}")
@@ -203,7 +203,7 @@ def deepened(
 
 
 def _filters(layer: ConvexLayer) -> Tensor | None:
-    """The filters of a layer on the image, if it has some."""
+    """The filters of a layer on the image, if any."""
     return None if layer.skip is None else layer.skip.filters
 
 

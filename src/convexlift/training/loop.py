@@ -52,7 +52,7 @@ class TrainingOptions:
         relative: multiply the learning rate of each tensor by the root mean square of its
             entries at the start, so that all tensors change by the same fraction per step.
         betas: Adam's decay rates.
-        epsilon: Adam's, added to the root mean square of gradients; in proportion to the loss.
+        epsilon: Adam's epsilon, added to the root mean square of gradients; scales with the loss.
         schedule: ``constant``, or ``cosine`` down to zero at the end.
         decay: factor on the learning rate after each epoch.
         warm_up: steps over which the learning rate rises linearly.
@@ -119,8 +119,8 @@ class Trained:
     """The result of a training.
 
     Attributes:
-        network: with the weights of the best validation (the last ones without validation).
-        score: of the best validation, or None.
+        network: the network with the weights of the best validation (the last ones without any).
+        score: the score of the best validation, or None.
         step: number of the step of the best validation.
         rows: the log.
         interrupted: whether Ctrl-C or SIGTERM ended it before its last step; it can be resumed
@@ -137,7 +137,7 @@ class Trained:
 
     @property
     def skipped(self) -> int:
-        """Number of steps that were not taken, since their gradient was not ``usable``."""
+        """The number of steps that were not taken because their gradient was not ``usable``."""
         return sum(not step_taken(row) for row in self.rows)
 
 
@@ -161,12 +161,12 @@ def train(
     are split between processes, and gradients averaged.
 
     Args:
-        network: trained in its own device and precision.
+        network: the network, trained on its own device and in its own precision.
         objective: the loss.
         batches: the sampler of clean images.
-        options: of the optimiser and the schedule.
+        options: the options of the optimiser and the schedule.
         validation: measures PSNR and SSIM at intervals; the best weights are kept.
-        folder: for log and checkpoint; None writes nothing.
+        folder: the folder of log and checkpoint; None writes nothing.
         resume: continue from the checkpoint in the folder, if there is one.
         callback: called after each step with a ``StepReport``.
     """
@@ -195,7 +195,7 @@ def train(
 
 
 def step_taken(row: Row) -> bool:
-    """Whether the weights changed in a step of the log; not if its gradient was not ``usable``."""
+    """Whether a step of the log changed the weights: not if its gradient was not ``usable``."""
     return row.get("learning_rate") != 0
 
 
@@ -236,7 +236,7 @@ class _TrainingRun:
         self.step, self.started = 0, time.perf_counter()
         self.rows: list[Row] = []
         self.best: dict[str, Any] | None = None
-        self.weight: float | None = None  # of the last validation
+        self.weight: float | None = None  # the weight of the last validation
         self.columns = ("step", "loss", "learning_rate", *objective.metric_names, *VALIDATED)
         shapes = {name: str(tuple(t.shape)) for name, t in network.state_dict().items()}
         self.identity = identity(
@@ -270,7 +270,7 @@ class _TrainingRun:
         if self.options.clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.options.clip, norm)
         if processes.any_process(not self.module.last.usable, self.device):
-            rate = 0.0  # in the log: no step was taken
+            rate = 0.0  # logged for a step that was not taken
         else:
             self.optimiser.step()
             self.network.project_()

@@ -48,7 +48,7 @@ NO_ERROR = 1e-8
 LOWER_LEVEL = StopWhen(gap=1e-3, max_iterations=100)
 """Accurate enough for a gradient, and cheap from a warm start."""
 STEEPNESS_EVERY = 5
-"""Steps after which the authors measure ||grad R|| again."""
+"""Steps between the authors' measurements of ||grad R||."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ class Loss:
     """A number to differentiate, and numbers to show.
 
     ``value`` is the loss to report; ``backward`` is called on ``surrogate``, whose gradient is the
-    gradient of the loss. They are equal unless reconstructions are differentiated. A gradient that
-    is not ``usable`` is reported, and no step is taken.
+    gradient of the loss. They are equal unless reconstructions are differentiated. If the gradient
+    is not ``usable``, this is reported and no step is taken.
     """
 
     surrogate: Tensor
@@ -129,7 +129,7 @@ class Adversarial(Objective):
         partner = damaged if self.paired else _previous(damaged, batch)
         places = [
             torch.rand((), generator=generator, device=clean.device)
-            # Places on the lines are new in every epoch, even if the noise is not.
+            # Positions on the lines are new in every epoch, even if the noise is not.
             for generator in replace(batch, fixed=False).generators(clean.device, stream=1)
         ]
         s = expand_per_image(torch.stack(places), clean)
@@ -175,12 +175,12 @@ class Bilevel(Objective):
 
     Args:
         tasks: one or more, each with its initial weight for R.
-        turns: the numbers of the tasks that steps take, from the first step on and then again;
-            by default one task after the other.
+        turns: the numbers of the tasks in the order of the steps, repeated; by default one task
+            after the other.
         learn_weights: whether the weights of further tasks are learned, or keep their values.
-        hypergradient: how to differentiate the reconstructions; by default
+        hypergradient: the derivative of the reconstructions; by default
             ``suitable_hypergradient(problem)``.
-        method: of the lower level; by default the one that suits the problem.
+        method: the method of the lower level; by default the one that suits the problem.
         stop: the stopping criterion of the lower level.
         warm_starts: number of training images, to start each from its last reconstruction; 0 for
             none. Only for batches whose samples do not change (``BatchSampler(..., fixed=True)``).
@@ -238,7 +238,7 @@ class Bilevel(Objective):
         self._steepness: float | None = None
 
     def prepare(self, network: InputConvexNetwork, batches: BatchSampler, step: int) -> None:
-        """Every fifth step, the largest ||grad R|| of a batch, if hypergradients need it."""
+        """Measure the largest ||grad R|| of a batch every fifth step, if hypergradients need it."""
         if self.hypergradient != JacobianFree(None) or (self._steepness and step % STEEPNESS_EVERY):
             return
         bound = network.bind(tuple(batches.batch(0).clean.shape[1:]))

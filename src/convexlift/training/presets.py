@@ -19,8 +19,8 @@ from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Spars
 from convexlift.training.loop import TrainingOptions
 from convexlift.training.recipes import AdversarialRecipe, AnyRecipe, BilevelRecipe, NetworkSettings
 
-# Section 5.1. No image is held out and no weight searched for: the last network is used with
-# lambda = 0.02. Each image has one noise, drawn once.
+# Section 5.1. No image is held out and no weight is searched: the last network is used with
+# lambda = 0.02. The noise of each image is drawn once.
 PAPER_SALT_AND_PEPPER = AdversarialRecipe(
     network=NetworkSettings("baseline", uniform=0.01),
     task=SaltAndPepper(fraction=0.25, scale=0.02, box=None),
@@ -44,8 +44,8 @@ PAPER_INPAINTING = replace(
     weight=0.1,
 )
 
-# Section 5.2; the critic sees back projections as the authors'. The released network has as many
-# hidden units as the image has rows, where the paper prints 256 for all networks.
+# Section 5.2; the critic sees back projections, like the authors'. The released network has as many
+# hidden units as the image has rows; the paper prints 256 for all networks.
 PAPER_CT = AdversarialRecipe(
     network=NetworkSettings("baseline", image_size=512, uniform=0.01, hidden=512),
     task=SparseViewCT(filter="ram-lak", clamp=(0.0, 1.0)),
@@ -70,10 +70,10 @@ PAPER_CT_DEEP = replace(  # section 5.2.1
 # in each, the best of six validations on 40 others. The paper prints betas of (0.9, 0.99), and
 # absorbs gamma = 0.1 in R. Its loss is the sum of squares, 2 * 256^2 times ours; Adam's steps are
 # the same if epsilon follows. The released PDHG keeps x, its predecessor and its extrapolation in
-# one tensor, so that it does not extrapolate; this one does, as printed. It looks at the gradient
-# from the second iteration on, then in each; here it is in every second. With half of the seeds R
-# is flat at clean images after some steps, and the released step size 1 / ||grad R|| infinite: of
-# 0, ..., 3, 6, ..., 9, those without that in 16 steps are 1, 3, 6 and 7.
+# one tensor, so that it does not extrapolate; this one does, as printed. It checks the gradient in
+# each iteration from the second on; here it is every second. With half of the seeds R becomes flat
+# at clean images after some steps, and the released step size 1 / ||grad R|| infinite: among the
+# seeds 0, ..., 3, 6, ..., 9, this does not happen within 16 steps for 1, 3, 6 and 7.
 PAPER_BILEVEL = BilevelRecipe(
     seed=3,
     network=PAPER_INPAINTING.network,
@@ -230,7 +230,7 @@ PHOTO_ANY_SIZE = replace(
 
 # Weights for each pixel, read off the noisy image; one network for all noise levels. The widths of
 # the Huber functions are in units of the noise. The weight of L1 data terms, which have no noise
-# level, is 1 / UNSTATED_NOISE: in units of that level, R has the weight 1 there, too.
+# level, is 1 / UNSTATED_NOISE: in units of that level, R has the weight 1 there too.
 PHOTO = BilevelRecipe(
     network=NetworkSettings(
         "adaptive", channels=24, kernel=5, smoothing=0.1, padding="reflect", filters=1.0
@@ -243,7 +243,7 @@ PHOTO = BilevelRecipe(
     turns=(0, 0, 1, 0, 0, 2),
     learn_weights=False,
     hypergradient=Implicit(damping=1e-3, iterations=30, tolerance=1e-2),
-    stop=StopWhen(gap=1e-3, max_iterations=400, check_every=20),  # salt and pepper needs them
+    stop=StopWhen(gap=1e-3, max_iterations=400, check_every=20),  # needed for salt and pepper
     batch_size=32,
     crop=72,
     rotations=True,

@@ -87,7 +87,7 @@ class StopSignals:
     """Ctrl-C and SIGTERM received so far: the first one ends the run after the current step.
 
     Attributes:
-        wanted: whether the run is to end after the current step.
+        wanted: whether the run ends after the current step.
         abandoned: whether a second Ctrl-C ended it at once. A running solver then returns an image
             that is not a solution, so its step must not count.
     """
@@ -110,7 +110,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Catch both signals; only the main thread can, so others do nothing."""
+    """Catch both signals; outside the main thread, which alone can, do nothing."""
     seen = StopSignals()
     if threading.current_thread() is not threading.main_thread():
         yield seen

@@ -45,20 +45,20 @@ class NetworkSettings:
 
     Attributes:
         architecture: a name in ``convexlift.networks``.
-        image_size: for networks with dense layers; None takes the size of the training images.
+        image_size: the size for networks with dense layers; None for that of the training images.
         channels: number of convolution channels.
         kernel: size of the convolutions.
         smoothing: nu of the activations.
-        padding: of the convolutions.
+        padding: the padding of the convolutions.
         depth: number of layers of a ``ridge`` or an ``adaptive`` network.
         profiles: Huber functions in each learned profile of a ``ridge``.
-        levels: noise levels of a ``ridge`` for all of them.
+        levels: noise levels at which the weights of a ``ridge`` for all levels are learned.
         filters: start from cosine filters that measure a total variation (``initialization``), with
             this strength; None for random weights.
         uniform: start from nonnegative weights in U[0, uniform], as the authors do; None for ours.
         hidden: units of the dense layer of a ``baseline`` or ``deep`` network.
         widths: channels of the guide of an ``adaptive`` network at each scale.
-        reads: what this guide gives: ``output`` weights, ``biases``, ``links``.
+        reads: the outputs of this guide: ``output`` weights, ``biases``, ``links``.
         in_channels: channels of the images.
     """
 
@@ -101,22 +101,22 @@ class Recipe:
     """Settings common to adversarial and bilevel training.
 
     Attributes:
-        network: and its initial weights.
-        options: of the training loop.
-        batch_size: of all processes together.
+        network: the network and its initial weights.
+        options: the options of the training loop.
+        batch_size: the number of samples of all processes together.
         crop: side of random crops; None for whole images.
         flips: mirror images at random.
         rotations: turn and mirror square crops at random, in all 8 ways.
         images: number of training images to use; None for all.
         held_out: number of training images reserved for validation, if there is a task to validate;
             0 for no validation: the last weights are kept, instead of the best validated ones.
-        validation_task: reconstructed in validation; by default the task trained for.
+        validation_task: the task of the validation; by default the task trained for.
         validation_crop: side of the central part of larger validation images; a network for one
             image size gets that size.
-        validation_stop: of the solver in validation.
+        validation_stop: the stopping criterion of the solver in validation.
         fixed: whether an image always gives the same sample, with the same noise; reconstructions
             of bilevel learning are then warm-started from the last one.
-        seed: of all random choices.
+        seed: the seed of all random choices.
     """
 
     network: NetworkSettings
@@ -158,14 +158,14 @@ class BilevelRecipe(Recipe):
     """Bilevel learning.
 
     Attributes:
-        tasks: with the initial weight of R in each.
-        turns: the numbers of the tasks that steps take, over and over; None for one after the
+        tasks: the tasks, each with its initial weight of R.
+        turns: the numbers of the tasks in the order of the steps, repeated; None for one after the
             other.
-        learn_weights: whether the weights of all tasks but the first are learned.
-        hypergradient: how to differentiate; None for the one that suits the network.
-        method: of the lower level.
-        stop: of the lower level.
-        from_picture: start reconstructions, those of the validation too, at the data as an image
+        learn_weights: whether the weights of all tasks except the first are learned.
+        hypergradient: the hypergradient; None for the one that suits the network.
+        method: the method of the lower level.
+        stop: the stopping criterion of the lower level.
+        from_picture: start reconstructions, also in validation, at the data as an image
             (``Measurement.picture``), as the authors do, instead of at a better guess.
         decibels: maximise the mean PSNR, so that tasks of different difficulty have equal
             influence, instead of minimising the mean squared error.
@@ -210,14 +210,14 @@ def follow(
     """Train by a recipe on images, part of which are held out for validation.
 
     Args:
-        recipe: of the training.
+        recipe: the recipe.
         images: clean images.
         network: the initial network, instead of the recipe's.
         damaged: images for the adversarial critic, instead of the task's; one for each clean
             image, in the same order.
-        validation_images: used instead of held-out ones: of another patient, for example.
-        device: for training.
-        folder: for log and checkpoint.
+        validation_images: replace held-out images: images of another patient, for example.
+        device: the device to train on.
+        folder: the folder of log and checkpoint.
         resume: continue from the checkpoint in the folder.
         callback: called after each step.
     """
@@ -234,7 +234,7 @@ def follow(
         size = training.size(0) if recipe.crop is None else (recipe.crop, recipe.crop)
         network = recipe.network.build(size, recipe.seed)
     network = network.to(device)
-    if recipe.options.zero_mean:  # the loop does so after each step; this is for the start
+    if recipe.options.zero_mean:  # the loop does this after each step, but not at the start
         subtract_means_(network)
     batches = BatchSampler(
         training, recipe.batch_size, recipe.crop, recipe.flips, recipe.rotations,
@@ -294,13 +294,13 @@ def training_card(
     """The card of a trained network.
 
     Args:
-        recipe: of the training.
-        result: of the training.
-        images: given to ``follow``.
-        name: of the model.
-        source: where the images come from.
-        command: that started the training.
-        version: of the code.
+        recipe: the recipe of the training.
+        result: the result of the training.
+        images: the images given to ``follow``.
+        name: the name of the model.
+        source: the origin of the images.
+        command: the command that started the training.
+        version: the version of the code.
         processes: number of processes.
     """
     trained = result.trained
@@ -374,7 +374,7 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
 
 def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
     if isinstance(recipe, BilevelRecipe) and not recipe.learn_weights:
-        return "fixed in training: the network learned what is right for them"
+        return "fixed in training: the network was learned for them"
     if isinstance(recipe, BilevelRecipe):
         return "learned with the network, relative to the fixed weight of the first task"
     if not recipe.search and result.weights:

@@ -60,9 +60,9 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
     rows up to its checkpoint, so that none appears twice.
 
     Args:
-        folder: for ``log.csv`` and TensorBoard's event files; None writes nothing.
-        columns: of the table.
-        rows: of the run so far.
+        folder: the folder of ``log.csv`` and TensorBoard's event files; None writes nothing.
+        columns: the columns of the table.
+        rows: the rows of the run so far.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
             return
         with writing(self._path):
             self._board = _tensorboard(folder, self.rows)
-            remove_leftovers([self._path])  # of a process that was killed while writing
+            remove_leftovers([self._path])  # left by a process that was killed while writing
             with atomic_path(self._path) as part, part.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
@@ -269,7 +269,7 @@ def plain_settings(value: Any) -> Any:
     """Settings as JSON values.
 
     Records become mappings with their class under "kind"; tensors and sets of images become a
-    fingerprint. Of other objects only the class is kept.
+    fingerprint. Only the class of other objects is kept.
     """
     if isinstance(value, ImageSet):
         return {"images": len(value), "sha256": value.fingerprint()}

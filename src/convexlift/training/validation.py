@@ -41,15 +41,15 @@ class Validation:
     """Reconstructions of held-out images, with the same noise every time.
 
     Args:
-        task: damages the images.
-        images: held out, never used in training.
+        task: the task, which damages the images.
+        images: held-out images, never used in training.
         weight: the regularization weight, or the start of a search.
         search: whether to search for the weight, by factors of ``ratio``, for the best mean PSNR.
         crop: side of the central part of every image, or None for whole images.
-        method: of the solver.
-        stop: of the solver.
-        seed: of the noise.
-        ratio: between neighbouring weights in the search.
+        method: the method of the solver.
+        stop: the stopping criterion of the solver.
+        seed: the seed of the noise.
+        ratio: the ratio of neighbouring weights in the search.
         from_picture: start at the data as an image, instead of at a better guess.
     """
 

@@ -27,7 +27,7 @@ Updates = dict[Any, Any]
 QUIET: dict[str, Any] = {
     "show_progress": "hidden", "api_visibility": "private", "concurrency_id": SMALL,
 }  # fmt: skip
-"""Options of short events. They are queued: only errors of queued events reach the page."""
+"""Options of short events. They are queued, since only errors of queued events reach the page."""
 _MOST_UNREAD = 10
 _PLOT_SECONDS = 0.2
 _SCROLL_ON_PHONES = """(...values) => {
@@ -45,7 +45,7 @@ class Site:
     queue: Queue
     executor: Executor  # its threads compute runs and races
     device: torch.device
-    tidy: Callable[[], None]  # to be called after memory was freed
+    tidy: Callable[[], None]  # called after memory was freed
 
     @property
     def limits(self) -> Limits:
@@ -65,7 +65,7 @@ class Site:
 
 
 def tell(error: Exception) -> PageError:
-    """Show an error in the corner of the page; unexpected ones are logged."""
+    """Show an error in the corner of the page, and log unexpected ones."""
     if not isinstance(error, PageError):
         log.error("a request failed", exc_info=error)
         name = type(error).__name__
@@ -115,7 +115,7 @@ def file_input(**options: Any) -> Any:
 
 
 def mask_editor(**options: Any) -> Any:
-    """A picture to paint over; its value describes the drawing, which is not decoded yet."""
+    """A picture to paint over; its value describes the drawing, not yet decoded."""
     return plain_input(
         gr.ImageEditor,
         lambda payload: payload,
@@ -150,7 +150,7 @@ class Controls:
         self, inputs: set[Any], outputs: list[Any], status: Any,
         stream: Callable[[Session, Updates, gr.Request], Iterator[Updates]],
     ) -> None:  # fmt: skip
-        """Make Start run ``stream(session, values, request)``, and Stop end it."""
+        """Connect Start to ``stream(session, values, request)``, and Stop to its end."""
 
         def begin(values: Updates, request: gr.Request) -> Iterator[Updates]:
             try:
@@ -166,7 +166,7 @@ class Controls:
         def end(request: gr.Request) -> None:
             self.site.session(request).stop()
 
-        # The browser answers by itself: the server may be busy, and the solver ends at its next
+        # The browser reacts by itself: the server may be busy, and the solver ends at its next
         # check.
         stopping = json.dumps([html.stopping(), {"interactive": False, "__type__": "update"}])
 
@@ -188,7 +188,7 @@ class Controls:
         }
 
     def watch(self, computation: Computation[Any, Any], request: gr.Request) -> Iterator[Any]:
-        """The states of a computation, as long as the browser reads its messages."""
+        """The states of a computation while the browser reads its messages."""
         return (state for state in computation.states() if self.site.keeps_up(request))
 
 
@@ -241,7 +241,7 @@ class RunDisplay:
         }
 
     def chosen(self, picture: InputPicture | None) -> Updates:
-        """Updates that show another picture, before its run; None if it is still to come."""
+        """Updates that show another picture before its run; None if there is none yet."""
         ready = html.READY if picture is not None else html.AWAITED
         shown = "" if picture is None else html.chosen_picture(picture)
         update = gr.update(value=shown, visible=True)

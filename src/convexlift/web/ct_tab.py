@@ -23,7 +23,7 @@ PHANTOM = "phantom"
 
 
 class CTTab(Tab):
-    """A scan is always simulated; it is compared with its object if that is known to be clean."""
+    """A simulated scan; the result is compared with its object if that is known to be clean."""
 
     name, task, endings = "ct", SparseViewCT.name, SCANS
     drop = "Your CT slice (DICOM)"

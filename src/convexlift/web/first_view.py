@@ -1,7 +1,7 @@
 """The first answer of the page: a headline and a picture before Gradio's scripts have loaded.
 
-Gradio's page is empty until seventy scripts have filled it. They would also keep the browser from
-showing the first view, so that they start once it has been painted.
+Gradio's page is empty until seventy scripts have filled it. They would also delay the first view,
+so they start after it has been painted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SCRIPTS, _HEAD_END, _CONTENT = b"<script", b"</head>", b"<gradio-app"
 _PAUSE = 0.05
-"""Seconds in which browsers show the view before they read the rest, six times as long."""
+"""The pause in seconds in which browsers show the view, before the longer rest is sent."""
 
 
 def with_first_view(page: bytes, view: bytes) -> tuple[bytes, bytes]:
@@ -33,8 +33,8 @@ class FirstView:
     """ASGI middleware that puts a first view into the page.
 
     Args:
-        app: Gradio's.
-        html: the view; it starts the scripts, and removes itself once the page is there.
+        app: Gradio's app.
+        html: the view; it starts the scripts and removes itself when the page is ready.
     """
 
     def __init__(self, app: ASGIApp, html: str) -> None:

@@ -48,7 +48,7 @@ ENDINGS = {
 READY, AWAITED = "Press Start.", "Drop your picture into the box, or click it."
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height of plots, in units of about a pixel."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 16, 56  # margins of plots, for seven large digits
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 16, 56  # margins of plots; seven large digits fit
 _FRAGMENTS = TEMPLATES.get_template("fragments.html").module
 
 Points = Sequence[tuple[float, float]]
@@ -81,7 +81,7 @@ def chosen_picture(picture: InputPicture) -> str:
 
 
 def live_picture(snapshot: Snapshot, job: PageJob) -> str | None:
-    """The latest image of a run; None if there is none to show."""
+    """The latest image of a run; None if it cannot be shown."""
     x, caption = snapshot.x, "Given"
     if x is None:
         x = None if snapshot.prepared is None else snapshot.prepared.given
@@ -99,7 +99,7 @@ def live_picture(snapshot: Snapshot, job: PageJob) -> str | None:
 
 
 def stopping() -> str:
-    """The status line between the press of Stop and the end."""
+    """The status line between Stop and the end of the run."""
     return banner("Stopping...", "busy", "The best picture so far is kept, with its proof.")
 
 
@@ -120,7 +120,7 @@ def progress(points: Sequence[Point], tolerance: float) -> str:
 
 
 def verdict(result: RunResult) -> str:
-    """The status line at the end of a run: what is proved, and what not."""
+    """The status line at the end of a run: what is proved and what is not."""
     found = result.reconstruction
     gap, scope = found.record["gap"], Guarantee[found.record["guarantee"]]
     heading, meaning = in_words(gap, scope, found.problem.regularizer.premise)
@@ -131,12 +131,12 @@ def verdict(result: RunResult) -> str:
 
 
 def sinogram(name: str, prepared: PreparedImage) -> str:
-    """The data of a scan, during the run; nothing for other tasks."""
+    """The data of a scan during the run; empty for other tasks."""
     return fragment("details", name, _sinogram(name, prepared), ())
 
 
 def facts(name: str, result: RunResult, record: dict[str, Any]) -> str:
-    """Quality, remarks, and numbers, all of which are in the JSON."""
+    """Quality, remarks, and numbers, as in the JSON."""
     meaning = f"{record['meaning'][:1].upper()}{record['meaning'][1:]}."
     return fragment("facts", name, _quality(record), _remarks(result), meaning, _numbers(record))
 
@@ -174,7 +174,7 @@ def convergence_plot(points: Sequence[Point]) -> str:
         "objective of the picture": _finite((p.iteration, p.objective) for p in points),
         "proven bound: no picture is below": _finite((p.iteration, p.lower_bound) for p in points),
     }
-    # The first values would flatten all others; they leave the plot as more come.
+    # The first values would flatten all others; they leave the plot when more have come.
     values = [y for line in lines.values() for _, y in line[len(line) // 3 :]]
     if not values:
         return fragment("empty_plot", "the proof appears here", SMALL)
@@ -252,7 +252,7 @@ def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _quality(record: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Comparisons with the clean picture, where there is one."""
+    """Comparisons with the clean picture, if there is one."""
     cells = []
     if record.get("psnr") is not None:
         cells.append(("PSNR", f"{record['psnr']:.2f} dB", f"from {record['psnr_before']:.2f}"))
@@ -276,7 +276,7 @@ def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _remarks(result: RunResult) -> list[str]:
-    """Notes of the reconstruction; where one names an option after ``;``, the page's advice."""
+    """Notes of the reconstruction; the part after ``;``, which names an option, becomes advice."""
     parts = [note.partition(";") for note in result.prepared.notes]
     said = [f"{said}. {HINTS[result.job.task] if option else ''}" for said, _, option in parts]
     noise = result.prepared.noise
@@ -292,7 +292,7 @@ def _found(noise: Noise) -> str:
 
 
 def _maps(result: RunResult) -> list[Map]:
-    """Where the error is, if the truth is known, where the gap is, and weights, if they vary."""
+    """Maps of the error, if the truth is known, of the gap, and of weights, if they vary."""
     found, size = result.reconstruction, result.job.picture.size
     maps: list[Map] = []
     if result.job.compared and found.truth is not None:
@@ -318,7 +318,7 @@ def _maps(result: RunResult) -> list[Map]:
 
 
 def _nearly_largest(values: Tensor) -> float:
-    """A single pixel should not darken all others."""
+    """A high quantile instead of the maximum: a single pixel should not darken all others."""
     flat = values.flatten()
     return float(flat.kthvalue(max(1, int(0.995 * len(flat)))).values)
 

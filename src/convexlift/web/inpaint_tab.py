@@ -128,7 +128,7 @@ class InpaintTab(Tab):
         return {"simulate": simulate, "sigma": sigma, **missing}
 
     def _painted(self, drawing: Any, session: Session, size: tuple[int, int]) -> Tensor:
-        """1 where nothing was painted, (H, W) of the picture, whatever the drawing's size is."""
+        """1 where nothing was painted, (H, W) of the picture, whatever the size of the drawing."""
         layers: list[Any] = []
         if drawing is not None and drawing.id is not None:
             layers = list(session.drawings.pop(drawing.id, {}).values())
@@ -139,7 +139,7 @@ class InpaintTab(Tab):
         missing = torch.zeros(size, dtype=torch.bool)
         for layer in layers:
             opacity = torch.from_numpy(np.array(layer, dtype=np.float32))[None, None]
-            # A quarter of full opacity: pixels at the soft edge of a stroke are missing, too.
+            # A quarter of full opacity, so that the soft edge of a stroke counts as missing.
             missing |= interpolate(opacity, size=size, mode="area")[0, 0] > 64
         if not bool(missing.any()):
             raise PageError("Nothing is painted.", "Paint over the pixels to fill in.")

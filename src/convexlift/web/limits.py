@@ -9,9 +9,9 @@ MEGABYTE = 1 << 20
 SCALABLE = 24
 """Pictures with up to this many times the pixels of the limit are scaled down."""
 PREVIEW_PIXELS = 512 * 512
-"""Most pixels of a picture that was scaled down, or cut: its run takes a minute, not an hour."""
+"""The most pixels of a picture scaled down or cut: its run takes a minute, not an hour."""
 LEAST_SIDE = 16
-"""The least number of pixels of a side: filters are 7 x 7."""
+"""The least side in pixels: filters are 7 x 7."""
 
 
 class PageError(Exception):
@@ -28,11 +28,11 @@ class Limits:
 
     Args:
         upload_bytes: size of the largest file.
-        pixels: height times width of the largest picture that is solved at once; larger uploads,
-            up to ``SCALABLE`` times as many, which is checked before a file is decoded, are scaled
-            down, cut, or solved in tiles.
-        seconds: of the longest run; it ends with its latest image, and the proof for that image. A
-            larger picture has more time, in proportion to its pixels.
+        pixels: height times width of the largest picture that is solved at once. Uploads with up to
+            ``SCALABLE`` times as many, checked before decoding, are scaled down, cut, or solved in
+            tiles.
+        seconds: time limit of a run, which then ends with its latest image and the proof for it.
+            Larger pictures have more time, in proportion to their pixels.
         runs: number of simultaneous runs.
         waiting: number of runs that may wait for their turn.
         sessions: number of sessions kept; the one idle for longest is closed first.
@@ -58,11 +58,11 @@ class Limits:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
 
     def seconds_for(self, height: int, width: int) -> float:
-        """Of the run of a picture."""
+        """The time limit for a picture."""
         return self.seconds * max(1.0, height * width / self.pixels)
 
     def check_bytes(self, count: int, name: str) -> None:
-        """PageError for a file that is too large."""
+        """Raise PageError for a file that is too large."""
         if count > self.upload_bytes:
             raise PageError(
                 f"{name} has {count / MEGABYTE:.1f} MB.",
@@ -70,7 +70,7 @@ class Limits:
             )
 
     def check_size(self, height: int, width: int, name: str) -> None:
-        """PageError for a picture with too many pixels, or too few."""
+        """Raise PageError for a picture with too many pixels, or too few."""
         if height * width > self.pixels:
             raise PageError(
                 f"{name} has {width} x {height} pixels.",
@@ -79,7 +79,7 @@ class Limits:
         self.check_least(height, width, name)
 
     def check_least(self, height: int, width: int, name: str) -> None:
-        """PageError for a picture with too few pixels."""
+        """Raise PageError for a picture with too few pixels."""
         if min(height, width) < LEAST_SIDE:
             raise PageError(
                 f"{name} has {width} x {height} pixels.",

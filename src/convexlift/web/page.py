@@ -141,7 +141,7 @@ def appearance() -> dict[str, Any]:
         spacing_size="sm",
         font=[themes.Font(name) for name in ("system-ui", "sans-serif")],
         font_mono=[themes.Font(name) for name in ("ui-monospace", "monospace")],
-    ).set(  # small grey letters, and white ones on buttons, with enough contrast to be read
+    ).set(  # enough contrast for small grey letters, and for white ones on buttons
         body_text_color_subdued="*neutral_500",
         body_text_color_subdued_dark="*neutral_400",
         button_primary_background_fill="*primary_600",

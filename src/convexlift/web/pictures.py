@@ -21,7 +21,7 @@ from convexlift.files.png_jpeg import with_deep_colours
 Pixels = NDArray[np.uint8]
 
 PREVIEW = 512
-"""Pixels of the longer side of pictures that are shown during a run."""
+"""The longer side in pixels of pictures shown during a run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class InputPicture:
         name: shown on the page.
         example: whether it comes with the package, under that name.
         clean: whether it is known to be clean: an example, or the visitor says so. Results are
-            compared with no other picture.
+            compared with clean pictures only.
         window: the values that are shown as black and white.
         scaled_from: height and width of a picture that was too large, before it was scaled down.
-        middle: its middle, not scaled.
-        whole: makes all of it, not scaled; until then it is kept in the few bits of its file.
+        middle: the unscaled middle of such a picture.
+        whole: makes the whole unscaled picture, which is kept in the few bits of its file.
         tiled: whether to solve it in tiles.
         jpeg: luma quantization of the JPEG file whose blocks these are, for the estimate of noise.
     """
@@ -60,11 +60,11 @@ class InputPicture:
 
 
 class NotShown(ValueError):
-    """The values are not finite, and cannot be shown."""
+    """The values are not finite and cannot be shown."""
 
 
 def grey_or_colour(x: Tensor, low: float = 0.0, high: float = 1.0) -> Pixels:
-    """One plane as (H, W), three, or red, green and blue of one image, as (H, W, 3).
+    """One plane as (H, W); three planes, or one image of three channels, as (H, W, 3).
 
     ``low`` is black and ``high`` white.
     """

@@ -1,6 +1,6 @@
 """Methods one after the other on the same problem, with the same clock.
 
-The curves show (objective - L) / |L|, where L is the best lower bound proved by any method: an
+The curves show (objective - L) / |L| with the best lower bound L proved by any method: an
 upper bound on the distance from the optimum, also for methods that prove nothing themselves.
 Methods that ignore the box are judged by their images clipped to it.
 """
@@ -28,7 +28,7 @@ from convexlift.web.run import MOST_ITERATIONS, Computation, PageJob
 
 NAMES = tuple(METHODS)
 CT_FIRST, CT_LAST = 500.0, (100.0, 0.1)
-"""The paper's step sizes c for CT: of the data, and of the first and the last layer."""
+"""The paper's step sizes c for CT: for the data, the first layer and the last layer."""
 CT_STEPS = {
     "sm-c": (1e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
     "sm-d": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
@@ -38,8 +38,8 @@ GUIDED_STEPS = {
     "sm-c": (3e-3, 7e-3, 1.5e-2),
     "sm-d": (0.05, 0.15, 0.5),
 }
-"""For one layer and known noise, in whose units regularizers that read the data are; around the
-best for photo-open and 120 iterations, grey, in colour, and with missing pixels."""
+"""Step sizes for one layer in units of the noise, as regularizers that read the data have; around
+the best for photo-open and 120 iterations, grey, in colour, and with missing pixels."""
 TRIAL_ITERATIONS = 8
 """Iterations with each step size, before the clock of a method starts."""
 
@@ -132,14 +132,14 @@ class Race(Computation[str, None]):
             objective, bound = progress.objective, progress.lower_bound
             if not contender.bounded:
                 objective = problem.objective(problem.bounds.project(progress.x)).cpu()
-                bound = torch.full_like(bound, -math.inf)  # it bounds the problem without a box
+                bound = torch.full_like(bound, -math.inf)  # that is for the problem without a box
             lap.add(
                 progress.seconds, progress.iteration, float(objective.sum()), float(bound.sum())
             )
             self.state = f"{lap.name}: iteration {progress.iteration}"
             return self._stopped.is_set()
 
-        # The solver's own clock is the one that is drawn; it does not count callbacks.
+        # The plots use the solver's own clock, which does not count callbacks.
         stop = StopWhen(
             gap=1e-5,
             max_iterations=MOST_ITERATIONS,
@@ -157,7 +157,7 @@ class Race(Computation[str, None]):
         ending = time.monotonic() + self.seconds
         stop = StopWhen(gap=None, max_iterations=TRIAL_ITERATIONS, check_every=TRIAL_ITERATIONS)
         scores: list[tuple[float, int]] = []
-        # From the middle of the grid outwards, in case the time does not suffice for all.
+        # From the middle of the grid outwards, since the time may not suffice for all.
         for i in sorted(range(len(grid)), key=lambda i: abs(i - len(grid) // 2)):
             x = solve(own, method=grid[i], stop=stop).x
             value = float(problem.objective(problem.bounds.project(x)).sum())
@@ -168,9 +168,9 @@ class Race(Computation[str, None]):
 
 
 def candidates(contender: NamedMethod, problem: VariationalProblem) -> Sequence[Method]:
-    """Step sizes to choose from: as in the benchmarks, unless they are for other problems.
+    """Step sizes to choose from: those of the benchmarks, unless the problem is of another kind.
 
-    For scanners they surround the paper's; for problems in units of the noise, their own best.
+    For scanners, around the paper's; for problems in units of the noise, ``GUIDED_STEPS``.
     """
     name, layers = contender.name, len(problem.regularizer.layers)
     scanner, guided = problem.operator.diagonal is None, problem.noise is not None and layers == 1

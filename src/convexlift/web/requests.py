@@ -69,7 +69,7 @@ class Queue:
         self.blocks, self.limits = blocks, limits
 
     def require_place(self, event: object, visitor: str) -> None:
-        """HTTPException, with advice, if the queue has no place for an event."""
+        """Raise HTTPException, with advice, if the queue has no place for an event."""
         function = self.blocks.fns.get(event) if isinstance(event, int) else None
         group = SMALL if function is None else str(function.concurrency_id)
         waiting, active = self._events(group)
@@ -114,8 +114,8 @@ class RequestFilter:
     """ASGI middleware: refuses a request, or passes it on to the app.
 
     Args:
-        app: Gradio's, with the routes of uploads.
-        sessions, queue: of all visitors.
+        app: Gradio's app, with the routes of uploads.
+        sessions, queue: the sessions and events of all visitors.
         body_bytes: the size of the largest upload.
         hosts: the host names the server answers to, or None for any.
         root_path: the path under which a proxy shows the page; the cookie is for this path only.
@@ -162,7 +162,7 @@ class RequestFilter:
         headers = Headers(scope=scope)
         if not self._known_host(headers.get("host", "")):
             raise HTTPException(421, "This server does not answer to that name.")
-        # An early answer to honest clients; `_Exchange.receive` counts what the others send.
+        # An early answer to honest clients; `_Exchange.receive` counts the bytes of the others.
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.body_bytes:
             raise HTTPException(413, "The upload is too large.")
@@ -210,7 +210,7 @@ class RequestFilter:
         await self.app(scope, exchange.receive, exchange.send)
 
     async def _heartbeat(self, scope: Scope, route: str, key: str, exchange: _Exchange) -> None:
-        """A connection that stays open with the page; the session ends with its last one."""
+        """A connection that lasts as long as the page; the session ends with the last one."""
         self.sessions.arrived(key)
         path = route + key
         scope = {**scope, "path": path, "raw_path": path.encode("ascii")}
@@ -222,7 +222,7 @@ class RequestFilter:
                 await run_in_threadpool(self.sessions.close, key)
 
     async def _event(self, scope: Scope, visitor: str, exchange: _Exchange) -> None:
-        """An event, checked to name only sessions and files of the visitor."""
+        """An event, which may name only sessions and files of the visitor."""
         content = _json_object(await Request(scope, exchange.receive).body())
         folder = self.sessions.folder_of(visitor)
         content["session_hash"] = _own_session(visitor, content.get("session_hash"))
@@ -272,7 +272,7 @@ class _Exchange:
         return message
 
     async def drain(self) -> None:
-        """Read and drop the rest, within limits: browsers send all before they read an answer."""
+        """Read and drop the rest, within limits: browsers read an answer only after sending all."""
         more = True
         while more and self._total < 4 * self._most:
             message = await self._receive()
@@ -309,7 +309,7 @@ def check_files(content: Any, owns: Callable[[object], bool]) -> list[str]:
     Gradio opens, copies and fetches any path or URL that an event describes.
 
     Args:
-        content: of the event; changed in place.
+        content: the content of the event; changed in place.
         owns: whether a path is one of the visitor's files.
 
     Raises:

@@ -20,13 +20,13 @@ from convexlift.web.pictures import deep_png, grey_or_colour, png, preview
 from convexlift.web.run import PageJob, RunResult
 
 INPUT, MASK = "input.npy", "seen.npy"
-"""Arrays that a script reads, where they do not come with the package."""
+"""Arrays that a script reads if they do not come with the package."""
 
 
 def record(result: RunResult) -> dict[str, Any]:
     """The record of the reconstruction, with the name of the picture and the history.
 
-    Without PSNR and SSIM, if the picture is not known to be clean.
+    PSNR and SSIM are left out unless the picture is known to be clean.
     """
     numbers = ("objective", "lower_bound", "gap")
     facts, quality = result.reconstruction.record, ("psnr", "ssim", "psnr_before", "ssim_before")

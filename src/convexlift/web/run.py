@@ -43,7 +43,7 @@ FIRST_RUN = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regul
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STRENGTHS = (0.1, 10.0)
 TILE = 512
-"""Side of the tiles of large pictures."""
+"""The side of the tiles of large pictures."""
 CT_SIZES, CT_VIEWS = (128, 256, 512), (10, 400)
 MOST_MISSING = 0.95
 MOST_ITERATIONS = 20_000
@@ -81,8 +81,8 @@ class PageJob:
     Args:
         task: ``denoise``, ``inpaint`` or ``ct``.
         picture: clean if it is to be damaged first (``simulate``), else damaged.
-        options: as the visitor chose them. The regularizer is the name of one that fits, never a
-            path; a mask is (H, W).
+        options: the visitor's choices. The regularizer is the name of one that fits, never a path;
+            a mask is (H, W).
     """
 
     task: str
@@ -106,12 +106,12 @@ class PageJob:
 
     @property
     def simulated(self) -> bool:
-        """Whether the picture is damaged, or scanned, first."""
+        """Whether the picture is first damaged, or scanned."""
         return bool(self.options.get("simulate"))
 
     @property
     def compared(self) -> bool:
-        """Whether results are compared with the picture, which is known to be clean then."""
+        """Whether results are compared with the picture, which is then known to be clean."""
         return self.simulated and self.picture.clean
 
     def call(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class PageJob:
 
     @contextmanager
     def _page_errors(self) -> Iterator[None]:
-        """The first half of a message, with the page's advice: the second half names options."""
+        """The first half of a message, and advice in place of the second, which names options."""
         try:
             yield
         except InputError as error:
@@ -166,8 +166,7 @@ def shipped() -> dict[str, Sheet]:
 def fitting(task: str, size: tuple[int, int]) -> tuple[str, ...]:
     """Regularizers for a task and a picture of this size, the recommended one first.
 
-    Those for colours are not named: they take the place of their namesakes where a picture has
-    colours.
+    Regularizers for colours are not listed: they replace their namesakes for pictures in colour.
     """
     recommended, names = {options.regularizer for options in OPTIONS.values()}, []
     for name, sheet in shipped().items():
@@ -210,10 +209,10 @@ def _check_mask(mask: Tensor | None, picture: InputPicture, simulated: bool) -> 
 
 
 class Computation(ABC, Generic[State, Result]):
-    """Work in a thread of an executor, which bounds how many compute at the same time.
+    """Work in a thread of an executor, which limits the number of simultaneous computations.
 
-    A computation that nobody watches any more ends at its next check, and keeps its thread, and
-    its memory, until then.
+    A computation that is no longer watched ends at its next check, and keeps its thread and memory
+    until then.
 
     Attributes:
         state: the latest intermediate result, replaced and never changed.
@@ -250,7 +249,7 @@ class Computation(ABC, Generic[State, Result]):
         """Wait for the result.
 
         Raises:
-            PageError: why there is none.
+            PageError: the reason, if there is none.
         """
         assert self._future is not None
         try:
@@ -271,7 +270,7 @@ class Computation(ABC, Generic[State, Result]):
         Leaving the loop stops the computation, so that a closed page costs nothing.
 
         Raises:
-            PageError: why there is no result.
+            PageError: the reason, if there is no result.
         """
         assert self._future is not None
         seen, done = None, False
@@ -300,7 +299,7 @@ class Computation(ABC, Generic[State, Result]):
 
 @dataclass(frozen=True)
 class Point:
-    """One check: sums over the planes of a picture; the bound and the gap are the best so far."""
+    """One check: sums over the planes of a picture; bound and gap are the best so far."""
 
     iteration: int
     seconds: float
@@ -331,7 +330,7 @@ class RunResult:
 
     @property
     def status(self) -> Status:
-        """Why the run ended."""
+        """The reason for the end of the run."""
         return Status[self.reconstruction.record["status"]]
 
 
@@ -361,7 +360,7 @@ class Run(Computation[Snapshot, RunResult]):
             self._solver.interruption.status = Status.STOPPED
 
     def _check(self, progress: Progress) -> bool:
-        """Publish the progress; whether to end the run."""
+        """Publish the progress; returns whether to end the run."""
         last, x = self.state, progress.x
         assert last.prepared is not None
         finite, truth = bool(torch.isfinite(x).all()), last.prepared.truth

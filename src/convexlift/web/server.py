@@ -1,4 +1,4 @@
-"""The server: where it listens, its private folder, housekeeping, and a clean end."""
+"""The server: its address, private folder, housekeeping, and clean end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from convexlift.web.limits import SCALABLE, Limits
 
 try:
     import fcntl
-except ImportError:  # on Windows nothing is locked, and leftovers stay
+except ImportError:  # no locks on Windows, where leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -52,16 +52,16 @@ class ServerOptions:
 
     Args:
         host: the address to listen at; the default can be reached from this machine only.
-        port: 0 takes any free one.
+        port: the port; 0 takes any free one.
         names: further host names that the server answers to, for example behind a proxy. Without
             them, a server that others can reach answers to all names.
         root_path: the path under which a proxy shows the page, for example ``/convexlift``; a
             slash at its end makes no difference.
         open_browser: whether to open the page in a browser.
-        limits: on uploads, runs and visitors.
-        device: where to compute.
-        threads: on the processor, for all runs together; None: those of OMP_NUM_THREADS, else one
-            for each core.
+        limits: limits on uploads, runs and visitors.
+        device: the device to compute on.
+        threads: threads on the processor for all runs together; by default OMP_NUM_THREADS, else
+            one for each core.
     """
 
     host: str = "127.0.0.1"
@@ -100,7 +100,7 @@ class ServerOptions:
     def url(self, port: int) -> str:
         """The URL of the page on this machine."""
         address, host = _address(self.host), self.host
-        if address is not None and address.is_unspecified:  # 0.0.0.0 stands for every address
+        if address is not None and address.is_unspecified:  # 0.0.0.0 means every address
             host = "localhost"
         elif address is not None and address.version == 6:
             host = f"[{host}]"
@@ -108,7 +108,7 @@ class ServerOptions:
 
 
 def require_gradio() -> None:
-    """ImportError, with advice, where the extra is not installed.
+    """Raise ImportError, with advice, if the extra is not installed.
 
     Gradio itself is imported later: its import creates folders and reads the environment.
     """
@@ -185,7 +185,7 @@ def server_folder() -> Iterator[Path]:
     """
     remove_leftovers(Path(tempfile.gettempdir()))
     root = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    # The lock file gets its name once it is locked: an unlocked one means that its server died.
+    # The lock file gets its name after it is locked: an unlocked one means that its server died.
     unnamed = root / f"{_LOCK}.new"
     try:
         with unnamed.open("w") as file:
@@ -203,7 +203,7 @@ def remove_leftovers(parent: Path) -> None:
         return
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            # Everyone can write to the parent: links and folders of other users are left alone.
+            # Everyone can write to the parent: links and folders of other users are not touched.
             own = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
             if own and folder.is_dir() and not folder.is_symlink() and _is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -242,7 +242,7 @@ class Housekeeper(Thread):
         """Wait, and tidy up."""
         while not self._ended.is_set():
             self._asked.wait(_TIDY_SECONDS)
-            if self._ended.wait(_PAUSE):  # requests in quick succession are answered once
+            if self._ended.wait(_PAUSE):  # requests in quick succession are served together
                 return
             self._asked.clear()
             self._tidy()
@@ -259,7 +259,7 @@ def listen(options: ServerOptions) -> socket.socket:
     """The socket of the server.
 
     Raises:
-        ValueError: why it is not possible to listen there.
+        ValueError: the reason, if it is impossible to listen there.
     """
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
@@ -282,8 +282,8 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
     _call_libc("mallopt", _ARENA_MAX, 1)
     # A second limit, behind the checks of uploads: Pillow refuses twice this.
     pillow().MAX_IMAGE_PIXELS = 4 * SCALABLE * options.limits.pixels
-    # Runs side by side would otherwise compete for all cores, and take longer. Which cores are free
-    # now says little about later, so that the load is not counted.
+    # Simultaneous runs would otherwise compete for all cores, and take longer. The cores free now
+    # say little about later, so the load is not counted.
     given = torch.get_num_threads() if threads.COUNT in os.environ else threads.available_cores()
     torch.set_num_threads(max(1, (options.threads or given) // options.limits.runs))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -323,7 +323,7 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 
 def _warm_up(device: torch.device) -> None:
-    """A tiny run, which imports modules that would cost the first visitor seconds."""
+    """Start a tiny run, which imports modules that would cost the first visitor seconds."""
     from convexlift.web.html import details, facts
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record

@@ -35,7 +35,7 @@ from convexlift.web.uploads import PICTURES, read_upload
 from convexlift.web.visitors import Session
 
 OWN, TRY = "own", "try"
-"""Restore one's own picture as it is, or try it on a clean one."""
+"""Restore the visitor's own picture, or try the method on a clean one."""
 UPLOAD, FIRST_EXAMPLE = "your upload", "camera"
 WHOLE, MIDDLE, ALL = "whole", "middle", "all"
 GAUSSIAN, IMPULSES, DETECT = "gaussian", "salt-and-pepper", "detect"
@@ -46,7 +46,7 @@ OF_WHITE = "as a fraction of white"
 
 
 class Tab(ABC):
-    """A picture, its damage, a regularizer, and a run; photographs unless a tab has others."""
+    """A picture, its damage, a regularizer, and a run; for photographs unless overridden."""
 
     name: str
     task: str
@@ -57,7 +57,7 @@ class Tab(ABC):
         ("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE),
     )  # fmt: skip
     plans: tuple[str, str]
-    """What happens to the visitor's picture, and to a clean one."""
+    """The treatment of the visitor's picture, and of a clean one."""
     changing: list[Any]
     """Inputs that depend on the picture and the mode."""
 
@@ -85,7 +85,7 @@ class Tab(ABC):
         """Options of ``cl.reconstruct`` that only this task has."""
 
     def _first_picture(self) -> InputPicture:
-        """The picture that is shown before any other is chosen."""
+        """The initial picture."""
         return example_picture(FIRST_EXAMPLE)
 
     def _examples(self) -> list[tuple[str, str]]:
@@ -173,7 +173,7 @@ class Tab(ABC):
     def _uploaded(self, values: Updates, request: gr.Request) -> Updates:
         if not self._received(self.name, self.file, values, request):
             return {self.file: None}
-        # Nobody has said yet that this picture is clean, whatever was said of the one before.
+        # The visitor has not called this picture clean, whatever they said of the one before.
         examples = self._examples()
         choices = [*examples, ("My upload, which is clean", UPLOAD)]
         return {
@@ -184,7 +184,7 @@ class Tab(ABC):
         }
 
     def _received(self, name: str, file: Any, values: Updates, request: gr.Request) -> bool:
-        """Decode an upload, keep the picture under a name, and delete the file; errors are told."""
+        """Decode an upload, store the picture under a name, delete the file; errors are shown."""
         try:
             session, path = self.site.session(request), Path(values[file] or "")
             uploads = self.site.sessions.uploads
@@ -222,7 +222,7 @@ class Tab(ABC):
         return replace(picture, clean=values[self.mode] != OWN)
 
     def _picture_if_any(self, session: Session, values: Updates) -> InputPicture | None:
-        """The picture; None while a visitor who wants to restore their own has sent none."""
+        """The picture; None until a visitor who wants to restore their own has sent it."""
         awaited = values[self.mode] == OWN and self.name not in session.pictures
         return None if awaited else self._picture(session, values)
 
@@ -245,7 +245,7 @@ class Tab(ABC):
         return self.display.stream(session, job, self.controls, request)
 
     def _regularizers(self, task: str, picture: InputPicture | None, values: Updates) -> Updates:
-        """The regularizers that fit; the one that was chosen remains, if it is among them."""
+        """The regularizers that fit; the chosen one remains if it fits."""
         choices = regularizer_choices(task, (0, 0) if picture is None else picture.size)
         names, chosen = [name for _, name in choices], values[self.regularizer]
         value = chosen if chosen in names else names[0]
@@ -315,7 +315,7 @@ def _task_of(kind: str) -> str:
 
 
 def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str]]:
-    """Labels, with who may use them, and names of the regularizers that fit."""
+    """Labels, with the permitted use, and names of the regularizers that fit."""
     choices = []
     for name in fitting(task, size):
         card = None if name == TV else shipped()[name].card
@@ -325,7 +325,7 @@ def regularizer_choices(task: str, size: tuple[int, int]) -> list[tuple[str, str
 
 
 def permission(license: str) -> str:
-    """Who may use a regularizer, from the licence on its card."""
+    """The permitted use of a regularizer, from the licence on its card."""
     if "non-commercial" in license or "research only" in license:
         return "research only"
     if "no conditions" in license:

@@ -112,12 +112,12 @@ def read_upload(
     """A picture file as values between 0 and 1, upright.
 
     A picture with too many pixels is replaced by means over blocks, which keep independent noise
-    independent, and comes with its middle and all of it in full size. A block of a mask is known
-    where all of its pixels are.
+    independent, together with its middle and the whole in full size. A block of a mask is known if
+    all of its pixels are.
 
     Args:
         path: the file.
-        limits: of the server.
+        limits: the limits of the server.
         colours: whether to keep red, green and blue.
         mask: whether it is a mask.
     """
@@ -130,7 +130,7 @@ def read_upload(
 def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -> InputPicture:
     try:
         contents = read_picture(path, max_megapixels=SCALABLE * _most_megapixels(limits))
-    except Exception as error:  # decoders of damaged files raise nearly everything
+    except Exception as error:  # decoders of damaged files raise nearly every type
         hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
         raise _unreadable(error, path, name, hint) from None
     height, width = contents.stored.shape[-2:]
@@ -155,7 +155,7 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
             values = (luma * values).sum(1, keepdim=True)
         return InputPicture(values, name, **more)
 
-    upright = contents.orientation == 1  # else, rows and columns of the table are not the picture's
+    upright = contents.orientation == 1  # else rows and columns of the table are not the picture's
     jpeg = luma_table(contents) if upright else None
     if height * width <= limits.pixels:
         return picture(stored, jpeg=jpeg)
@@ -214,7 +214,7 @@ def read_layer(content: bytes | Path, limits: Limits) -> NDArray[np.uint8]:
         raise
     except (module.DecompressionBombError, module.DecompressionBombWarning):
         raise PageError("The drawing has far too many pixels.", "Make it smaller.") from None
-    except Exception:  # decoders of damaged files raise nearly everything
+    except Exception:  # decoders of damaged files raise nearly every type
         raise PageError("The drawing cannot be read.", "Clear it and draw again.") from None
 
 
@@ -259,7 +259,7 @@ def _check_values(values: Tensor, name: str) -> None:
 
 
 def _unreadable(error: Exception, path: Path, name: str, hint: str) -> PageError:
-    """The reader's reason, with the name of the file that the visitor knows, and a hint."""
+    """The reader's reason, with the name of the file as the visitor knows it, and a hint."""
     if not isinstance(error, ValueError | ImportError):
         log.warning("a reader failed", exc_info=error)
         return PageError(f"{name} cannot be read: it is damaged, or of a rare kind.", hint)

@@ -1,7 +1,7 @@
 """Visitors: a random cookie, from which folders and session keys are derived, and their sessions.
 
 The folder and the keys are functions of the cookie, so a request reaches only the files and the
-sessions of its own cookie, whatever else it says.
+sessions of its own cookie, whatever its other content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COOKIE = "convexlift-visitor"
 MOST_UPLOADS = 8
 """Unread uploads of one visitor: the brush sends a picture, a composite and layers at once."""
 MOST_LAYERS = 4
-_MOST_DRAWINGS = 2  # the page sends a drawing after each stroke, and uses the last one only
+_MOST_DRAWINGS = 2  # the page sends a drawing after each stroke, and uses only the last one
 _MOST_CLOSED = 1000
 _UPLOAD_SECONDS = 300.0
 _TOKEN = re.compile(r"[0-9a-f]{32}")  # cookies, and names of visitors
@@ -113,7 +113,7 @@ class Uploads:
         self._delete(lambda path, owner, since: owner == visitor)
 
     def sweep(self) -> None:
-        """Delete files that no event has asked for."""
+        """Delete files that no event has requested."""
         oldest = time.monotonic() - _UPLOAD_SECONDS
         self._delete(lambda path, owner, since: since < oldest)
 
@@ -137,11 +137,11 @@ class Session:
         self.pictures: dict[str, InputPicture] = {}
         self.drawings: dict[str, dict[int, NDArray[np.uint8]]] = {}
         self.job: PageJob | None = None  # the last job that was started
-        self.bound = -math.inf  # the lower bound proved by its run, once that has ended
+        self.bound = -math.inf  # the lower bound proved by its run, once it has ended
         self.used = time.monotonic()
         self._running: Computation[Any, Any] | None = None
         self._lock = threading.Lock()
-        self._results: dict[str, int] = {}  # their number, by tab
+        self._results: dict[str, int] = {}  # number of results by tab
         self._canvas: Path | None = None
         self._closed = False
 
@@ -162,7 +162,7 @@ class Session:
                 self._running = None
 
     def stop(self) -> bool:
-        """Stop the current run or race; whether there was one."""
+        """Stop the current run or race; returns whether there was one."""
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
@@ -212,8 +212,8 @@ class Session:
 class Sessions:
     """All sessions, by keys that begin with the name of their visitor.
 
-    Gradio's own session state would not do: it is lost when a connection breaks, created again by
-    events that come late, and out of reach for the routes of uploads.
+    Gradio's own session state does not suffice: it is lost when a connection breaks, recreated by
+    late events, and inaccessible to the routes of uploads.
 
     Attributes:
         uploads: files not yet read.
@@ -289,7 +289,7 @@ class Sessions:
         self._end(sessions)
 
     def sweep(self) -> None:
-        """Forget sessions that were idle for too long, and uploads that no event has asked for."""
+        """Forget sessions that were idle for too long, and uploads that no event has requested."""
         with self._lock:
             ended = self._outdated(time.monotonic(), "")
         self._end(ended)
@@ -301,7 +301,7 @@ class Sessions:
             self.on_close(key)
 
     def _outdated(self, now: float, mine: str) -> dict[str, Session]:
-        # The order in which to drop sessions: first those without an open page, then by age.
+        # The order in which sessions are dropped: those without an open page first, then by age.
         by_age = sorted(
             (key in self._open, s.used, key) for key, s in self._known.items() if key != mine
         )
@@ -315,7 +315,7 @@ class Sessions:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder for one visitor, with its parents, which another thread may be removing."""
+    """Create a folder for one visitor, with its parents, which another thread may be removing."""
     for attempt in range(5):
         try:
             folder.mkdir(parents=True, mode=0o700)

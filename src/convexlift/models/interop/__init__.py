@@ -1,8 +1,8 @@
 """Published regularizers, read from the files of their authors and converted exactly.
 
 ``load`` recognises a file by the names and shapes of its tensors. Nothing in a file is executed.
-Definitions are those of the published code, named in each module; converting changes no value of R
-beyond the rounding of its weights.
+Definitions follow the published code, named in each module; conversion changes values of R only by
+the rounding of its weights.
 """
 
 from convexlift.models.interop.loading import FORMATS as FORMATS

@@ -1,4 +1,4 @@
-"""Input-convex networks of several layers, and the two terms that one of them comes with.
+"""Input-convex networks of several layers, and the two terms that accompany one of them.
 
 Sources: ``priors/ICNN.py`` of github.com/johertrich/LearnedRegularizers; ``models.py`` of
 github.com/hsw43/icnn_primal_dual (commit 873d50b); ``convex_models.py`` of
@@ -93,9 +93,9 @@ def _is_paper(names: Collection[str]) -> bool:
 
 
 def _paper(source: Source) -> InputConvexNetwork:
-    """Without the constant ``fc2.bias``, which moves no minimiser.
+    """The network without the constant ``fc2.bias``, which does not change minimisers.
 
-    Activations are smoothed if the name of the file says so, as the authors name theirs
+    Activations are smoothed if the file name says so, as in the authors' names
     (``reg_smoothed_icnn_ip_BL-PD.pt``).
     """
     tensors = {name.removeprefix("icnn."): each for name, each in source.tensors.items()}
@@ -251,7 +251,7 @@ def _deepinv(source: Source) -> InputConvexNetwork:
     """z_i = h(W_i z_{i-1} + (Q_i x)^2 + V_i x + b_i), R the mean of W z, plus mu/2 |x|^2.
 
     All Q_i are one first layer, a^2/2, whose channels the others select. For a network with several
-    outputs R is their sum, as in deepinv's gradient, where mu/2 |x|^2 counts as often.
+    outputs R is their sum, as in deepinv's gradient, with mu/2 |x|^2 once for each output.
     """
     count = sum(name.startswith("wz.") for name in source.tensors)
     final = "final_conv.weight" if "final_conv.weight" in source.tensors else "final_conv2d.weight"
@@ -296,7 +296,7 @@ def _deepinv(source: Source) -> InputConvexNetwork:
 
 
 def total(networks: Sequence[InputConvexNetwork]) -> InputConvexNetwork:
-    """The network R_1 + R_2 + ..., with the same weights: one more layer adds all of them up."""
+    """The network R_1 + R_2 + ..., with the same weights: one more layer adds them up."""
     layers: list[ConvexLayer] = []
     sums: dict[int, LinearMap] = {}
     for network in networks:

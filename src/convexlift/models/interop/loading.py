@@ -1,4 +1,4 @@
-"""``load``: which format a file has, its conversion, and the card that says where it came from."""
+"""``load``: detection of a file's format, its conversion, and the card that states its origin."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ REFUSED = (
         "a convolutional network with weights of any sign (AR, local AR), which is not convex",
     ),
 )
-"""Names of tensors that tell what cannot be converted, and why."""
+"""Names of tensors that identify networks without a conversion, and the reasons."""
 Options = dict[str, Any]
-"""Of ``load``, for the conversion of some formats."""
+"""Options of ``load`` for the conversion of some formats."""
 PUBLISHED = "published objective"
-"""The task of the cards: data term plus R, both as the authors state them."""
+"""The task of the cards: data term plus R, both as the authors define them."""
 
 
 def load(
@@ -52,18 +52,18 @@ def load(
 
     Args:
         path: a state dict or checkpoint written by ``torch.save``, or a safetensors file. Several
-            files make the sum of their regularizers, as an adversarial convex regularizer has.
+            files give the sum of their regularizers, as for adversarial convex regularizers.
         format: a name in ``FORMATS``; by default found from the names of the tensors.
         noise: the standard deviation of the noise, for ``goujon-wcrr``, in units of the image.
         strong_convexity: mu of the term mu/2 |x|^2 of ``deepinv-icnn``; by default 0.5, as there.
-        merge: make one convolution of the chain of a ridge regularizer, zero-padded once: another
-            regularizer near the edges, and the published one elsewhere. Weakly convex ones then get
-            global proofs for images of any size at once, where chains are factorised.
+        merge: merge the chain of a ridge regularizer into one convolution, zero-padded once, which
+            changes R near the edges only. Weakly convex ones then get global proofs for images of
+            any size at once; chains need a factorisation.
         dtype: float32 or float64; by default the precision of the file.
 
     Returns:
-        A network with a card that names its source; a ``WeaklyConvexNetwork`` where the
-        published regularizer is weakly convex.
+        A network with a card that names its source; a ``WeaklyConvexNetwork`` if the published
+        regularizer is weakly convex.
     """
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
@@ -91,7 +91,7 @@ def _load_one(
         double = any(tensor.dtype is torch.float64 for tensor in tensors.values())
         exact = {each: tensor.double() for each, tensor in tensors.items()}
         source = Source(path, exact, read_config(path), **options)
-        # Initial weights are drawn on the CPU, and leave the global random numbers as they were.
+        # Initial weights are drawn on the CPU, and do not change the global random numbers.
         with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
             try:
                 network = found.convert(source)
@@ -133,7 +133,7 @@ def _load_sum(
 
 
 def detect(names: Collection[str], file: str = "") -> Format:
-    """The format of a file with tensors of these names; ValueError says why there is none."""
+    """The format of a file with tensors of these names; ValueError explains why there is none."""
     fitting = [each for each in FORMATS.values() if each.fits(names)]
     if len(fitting) > 1:
         clued = [

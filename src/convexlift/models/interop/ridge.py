@@ -3,8 +3,8 @@
 Sources: ``priors/wcrr.py`` and ``priors/parameter_learning_wrapper.py`` of
 github.com/johertrich/LearnedRegularizers; ``models/`` of github.com/axgoujon/
 convex_ridge_regularizers and github.com/axgoujon/weakly_convex_ridge_regularizer. Convolutions of a
-chain are zero-padded one by one, which one merged convolution would not be near the edges: the
-chain stays a chain, and factors of channels go into its last convolution.
+chain are zero-padded one by one, unlike one merged convolution: the chain stays a chain, and
+factors of channels are multiplied into its last convolution.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Profile:
     tail: float = 0.0
 
     def activation(self, even: bool) -> tuple[QuadraticSpline, Tensor, Tensor]:
-        """The activation with slope 1 at the last knot, its shares, and the factor to undo that."""
+        """The activation with slope 1 at the last knot, its shares, and the inverse factor."""
         total = self.gains.sum(1)
         # A potential that is zero has no shares; its weight will be zero.
         shares = torch.where(total[:, None] > 0, self.gains, 1.0)

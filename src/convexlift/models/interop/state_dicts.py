@@ -1,4 +1,4 @@
-"""State dicts from files, without executing anything, and what is said about their formats."""
+"""State dicts from files, without executing anything, and descriptions of their formats."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LEARNED_REGULARIZERS = "Hertrich et al. 2025, github.com/johertrich/LearnedRegul
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The tensors of a file in double precision, and what else its conversion may need.
+    """The tensors of a file in double precision, and further inputs of its conversion.
 
     Attributes:
         path: the file.
-        tensors: by name, without the prefixes that wrappers of a whole network add.
+        tensors: the tensors by name, without the prefixes of wrappers.
         config: the content of the ``config.json`` beside the file or its folder, or None.
         noise: the standard deviation of the noise, in units of the image, or None.
         strong_convexity: mu of a term mu/2 |x|^2 that a state dict does not contain, or None.
@@ -95,14 +95,14 @@ class Format:
     """A published format.
 
     Args:
-        name: for ``load(..., format=name)``.
-        authors: who published it, and where.
-        holds: what it is, in a few words.
+        name: the name for ``load(..., format=name)``.
+        authors: its authors and its source.
+        holds: its content in a few words.
         fits: whether a file with tensors of these names has the format.
         convert: makes the network, in double precision.
         terms: the terms of use of the files, as far as they are known.
-        options: of ``load`` that it takes.
-        clue: a part of the file name that tells it from a format with the same tensors.
+        options: the options of ``load`` that it takes.
+        clue: a part of the file name that distinguishes it from a format with the same tensors.
     """
 
     name: str
@@ -121,7 +121,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError("there is no such file")
     content = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path)
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]  # of a checkpoint
+        content = content["state_dict"]  # a checkpoint
     if not isinstance(content, dict) or not all(
         isinstance(each, Tensor) and each.is_floating_point() for each in content.values()
     ):
@@ -152,7 +152,7 @@ def _pickled(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # about the protocols of pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises IndexError and others for damaged files
-        # Its own words are left out: they advise to load what could run code all the same.
+        # Its message is left out: it advises to load the file in a way that can run code.
         reason = f"damaged, or with objects that could run code: {type(error).__name__}"
         raise ValueError(f"not a file of weights alone ({reason}); {ADVICE}") from None
 
@@ -185,7 +185,7 @@ def filled_layer(layer: ConvexLayer, bias: Tensor | None = None) -> ConvexLayer:
 
 
 def unwrapped(source: Source) -> tuple[Source, float, float]:
-    """The regularizer without its wrapper exp(alpha - 2 s) R(exp(s) x); both factors."""
+    """The regularizer without its wrapper exp(alpha - 2 s) R(exp(s) x), and both factors."""
     if "alpha" not in source.tensors:
         return source, 1.0, 1.0
     alpha, s = source.number("alpha"), source.number("scale")
