@@ -282,6 +282,22 @@ def test_a_worker_that_leaves_takes_no_tasks_with_it(tmp_path, monkeypatch):
     assert sorted(found) == items
 
 
+class DesertedCluster(ShrinkingCluster):
+    """A client whose workers all leave once their tasks are done."""
+
+    def nthreads(self):
+        return super().nthreads() if self.looks == 0 else super().nthreads() and {}
+
+
+@pytest.mark.parametrize("count", [1, 32])
+def test_nobody_waits_for_workers_when_nothing_is_left_to_do(count, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "LOOK_EVERY", 0.0)
+    items = range(4, 4 + count)  # 32 tasks are as many as 16 threads take at a time
+    with pytest.warns(UserWarning, match="no workers"):
+        found = dict(cluster.completed(DesertedCluster(), double, items, 1, folder=tmp_path))
+    assert sorted(found) == list(items)
+
+
 @pytest.mark.slow
 def test_ten_thousand_tasks_do_not_fill_the_scheduler(client, tmp_path):
     most = 0

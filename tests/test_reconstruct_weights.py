@@ -19,6 +19,7 @@ from convexlift.reconstruction.weight import (
     CARD_TEXTURE,
     SEED,
     SLOPE,
+    SearchEndedEarly,
     card_weight,
     choose_weight,
     discrepancy_weight,
@@ -262,6 +263,43 @@ def test_one_time_limit_for_the_search_and_all_pieces(crop, monkeypatch):
     assert limits[0] <= max(1e-3, (0.6 - weight.seconds) / 4)
     assert min(limits) > 0
     assert set(solved.status) == {cl.Status.TIME_LIMIT}
+
+
+@pytest.mark.parametrize("rule", ["auto", "discrepancy"])
+def test_a_search_that_ends_early_keeps_its_best_weight(rule, crop):
+    data, noise = data_of("gaussian", crop)
+    tried = []
+
+    def three_times(of, weight):
+        if len(tried) == 3:
+            raise SearchEndedEarly
+        tried.append(weight)
+        return by_solving(of, weight)
+
+    if rule == "auto":
+        chosen = predictive_weight(data, noise, 0.002, three_times, generator())
+    else:
+        chosen = discrepancy_weight(data, noise, 0.002, three_times)
+    assert len(chosen.trials) == 3
+    assert chosen.value > 0.002  # far too small for this noise
+
+    def never(of, weight):
+        raise SearchEndedEarly
+
+    with pytest.raises(SearchEndedEarly):
+        discrepancy_weight(data, noise, 0.002, never)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_auto_says_when_the_best_weight_was_not_tried(direction, crop):
+    """The score falls with the weight, or grows with it, without end."""
+    data, noise = data_of("gaussian", crop)
+
+    def worse_and_worse(of, weight):
+        return of.fidelity.y + (weight if direction < 0 else 1 / weight)
+
+    chosen = predictive_weight(data, noise, 1.0, worse_and_worse, generator())
+    assert "beyond those tried" in chosen.note
 
 
 def test_clipped_noise_does_not_mislead_the_rules():

@@ -91,20 +91,19 @@ def completed(
     running: dict[Any, Item] = {}
     ended: Queue[Any] = Queue()  # several may end between two iterations, and share one message
     try:
-        more = True
-        while more or running:
+        upcoming = list(itertools.islice(waiting, 1))
+        while upcoming or running:
             found: list[tuple[Any, Any]] = []
             with _connection(client):
                 crew.look()
-                room = max(0, crew.room - len(running))  # workers that left had tasks too
-                begun = list(itertools.islice(waiting, room))
-                more = len(begun) == room
-                for item in begun:
+                while upcoming and len(running) < crew.room:
+                    item = upcoming.pop()
                     future = client.submit(
                         function, item, *arguments, pure=False, workers=crew.restricted
                     )
                     running[future] = item
                     future.add_done_callback(ended.put)
+                    upcoming = list(itertools.islice(waiting, 1))
                 found = _outcomes(client, _some(ended) if running else [])
             for future, outcome in found:
                 yield running.pop(future), outcome

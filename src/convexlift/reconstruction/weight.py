@@ -161,13 +161,15 @@ def choose_weight(
     begin = time.perf_counter()
     end = begin + SEARCH_SHARE * (solver.stop.seconds or math.inf)
     state: Any = None  # the state of the latest solve, which the next one continues
+    ended = False
 
     def image(of: Measurement, weight: float) -> Tensor:
-        nonlocal state
+        nonlocal state, ended
         stop = within(search, end - time.perf_counter())
         problem = stated(of, network, weight, solver.method)
         solution = solver.solve_once(problem, stop, state)
-        if solver.interruption.status is not None or time.perf_counter() >= end:
+        ended = solver.interruption.status is not None or time.perf_counter() >= end
+        if ended:
             raise SearchEndedEarly
         state = solution.state
         return solution.x
@@ -179,10 +181,12 @@ def choose_weight(
             generator = torch.Generator().manual_seed(SEED)
             chosen = predictive_weight(there, noise, start, image, generator)
     except SearchEndedEarly:
-        note = "the time limit ended the search of the weight"
-        if solver.interruption.status is Status.INTERRUPTED:
-            note = "interrupted while the weight was searched"
-        chosen = Weight(start, "discrepancy" if choice == "discrepancy" else "auto", (), note)
+        chosen = Weight(start, "discrepancy" if choice == "discrepancy" else "auto")
+    if ended:
+        interrupted = solver.interruption.status is Status.INTERRUPTED
+        note = ("interrupted while the weight was searched" if interrupted
+                else "the time limit ended the search of the weight")  # fmt: skip
+        chosen = replace(chosen, note=note)
     return replace(chosen, seconds=time.perf_counter() - begin)
 
 
@@ -239,18 +243,26 @@ def predictive_weight(
             trials[k] = score(solve(kept, start * 2.0**k))
         return trials[k]
 
-    here, farthest = 0, int(math.log2(FARTHEST))
-    direction = 1 if measured(1) < measured(0) else -1
-    while (
-        len(trials) < LIMIT and abs(here) < farthest and measured(here + direction) < measured(here)
-    ):
-        here += direction
-    note = "" if abs(here) < farthest else "the best weight lies beyond those tried"
-    exponent = min((here - 0.5, here + 0.5, float(here)), key=measured)
-    # A parabola needs a measured neighbour on both sides.
-    if exponent - 0.5 in trials and exponent + 0.5 in trials:
-        sides = trials[exponent - 0.5], trials[exponent], trials[exponent + 0.5]
-        exponent += vertex(*sides) / 2
+    here, farthest, note = 0, int(math.log2(FARTHEST)), ""
+    try:
+        direction = -1 if measured(0) <= measured(1) else 1
+        while (
+            len(trials) < LIMIT
+            and abs(here) < farthest
+            and measured(here + direction) < measured(here)
+        ):
+            here += direction
+        if here + direction not in trials:
+            note = "the best weight lies beyond those tried"
+        exponent = min((here - 0.5, here + 0.5, float(here)), key=measured)
+        # A parabola needs a measured neighbour on both sides.
+        if exponent - 0.5 in trials and exponent + 0.5 in trials:
+            sides = trials[exponent - 0.5], trials[exponent], trials[exponent + 0.5]
+            exponent += vertex(*sides) / 2
+    except SearchEndedEarly:
+        if not trials:
+            raise
+        exponent = min(trials, key=trials.__getitem__)
     ordered = tuple((start * 2.0**k, trials[k]) for k in sorted(trials))
     return Weight(start * 2.0**exponent, "auto", ordered, note)
 
@@ -274,17 +286,21 @@ def discrepancy_weight(
     low: float | None = None  # weights with residuals below and above the noise
     high: float | None = None
     weight = start
-    while abs(math.log(max(measured(weight), 1e-300))) > ACCURACY and len(trials) < LIMIT:
-        low, high = (weight, high) if trials[weight] < 1 else (low, weight)
-        if low is None or high is None:
-            weight = 4 * weight if high is None else weight / 4
-            if abs(math.log(weight / start)) > math.log(FARTHEST):
-                break
-        else:
-            # Residuals are about a power of the weight; the guess stays inside the bracket if not.
-            below, above = math.log(max(trials[low], 1e-300)), math.log(trials[high])
-            share = max(0.1, min(0.9, -below / (above - below)))
-            weight = low * (high / low) ** share
+    try:
+        while abs(math.log(max(measured(weight), 1e-300))) > ACCURACY and len(trials) < LIMIT:
+            low, high = (weight, high) if trials[weight] < 1 else (low, weight)
+            if low is None or high is None:
+                weight = 4 * weight if high is None else weight / 4
+                if abs(math.log(weight / start)) > math.log(FARTHEST):
+                    break
+            else:
+                # Residuals are about a power of the weight; if not, the guess stays in the bracket.
+                below, above = math.log(max(trials[low], 1e-300)), math.log(trials[high])
+                share = max(0.1, min(0.9, -below / (above - below)))
+                weight = low * (high / low) ** share
+    except SearchEndedEarly:
+        if not trials:
+            raise
     weight = min(trials, key=lambda w: abs(trials[w] - 1))
     reached = abs(trials[weight] - 1) <= ACCURACY
     note = "" if reached else f"the residual is {trials[weight]:.3g} times that of the noise"

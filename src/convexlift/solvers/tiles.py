@@ -169,8 +169,11 @@ class _Sweeps:
         with self.clock.paused():
             last = self.history[-1] if self.history else _UNKNOWN
             now = replace(last, iteration=self.done, seconds=self.clock.seconds())
-            if callback(Progress(**vars(now), x=image, tiles=len(self.job.cores))) is True:
-                self.ended = Status.STOPPED
+            try:
+                if callback(Progress(**vars(now), x=image, tiles=len(self.job.cores))) is True:
+                    self.ended = Status.STOPPED
+            except KeyboardInterrupt:
+                self.ended = Status.INTERRUPTED
 
     def _certified(self, sweep: int) -> Record:
         """Objective and bound of the whole image, in spite of rounding."""
