@@ -31,7 +31,7 @@ test-versions: ## the quick tests with the lowest and the newest Python and torc
 test-ecosystem: $(ECOSYSTEM)/dev ## the adapters with deepinv, pyproximal and ODL themselves; several GB, in .venv-ecosystem
 	$(ECOSYSTEM)/bin/python -m pytest -p no:odl_plugins ecosystem
 
-soak: $(VENV)/dev ## 20 minutes of hostile problems, files and visitors; fails if anything gives way
+soak: $(VENV)/dev ## half an hour of hostile problems, files and visitors; fails if anything gives way
 	$(BIN)/python -m soak.problems
 	$(BIN)/python -m soak.files
 	$(BIN)/python -m soak.page
