@@ -219,6 +219,34 @@ def test_slabs_are_whole_chunks(tmp_path, values):
     assert zarr.open(tmp_path / "out.zarr", mode="r")["0"].chunks == (3, 16, 24)
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunks"),
+    [((1, 1, 20), (1, 1, 16)), ((2, 10), (1, 4)), ((2, 10), (2, 5)), ((10, 2), (4, 2)),
+     ((2, 2, 5), (1, 2, 64)), ((20, 1), (16, 1)), ((20,), (64,))],
+)  # fmt: skip
+def test_no_two_slabs_share_a_chunk(tmp_path, values, shape, chunks):
+    place, out = tmp_path / "in.zarr", tmp_path / "out.zarr"
+    size = SHAPE[1:]
+    zarr.create_array(place, data=values.reshape(*shape, *size), chunks=(*chunks, *size))
+    result = solved(place, out)
+    array = zarr.open(out, mode="r")["0"]
+    assert array.shape == (*shape, *size)
+    numbers = np.stack(np.unravel_index(np.arange(SHAPE[0]), shape), 1)  # of each plane's chunk
+    numbers //= np.array(array.chunks[:-2])
+    names = [path.stem.split("-") for path in (tmp_path / "out.zarr.records").glob("*.json")]
+    slabs = [{tuple(n) for n in numbers[int(first) : int(end)].tolist()} for first, end in names]
+    assert len(slabs) == len(result.records)
+    assert sum(map(len, slabs)) == len(set.union(*slabs))
+    assert len(solved(place, out, resume=True).earlier) == len(slabs)
+
+
+def test_a_store_with_other_chunks_is_not_resumed(tmp_path, values):
+    place, out = written(tmp_path, "zarr", values), tmp_path / "out.zarr"
+    zarr.create_array(out, data=values, chunks=(20, *SHAPE[1:]))
+    with pytest.raises(InputError, match=r"chunks \(20, 16, 24\), not \(3, 16, 24\)"):
+        solved(place, out, resume=True)
+
+
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_axes_and_scale_of_ome_zarr_are_kept(tmp_path, values, version):
     axes = [{"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},

@@ -1,7 +1,7 @@
 """Volumes larger than the memory: read, reconstructed and written slab by slab.
 
 Noise, range and weight are found once, from planes spread over the whole volume, so that slabs
-share them. A slab consists of whole chunks of the store: no two tasks write to the same chunk.
+share them. A slab consists of whole chunks of the result: no two tasks write to the same chunk.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ def divide(
     if is_series(source.path):
         own = replace(own, axes=MILLIMETRES, scale=_spacing(source.path))
     _require_store(source, storable(source.target, own), force=force, resume=resume)
-    thick = own.thickness * -(-SLAB // own.thickness)
-    edges = [*range(first, end, thick), end]
-    slabs = [Slab(a, b, a - first) for a, b in pairwise(edges)]
+    slabs = [Slab(first + a, first + b, a) for a, b in pairwise(own.edges(SLAB))]
     return fixed, [replace(source, slab=slab, origin=origin) for slab in slabs]
 
 
@@ -220,6 +218,11 @@ def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume:
             raise InputError(
                 f"{target} has the shape {there.shape} and {there.dtype}, not {layout.shape} and "
                 f"{layout.dtype}; use --force, or name another output"
+            )
+        if target.suffix.lower() in Zarr.suffixes and there.chunks != layout.chunks:
+            raise InputError(
+                f"{target} has the chunks {there.chunks}, not {layout.chunks}, and slabs would "
+                "share them; use --force, or name another output"
             )
         return
     for place in (target, records):
