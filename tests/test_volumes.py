@@ -18,7 +18,7 @@ import convexlift as cl
 from convexlift import cluster
 from convexlift.files.pictures import count_pages, read_picture
 from convexlift.files.volume_stores import write_planes
-from convexlift.reconstruction import InputError, sources
+from convexlift.reconstruction import InputError, results, sources
 from convexlift.scans.volume_sources import count_planes, read_slab
 
 zarr = pytest.importorskip("zarr")
@@ -245,6 +245,21 @@ def test_a_store_with_other_chunks_is_not_resumed(tmp_path, values):
     zarr.create_array(out, data=values, chunks=(20, *SHAPE[1:]))
     with pytest.raises(InputError, match=r"chunks \(20, 16, 24\), not \(3, 16, 24\)"):
         solved(place, out, resume=True)
+
+
+def test_names_of_stores_may_be_in_capitals(tmp_path, values):
+    place = written(tmp_path, "zarr", values)
+    solved(place, tmp_path / "out.zarr")
+    (tmp_path / "capitals").mkdir()
+    place = place.rename(tmp_path / "capitals" / "IN.ZARR")
+    out = tmp_path / "capitals" / "OUT.ZARR"
+    assert len(solved(place, out).records) == 3
+    assert (stored(out) == stored(tmp_path / "out.zarr")).all()
+    assert len(solved(place, out, resume=True).earlier) == 3
+    assert count_planes(place) == SHAPE[0]
+    before = results.fingerprint([place])
+    (place / "c" / "0" / "0" / "0").write_bytes(b"damaged")
+    assert results.fingerprint([place]) != before
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

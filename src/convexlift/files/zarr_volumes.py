@@ -137,6 +137,11 @@ class Zarr(PictureFormat):
         return "it has colours" if picture.channels > 1 or picture.alpha is not None else None
 
 
+def is_zarr(path: Path) -> bool:
+    """Whether the name is one of a zarr store, which is one input although it is a folder."""
+    return path.suffix.lower() in Zarr.suffixes
+
+
 def create_volume(path: Path, layout: VolumeLayout) -> None:
     """Create an empty volume; the folder must not exist."""
     zarr = load_extra("zarr", "zarr volumes", "zarr")

@@ -15,7 +15,7 @@ from convexlift.files.atomic import leftovers, remove_dead_folders, remove_lefto
 from convexlift.files.formats import EXPORTS, MEGAPIXELS
 from convexlift.files.pictures import PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5, STORES
-from convexlift.files.zarr_volumes import Zarr
+from convexlift.files.zarr_volumes import Zarr, is_zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
 from convexlift.scans.sinogram_formats import is_geometry
@@ -131,7 +131,7 @@ def find_sources(
     several = False
     for each in inputs:
         place = Path(each)
-        whole = not place.is_dir() or place.suffix in Zarr.suffixes
+        whole = not place.is_dir() or is_zarr(place)
         if whole and (place.exists() or place.is_symlink()):
             found.append(place)
             continue
@@ -158,7 +158,7 @@ def find_sources(
             raise InputError(f"{path} is a volume; give the result one of the endings {stores}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
-    is_folder = output.is_dir() and output.suffix not in Zarr.suffixes
+    is_folder = output.is_dir() and not is_zarr(output)
     if len(found) == 1 and not several and output.suffix and not is_folder:
         return [Source(found[0], output, volume=_is_large_stack(found[0], output, suffixes))]
     if output.is_file():
@@ -183,7 +183,7 @@ def find_sources(
 def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Source | None:
     """A folder of slices or an HDF5 file that becomes one file, if the output asks for that."""
     place, whole = Path(inputs[0]), output.suffix.lower() in STORES
-    taken = output.is_dir() and output.suffix not in Zarr.suffixes
+    taken = output.is_dir() and not is_zarr(output)
     scans = any(ending in suffixes for ending in HDF5)  # tasks that read such files themselves
     if len(inputs) > 1 or not whole or taken or scans:
         return None

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from convexlift.files.volume_stores import HDF5, STORES, create_store, storable, store_layout
-from convexlift.files.zarr_volumes import VolumeLayout, Zarr
+from convexlift.files.zarr_volumes import VolumeLayout, Zarr, is_zarr
 from convexlift.reconstruction.contents import InputError, count_in, naming
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
@@ -50,7 +50,7 @@ def is_volume(sources: Sequence[Source]) -> bool:
 
 def _in_slabs(source: Source) -> bool:
     kind = source.target.suffix.lower()
-    volume = source.volume or source.path.suffix in Zarr.suffixes
+    volume = source.volume or is_zarr(source.path)
     if volume and kind not in STORES:
         raise InputError(
             f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
@@ -115,7 +115,7 @@ def divide(
     Creates the store, unless ``resume`` finds one of the same layout.
     """
     first, end = require_planes(reconstructor, source)
-    layout = Zarr().layout(source.path) if source.path.suffix in Zarr.suffixes else None
+    layout = Zarr().layout(source.path) if is_zarr(source.path) else None
     sample = _sample(reconstructor, source.path, first, end)
     if sample.about.get("unit") not in (None, "HU"):
         raise InputError(
@@ -219,7 +219,7 @@ def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume:
                 f"{target} has the shape {there.shape} and {there.dtype}, not {layout.shape} and "
                 f"{layout.dtype}; use --force, or name another output"
             )
-        if target.suffix.lower() in Zarr.suffixes and there.chunks != layout.chunks:
+        if is_zarr(target) and there.chunks != layout.chunks:
             raise InputError(
                 f"{target} has the chunks {there.chunks}, not {layout.chunks}, and slabs would "
                 "share them; use --force, or name another output"
