@@ -262,6 +262,25 @@ def test_names_of_stores_may_be_in_capitals(tmp_path, values):
     assert results.fingerprint([place]) != before
 
 
+def test_globs_and_folders_find_stores(tmp_path, values):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    place = written(folder, "zarr", values)
+    (folder / "other").mkdir()
+    (folder / ".hidden.zarr").mkdir()
+    for number, each in enumerate((folder, folder / "*.zarr", folder / "**", folder / "*")):
+        (found,) = sources.find_sources([str(each)], tmp_path / "out", sources.PICTURES)
+        assert (found.path, found.target) == (place, tmp_path / "out" / "in.zarr")
+        if number < 2:
+            assert len(solved(each, tmp_path / f"out{number}").records) == 3
+            assert stored(tmp_path / f"out{number}" / "in.zarr").shape == SHAPE
+    (folder / "second.zarr").mkdir()
+    with pytest.raises(InputError, match="reconstruct volumes one by one"):
+        solved(folder, tmp_path / "both")
+    with pytest.raises(InputError, match="no file with one of the endings"):
+        sources.find_sources([str(folder)], tmp_path / "out", sources.SINOGRAMS)
+
+
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_axes_and_scale_of_ome_zarr_are_kept(tmp_path, values, version):
     axes = [{"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},

@@ -120,7 +120,7 @@ def find_sources(
     ``output`` is a file for a single input file, unless it is an existing folder or has no ending;
     otherwise a folder, in which results have the names of their inputs (with ``ending``, if given).
     Files in folders with an ending other than ``suffixes`` are skipped; a named file must have one
-    of them. Broken links count as files, which fail when they are read.
+    of them. Zarr stores count as files; so do broken links, which fail when they are read.
     """
     endings = ", ".join(suffixes)
     if not inputs:
@@ -137,10 +137,12 @@ def find_sources(
             continue
         several = True
         if place.is_dir():
-            inside = files_in(place) + sorted(p for p in place.iterdir() if _leads_nowhere(p))
+            others = (p for p in place.iterdir() if _leads_nowhere(p) or _is_store(p))
+            inside = files_in(place) + sorted(others)
         elif not (inside := sorted(Path(match) for match in glob.glob(each, recursive=True))):
             raise InputError(f"there is no file or folder {each}; check the name")
-        wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
+        single = (p for p in inside if not p.is_dir() or _is_store(p))
+        wanted = [p for p in single if _wanted(p, suffixes)]
         if place.is_dir() and not wanted:
             if other := next((p for p in inside if p.suffix.lower() in EXPORTS), None):
                 raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
@@ -206,6 +208,11 @@ def _is_large_stack(path: Path, target: Path, suffixes: Sequence[str]) -> bool:
 def _leads_nowhere(path: Path) -> bool:
     """Whether the path is a broken link, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
+
+
+def _is_store(path: Path) -> bool:
+    """Whether the path is the folder of a zarr store, which is one input, and not hidden."""
+    return is_zarr(path) and path.is_dir() and path.name[0] != "."
 
 
 def resolved(path: Path) -> Path:
