@@ -18,7 +18,7 @@ from convexlift.files.volume_stores import HDF5, STORES
 from convexlift.files.zarr_volumes import Zarr, is_zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
-from convexlift.scans.sinogram_formats import is_geometry
+from convexlift.scans.sinogram_formats import files_beside
 from convexlift.scans.volume_sources import is_source
 
 SINOGRAMS = SinogramFormat.known_suffixes()
@@ -141,8 +141,7 @@ def find_sources(
             inside = files_in(place) + sorted(others)
         elif not (inside := sorted(Path(match) for match in glob.glob(each, recursive=True))):
             raise InputError(f"there is no file or folder {each}; check the name")
-        single = (p for p in inside if not p.is_dir() or _is_store(p))
-        wanted = [p for p in single if _wanted(p, suffixes)]
+        wanted = _wanted([p for p in inside if not p.is_dir() or _is_store(p)], suffixes)
         if place.is_dir() and not wanted:
             if other := next((p for p in inside if p.suffix.lower() in EXPORTS), None):
                 raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
@@ -220,18 +219,19 @@ def resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, not a flat or dark field."""
-    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
-    return path.suffix.lower() in suffixes and not is_field
+def _wanted(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """The inputs among the files of a folder, without flat and dark fields of sinograms."""
+    wanted = [path for path in paths if path.suffix.lower() in suffixes]
+    if tuple(suffixes) != SINOGRAMS:
+        return wanted
+    named = {side for path in wanted for side in sides(path)}
+    ends = (".flat", ".dark")
+    return [path for path in wanted if path not in named and Path(path.stem).suffix not in ends]
 
 
 def sides(path: Path) -> list[Path]:
     """The geometry and the fields of a sinogram."""
-    side = path.with_suffix(".json")
-    if path.suffix.lower() not in SINOGRAMS or not is_geometry(side):
-        return []
-    return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
+    return files_beside(path) if path.suffix.lower() in SINOGRAMS else []
 
 
 def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:
