@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from convexlift.cli import app
 from convexlift.images import psnr, save_image
 from convexlift.phantoms import shepp_logan
 from convexlift.reconstruction.slices import unusual_values
+from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources, sides
 from convexlift.scans import attenuation_to_hounsfield, hounsfield_to_attenuation, unit_attenuation
 
 SIZE, EXTENT, PHOTONS = 24, 200.0, 1e5
@@ -244,3 +248,36 @@ def test_a_window_that_hides_the_slice_is_said(scans, tmp_path):
         result = run(folder / "integrals.npy", "-o", tmp_path / "slice.png", *quick)
         said = " ".join(result.output.split())
         assert ("nearly all values are outside of the window, 1950 to 2050" in said) == noted
+
+
+def test_fields_that_change_are_seen_by_their_names(scans, tmp_path):
+    folder, _ = scans
+    given = cl.scans.read_sinogram(folder / "fields.h5")
+    (tmp_path / "in").mkdir()
+    cl.scans.write_sinogram(given, tmp_path / "in" / "scan.npy")
+    for name in ("flat", "dark"):
+        (tmp_path / "in" / f"scan.{name}.npy").unlink()
+        tifffile.imwrite(tmp_path / "in" / f"{name} field.tif", getattr(given, name).numpy())
+    side = tmp_path / "in" / "scan.json"
+    record = json.loads(side.read_text())
+    record["arrays"] = {"projections": {"file": "scan.npy"}} | {
+        name: {"file": f"{name} field.tif"} for name in ("flat", "dark")
+    }
+    side.write_text(json.dumps(record))
+    options = {"regularizer": "tv", "max_iterations": 5, "size": 16, "weight": 5.0, "resume": True}
+    again = partial(cl.reconstruct_many, tmp_path / "in", tmp_path / "out", "ct", **options)
+    first = again()
+    assert (len(first.records), first.failures) == (1, [])  # fields are no sinograms
+    assert len(again().earlier) == 1
+    for name in ("flat", "dark"):
+        field = tmp_path / "in" / f"{name} field.tif"
+        tifffile.imwrite(field, 1.01 * getattr(given, name).numpy())
+        os.utime(field, ns=(10**18, 10**18))
+        assert len(again().records) == 1, name
+    (source,) = find_sources([str(tmp_path / "in")], tmp_path / "out", SINOGRAMS)
+    named = replace(source, target=tmp_path / "in" / "dark field.tif")
+    with pytest.raises(cl.reconstruction.InputError, match=r"dark field\.tif is an input"):
+        check_targets([named], force=True)
+    del record["arrays"]["flat"]["file"]
+    side.write_text(json.dumps(record))
+    assert sides(source.path) == [side]  # reading the sinogram says what is wrong

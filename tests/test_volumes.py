@@ -18,7 +18,7 @@ import convexlift as cl
 from convexlift import cluster
 from convexlift.files.pictures import count_pages, read_picture
 from convexlift.files.volume_stores import write_planes
-from convexlift.reconstruction import InputError, sources
+from convexlift.reconstruction import InputError, results, sources
 from convexlift.scans.volume_sources import count_planes, read_slab
 
 zarr = pytest.importorskip("zarr")
@@ -217,6 +217,68 @@ def test_slabs_are_whole_chunks(tmp_path, values):
     assert names == ["000000-000009", "000009-000018", "000018-000020"]
     assert sorted(record["input"][-8:] for record in result.records)[0] == "arr[0:9]"
     assert zarr.open(tmp_path / "out.zarr", mode="r")["0"].chunks == (3, 16, 24)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks"),
+    [((1, 1, 20), (1, 1, 16)), ((2, 10), (1, 4)), ((2, 10), (2, 5)), ((10, 2), (4, 2)),
+     ((2, 2, 5), (1, 2, 64)), ((20, 1), (16, 1)), ((20,), (64,))],
+)  # fmt: skip
+def test_no_two_slabs_share_a_chunk(tmp_path, values, shape, chunks):
+    place, out = tmp_path / "in.zarr", tmp_path / "out.zarr"
+    size = SHAPE[1:]
+    zarr.create_array(place, data=values.reshape(*shape, *size), chunks=(*chunks, *size))
+    result = solved(place, out)
+    array = zarr.open(out, mode="r")["0"]
+    assert array.shape == (*shape, *size)
+    numbers = np.stack(np.unravel_index(np.arange(SHAPE[0]), shape), 1)  # of each plane's chunk
+    numbers //= np.array(array.chunks[:-2])
+    names = [path.stem.split("-") for path in (tmp_path / "out.zarr.records").glob("*.json")]
+    slabs = [{tuple(n) for n in numbers[int(first) : int(end)].tolist()} for first, end in names]
+    assert len(slabs) == len(result.records)
+    assert sum(map(len, slabs)) == len(set.union(*slabs))
+    assert len(solved(place, out, resume=True).earlier) == len(slabs)
+
+
+def test_a_store_with_other_chunks_is_not_resumed(tmp_path, values):
+    place, out = written(tmp_path, "zarr", values), tmp_path / "out.zarr"
+    zarr.create_array(out, data=values, chunks=(20, *SHAPE[1:]))
+    with pytest.raises(InputError, match=r"chunks \(20, 16, 24\), not \(3, 16, 24\)"):
+        solved(place, out, resume=True)
+
+
+def test_names_of_stores_may_be_in_capitals(tmp_path, values):
+    place = written(tmp_path, "zarr", values)
+    solved(place, tmp_path / "out.zarr")
+    (tmp_path / "capitals").mkdir()
+    place = place.rename(tmp_path / "capitals" / "IN.ZARR")
+    out = tmp_path / "capitals" / "OUT.ZARR"
+    assert len(solved(place, out).records) == 3
+    assert (stored(out) == stored(tmp_path / "out.zarr")).all()
+    assert len(solved(place, out, resume=True).earlier) == 3
+    assert count_planes(place) == SHAPE[0]
+    before = results.fingerprint([place])
+    (place / "c" / "0" / "0" / "0").write_bytes(b"damaged")
+    assert results.fingerprint([place]) != before
+
+
+def test_globs_and_folders_find_stores(tmp_path, values):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    place = written(folder, "zarr", values)
+    (folder / "other").mkdir()
+    (folder / ".hidden.zarr").mkdir()
+    for number, each in enumerate((folder, folder / "*.zarr", folder / "**", folder / "*")):
+        (found,) = sources.find_sources([str(each)], tmp_path / "out", sources.PICTURES)
+        assert (found.path, found.target) == (place, tmp_path / "out" / "in.zarr")
+        if number < 2:
+            assert len(solved(each, tmp_path / f"out{number}").records) == 3
+            assert stored(tmp_path / f"out{number}" / "in.zarr").shape == SHAPE
+    (folder / "second.zarr").mkdir()
+    with pytest.raises(InputError, match="reconstruct volumes one by one"):
+        solved(folder, tmp_path / "both")
+    with pytest.raises(InputError, match="no file with one of the endings"):
+        sources.find_sources([str(folder)], tmp_path / "out", sources.SINOGRAMS)
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

@@ -405,6 +405,28 @@ def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     assert result.reconstruction.weight.note
 
 
+@pytest.mark.parametrize("kind", [Run, Race])
+def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(kind, executor, monkeypatch):
+    monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
+    reconstructor, prepared, found = PageJob.reconstructor, PageJob.prepared, []
+
+    def stopped(*arguments):
+        computation.stop()
+        return reconstructor(*arguments)
+
+    def noted(*arguments):
+        found.append(prepared(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(PageJob, "reconstructor", stopped)
+    monkeypatch.setattr(PageJob, "prepared", noted)
+    job = denoising(crop(), regularizer="photo-any-size")
+    computation = Run(job, 600.0, executor) if kind is Run else Race(job, ["sm-c"], 1.0, executor)
+    computation.start().result(60.0)
+    assert found[0].weight.note  # a search that ends by itself has none
+    assert not found[0].weight.trials
+
+
 def test_stop_ends_a_race_and_skips_the_other_methods(executor):
     race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 600.0, executor).start()
     for _ in race.states(pause=0.01):

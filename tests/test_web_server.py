@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +136,35 @@ def test_a_second_run_of_a_visitor_stops_the_first(tmp_path):
         assert session.stop()
         assert second.result(60.0).status is Status.STOPPED
         assert not session.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_a_run_that_is_stopped_while_it_starts_does_not_begin(tmp_path, end):
+    session, busy = Sessions(tmp_path, Limits()).of("a"), threading.Event()
+
+    class Slow(ThreadPoolExecutor):
+        def submit(self, *arguments):
+            getattr(session, end)()
+            return super().submit(*arguments)
+
+    with Slow(1) as executor:
+        ThreadPoolExecutor.submit(executor, busy.wait, 60.0)
+        run = Run(long_job(tolerance=0.5), 60.0, executor)
+        session.start(run)
+        busy.set()
+        with pytest.raises(PageError, match="before it began"):
+            run.result(60.0)
+
+
+def test_a_closed_session_starts_nothing(tmp_path):
+    session = Sessions(tmp_path, Limits()).of("a")
+    session.close()
+    with ThreadPoolExecutor(1) as executor:
+        run = Run(long_job(tolerance=0.5), 60.0, executor)
+        with pytest.raises(PageError, match="The page was closed"):
+            session.start(run)
+    assert session.job is None
+    assert not session.stop()
 
 
 def test_a_session_does_not_keep_the_solution_of_an_ended_run(tmp_path):

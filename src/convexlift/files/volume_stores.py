@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from convexlift.files import zarr_volumes
 from convexlift.files.formats import load_extra
-from convexlift.files.zarr_volumes import VolumeLayout, Zarr
+from convexlift.files.zarr_volumes import VolumeLayout, Zarr, is_zarr
 
 HDF5 = (".h5", ".hdf5")
 TIFF = (".tif", ".tiff")
@@ -36,7 +36,7 @@ LARGE = 2**31
 
 def storable(path: Path, layout: VolumeLayout) -> VolumeLayout:
     """The layout with the type that the file holds: booleans are bytes, except in zarr stores."""
-    if layout.dtype.kind != "b" or path.suffix.lower() in Zarr.suffixes:
+    if layout.dtype.kind != "b" or is_zarr(path):
         return layout
     return replace(layout, dtype=np.dtype(np.uint8))
 
@@ -45,7 +45,7 @@ def create_store(path: Path, layout: VolumeLayout) -> None:
     """Create an empty volume; no file or folder may have this name."""
     layout = storable(path, layout)
     kind = path.suffix.lower()
-    if kind in Zarr.suffixes:
+    if is_zarr(path):
         zarr_volumes.create_volume(path, layout)
         return
     if path.exists():
@@ -96,7 +96,7 @@ def _unit(layout: VolumeLayout) -> str:
 
 def store_layout(path: Path) -> VolumeLayout:
     """Shape and type of a volume that this module can write to; ValueError for others."""
-    if path.suffix.lower() in Zarr.suffixes:
+    if is_zarr(path):
         return Zarr().layout(path)
     _, shape, dtype = _located(path)
     return VolumeLayout(shape, dtype, (1,) * len(shape[:-2]) + shape[-2:])
@@ -104,7 +104,7 @@ def store_layout(path: Path) -> VolumeLayout:
 
 def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
     """Write planes (n, H, W) from number ``first`` on, rounded and clipped for integer types."""
-    if path.suffix.lower() in Zarr.suffixes:
+    if is_zarr(path):
         zarr_volumes.write_planes(path, first, values)
         return
     offset, shape, dtype = _located(path)
@@ -116,7 +116,7 @@ def write_planes(path: Path, first: int, values: NDArray[Any]) -> None:
 
 def read_planes(path: Path, first: int, end: int) -> NDArray[Any]:
     """Stored planes (n, H, W)."""
-    if path.suffix.lower() in Zarr.suffixes:
+    if is_zarr(path):
         return Zarr().read_pages(path, slice(first, end), None).stored
     offset, shape, dtype = _located(path)
     count = (end - first) * math.prod(shape[-2:])

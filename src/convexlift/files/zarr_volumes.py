@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,28 @@ class VolumeLayout:
     @property
     def thickness(self) -> int:
         """The number of neighbouring planes in one chunk."""
-        return self.chunks[-3] if len(self.shape) == 3 else 1
+        return min(self.chunks[-3], self.shape[-3])
 
     def resized(self, planes: int, size: Sequence[int]) -> VolumeLayout:
-        """The layout (planes, H, W) of other planes; self if neither number nor size changes."""
+        """The layout (planes, H, W) of other planes; the same if neither number nor size changes.
+
+        No chunk has planes of several stacks (Z, H, W), which are far apart.
+        """
         if (planes, *size) == (self.planes, *self.shape[-2:]):
-            return self
+            return replace(self, chunks=(1,) * len(self.shape[:-3]) + self.chunks[-3:])
         return VolumeLayout((planes, *size), self.dtype, (self.thickness, *size))
+
+    def edges(self, least: int) -> list[int]:
+        """The first planes of slabs of whole chunks, at least ``least`` planes each, and the end.
+
+        Only the last slab may have fewer. Each chunk is inside one stack (Z, H, W).
+        """
+        found, depth = [0], self.shape[-3]
+        for stack in range(0, self.planes, depth):  # its last chunk may be cut off
+            for plane in range(stack, stack + depth, self.thickness):
+                if plane - found[-1] >= least:
+                    found.append(plane)
+        return [*found, self.planes]
 
     def attributes(self) -> dict[str, Any]:
         """The metadata of OME-Zarr 0.5."""
@@ -120,6 +135,11 @@ class Zarr(PictureFormat):
     def unwritable(self, picture: Picture) -> str | None:
         """The reason, for colours: their channels, last in pictures, would be planes here."""
         return "it has colours" if picture.channels > 1 or picture.alpha is not None else None
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether the name is one of a zarr store, which is one input although it is a folder."""
+    return path.suffix.lower() in Zarr.suffixes
 
 
 def create_volume(path: Path, layout: VolumeLayout) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from convexlift.files.atomic import atomic_path
 from convexlift.files.formats import load_extra, state_of
 from convexlift.files.volume_stores import read_planes, write_planes
-from convexlift.files.zarr_volumes import Zarr
+from convexlift.files.zarr_volumes import is_zarr
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
@@ -111,7 +111,7 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
     for path in paths:
         try:
             if path.is_dir():
-                state = state_of(path, deep=path.suffix in Zarr.suffixes)
+                state = state_of(path, deep=is_zarr(path))
                 mark = hashlib.sha256(repr(state).encode()).hexdigest()
                 found.append([path.name, sum(length for _, length, _ in state), mark])
                 continue

@@ -15,10 +15,10 @@ from convexlift.files.atomic import leftovers, remove_dead_folders, remove_lefto
 from convexlift.files.formats import EXPORTS, MEGAPIXELS
 from convexlift.files.pictures import PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5, STORES
-from convexlift.files.zarr_volumes import Zarr
+from convexlift.files.zarr_volumes import Zarr, is_zarr
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
-from convexlift.scans.sinogram_formats import is_geometry
+from convexlift.scans.sinogram_formats import files_beside
 from convexlift.scans.volume_sources import is_source
 
 SINOGRAMS = SinogramFormat.known_suffixes()
@@ -120,7 +120,7 @@ def find_sources(
     ``output`` is a file for a single input file, unless it is an existing folder or has no ending;
     otherwise a folder, in which results have the names of their inputs (with ``ending``, if given).
     Files in folders with an ending other than ``suffixes`` are skipped; a named file must have one
-    of them. Broken links count as files, which fail when they are read.
+    of them. Zarr stores count as files; so do broken links, which fail when they are read.
     """
     endings = ", ".join(suffixes)
     if not inputs:
@@ -131,16 +131,17 @@ def find_sources(
     several = False
     for each in inputs:
         place = Path(each)
-        whole = not place.is_dir() or place.suffix in Zarr.suffixes
+        whole = not place.is_dir() or is_zarr(place)
         if whole and (place.exists() or place.is_symlink()):
             found.append(place)
             continue
         several = True
         if place.is_dir():
-            inside = files_in(place) + sorted(p for p in place.iterdir() if _leads_nowhere(p))
+            others = (p for p in place.iterdir() if _leads_nowhere(p) or _is_store(p))
+            inside = files_in(place) + sorted(others)
         elif not (inside := sorted(Path(match) for match in glob.glob(each, recursive=True))):
             raise InputError(f"there is no file or folder {each}; check the name")
-        wanted = [p for p in inside if not p.is_dir() and _wanted(p, suffixes)]
+        wanted = _wanted([p for p in inside if not p.is_dir() or _is_store(p)], suffixes)
         if place.is_dir() and not wanted:
             if other := next((p for p in inside if p.suffix.lower() in EXPORTS), None):
                 raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
@@ -158,7 +159,7 @@ def find_sources(
             raise InputError(f"{path} is a volume; give the result one of the endings {stores}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
-    is_folder = output.is_dir() and output.suffix not in Zarr.suffixes
+    is_folder = output.is_dir() and not is_zarr(output)
     if len(found) == 1 and not several and output.suffix and not is_folder:
         return [Source(found[0], output, volume=_is_large_stack(found[0], output, suffixes))]
     if output.is_file():
@@ -183,7 +184,7 @@ def find_sources(
 def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Source | None:
     """A folder of slices or an HDF5 file that becomes one file, if the output asks for that."""
     place, whole = Path(inputs[0]), output.suffix.lower() in STORES
-    taken = output.is_dir() and output.suffix not in Zarr.suffixes
+    taken = output.is_dir() and not is_zarr(output)
     scans = any(ending in suffixes for ending in HDF5)  # tasks that read such files themselves
     if len(inputs) > 1 or not whole or taken or scans:
         return None
@@ -208,23 +209,29 @@ def _leads_nowhere(path: Path) -> bool:
     return path.is_symlink() and not path.exists() and path.name[0] != "."
 
 
+def _is_store(path: Path) -> bool:
+    """Whether the path is the folder of a zarr store, which is one input, and not hidden."""
+    return is_zarr(path) and path.is_dir() and path.name[0] != "."
+
+
 def resolved(path: Path) -> Path:
     """The file behind a link; unlike ``Path.resolve``, accepts circular links."""
     return Path(os.path.realpath(path))
 
 
-def _wanted(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file of a folder is an input, not a flat or dark field."""
-    is_field = tuple(suffixes) == SINOGRAMS and Path(path.stem).suffix in (".flat", ".dark")
-    return path.suffix.lower() in suffixes and not is_field
+def _wanted(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """The inputs among the files of a folder, without flat and dark fields of sinograms."""
+    wanted = [path for path in paths if path.suffix.lower() in suffixes]
+    if tuple(suffixes) != SINOGRAMS:
+        return wanted
+    named = {side for path in wanted for side in sides(path)}
+    ends = (".flat", ".dark")
+    return [path for path in wanted if path not in named and Path(path.stem).suffix not in ends]
 
 
 def sides(path: Path) -> list[Path]:
     """The geometry and the fields of a sinogram."""
-    side = path.with_suffix(".json")
-    if path.suffix.lower() not in SINOGRAMS or not is_geometry(side):
-        return []
-    return [side, path.with_suffix(".flat.npy"), path.with_suffix(".dark.npy")]
+    return files_beside(path) if path.suffix.lower() in SINOGRAMS else []
 
 
 def companions(place: ImageLike | None, paths: Sequence[Path]) -> list[Path]:

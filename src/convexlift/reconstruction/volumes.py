@@ -1,7 +1,7 @@
 """Volumes larger than the memory: read, reconstructed and written slab by slab.
 
 Noise, range and weight are found once, from planes spread over the whole volume, so that slabs
-share them. A slab consists of whole chunks of the store: no two tasks write to the same chunk.
+share them. A slab consists of whole chunks of the result: no two tasks write to the same chunk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from convexlift.files.volume_stores import HDF5, STORES, create_store, storable, store_layout
-from convexlift.files.zarr_volumes import VolumeLayout, Zarr
+from convexlift.files.zarr_volumes import VolumeLayout, Zarr, is_zarr
 from convexlift.reconstruction.contents import InputError, count_in, naming
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
@@ -50,7 +50,7 @@ def is_volume(sources: Sequence[Source]) -> bool:
 
 def _in_slabs(source: Source) -> bool:
     kind = source.target.suffix.lower()
-    volume = source.volume or source.path.suffix in Zarr.suffixes
+    volume = source.volume or is_zarr(source.path)
     if volume and kind not in STORES:
         raise InputError(
             f"{source.path} is a volume; give the result one of the endings {', '.join(STORES)}"
@@ -115,7 +115,7 @@ def divide(
     Creates the store, unless ``resume`` finds one of the same layout.
     """
     first, end = require_planes(reconstructor, source)
-    layout = Zarr().layout(source.path) if source.path.suffix in Zarr.suffixes else None
+    layout = Zarr().layout(source.path) if is_zarr(source.path) else None
     sample = _sample(reconstructor, source.path, first, end)
     if sample.about.get("unit") not in (None, "HU"):
         raise InputError(
@@ -131,9 +131,7 @@ def divide(
     if is_series(source.path):
         own = replace(own, axes=MILLIMETRES, scale=_spacing(source.path))
     _require_store(source, storable(source.target, own), force=force, resume=resume)
-    thick = own.thickness * -(-SLAB // own.thickness)
-    edges = [*range(first, end, thick), end]
-    slabs = [Slab(a, b, a - first) for a, b in pairwise(edges)]
+    slabs = [Slab(first + a, first + b, a) for a, b in pairwise(own.edges(SLAB))]
     return fixed, [replace(source, slab=slab, origin=origin) for slab in slabs]
 
 
@@ -220,6 +218,11 @@ def _require_store(source: Source, layout: VolumeLayout, *, force: bool, resume:
             raise InputError(
                 f"{target} has the shape {there.shape} and {there.dtype}, not {layout.shape} and "
                 f"{layout.dtype}; use --force, or name another output"
+            )
+        if is_zarr(target) and there.chunks != layout.chunks:
+            raise InputError(
+                f"{target} has the chunks {there.chunks}, not {layout.chunks}, and slabs would "
+                "share them; use --force, or name another output"
             )
         return
     for place in (target, records):

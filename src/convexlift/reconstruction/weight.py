@@ -183,9 +183,12 @@ def choose_weight(
     except SearchEndedEarly:
         chosen = Weight(start, "discrepancy" if choice == "discrepancy" else "auto")
     if ended:
-        interrupted = solver.interruption.status is Status.INTERRUPTED
-        note = ("interrupted while the weight was searched" if interrupted
-                else "the time limit ended the search of the weight")  # fmt: skip
+        notes: dict[Status | None, str] = {
+            Status.INTERRUPTED: "interrupted while the weight was searched",
+            Status.STOPPED: "stopped while the weight was searched",
+        }
+        limit = "the time limit ended the search of the weight"
+        note = notes.get(solver.interruption.status, limit)
         chosen = replace(chosen, note=note)
     return replace(chosen, seconds=time.perf_counter() - begin)
 

@@ -280,6 +280,19 @@ def is_geometry(side: Path) -> bool:
     return side.is_file() and FORMAT in side.read_text(encoding="utf-8", errors="replace")
 
 
+def files_beside(path: Path) -> list[Path]:
+    """The JSON file beside an array that describes it as a sinogram, and the fields it names."""
+    side = path.with_suffix(".json")
+    if not is_geometry(side):
+        return []
+    try:
+        arrays = _read_record(path, SinogramOptions()).arrays
+    except ScanFileError:  # reading the sinogram explains why
+        return [side]
+    fields = [array.file for name, array in arrays.items() if name != "projections"]
+    return [side, *(path.with_name(field) for field in fields)]
+
+
 def _read_record(path: Path, options: SinogramOptions) -> _Record:
     side = path.with_suffix(".json")
     if options.views is not None and not is_geometry(side):

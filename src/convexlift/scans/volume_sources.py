@@ -16,7 +16,7 @@ import numpy as np
 from convexlift.files.formats import load_extra, state_of
 from convexlift.files.pictures import Picture, PictureFormat, count_pages, read_picture
 from convexlift.files.volume_stores import HDF5
-from convexlift.files.zarr_volumes import Zarr
+from convexlift.files.zarr_volumes import is_zarr
 from convexlift.scans.dicom_pictures import WINDOW, in_units, is_hounsfield, read_dicom_picture
 from convexlift.scans.dicom_reading import (
     DICOM_SUFFIXES,
@@ -29,13 +29,13 @@ from convexlift.scans.files import ScanFileError, files_in, read_isolated, readi
 
 def is_source(path: Path) -> bool:
     """Whether the path is an HDF5 file, or a folder that is not a zarr store."""
-    folder = path.is_dir() and path.suffix not in Zarr.suffixes
+    folder = path.is_dir() and not is_zarr(path)
     return folder or path.suffix.lower() in HDF5
 
 
 def is_series(path: Path) -> bool:
     """Whether the path is a folder with a CT series."""
-    if not path.is_dir() or path.suffix in Zarr.suffixes:
+    if not path.is_dir() or is_zarr(path):
         return False
     files = slice_files(path)
     return may_be_slice(files[0]) and is_hounsfield(files[0])

@@ -110,7 +110,7 @@ class Race(Computation[str, None]):
     def compute(self) -> None:
         """Run the methods one after the other."""
         options = self.job.reconstructor(self.device)
-        prepared = self.job.prepared(options, options.solver())
+        prepared = self.job.prepared(options, self.solver_of(options))
         problem = options.problem(prepared).to(device=self.device)
         for lap in self.laps:
             if self._stopped.is_set():

@@ -224,6 +224,7 @@ class Computation(ABC, Generic[State, Result]):
         self.device = device or torch.device("cpu")
         self._executor, self._stopped = executor, threading.Event()
         self._future: Future[Result] | None = None
+        self._solver: PiecewiseSolver | None = None
 
     @abstractmethod
     def compute(self) -> Result:
@@ -232,13 +233,27 @@ class Computation(ABC, Generic[State, Result]):
     def start(self) -> Self:
         """Begin, once the executor has a free thread."""
         self._future = self._executor.submit(self._logged)
+        if self.stopping:  # before there was anything to cancel
+            self._future.cancel()
         return self
 
     def stop(self) -> None:
-        """Ask the solver to end at its next check; a waiting computation is cancelled."""
+        """Ask the solver to end at its next check; a waiting computation is cancelled.
+
+        The search for a weight, which makes no checks, ends too.
+        """
         self._stopped.set()
         if self._future is not None:
             self._future.cancel()
+        if self._solver is not None:
+            self._solver.interruption.status = Status.STOPPED
+
+    def solver_of(self, options: Reconstructor) -> PiecewiseSolver:
+        """A solver that ``stop`` ends, even if it came before."""
+        self._solver = options.solver()
+        if self.stopping:
+            self._solver.interruption.status = Status.STOPPED
+        return self._solver
 
     @property
     def stopping(self) -> bool:
@@ -342,22 +357,15 @@ class Run(Computation[Snapshot, RunResult]):
     ) -> None:
         super().__init__(executor, device)
         self.job, self.seconds, self.state = job, seconds, Snapshot()
-        self._solver: PiecewiseSolver | None = None
 
     def compute(self) -> RunResult:
         """The reconstruction with its proof, and the map of the gap."""
         options = self.job.reconstructor(self.device, self.seconds)
-        self._solver = options.solver()
-        prepared = self.job.prepared(options, self._solver)
+        solver = self.solver_of(options)
+        prepared = self.job.prepared(options, solver)
         self.state = Snapshot(prepared)
-        reconstruction = options.solve([prepared], self._solver, self._check)[0]
+        reconstruction = options.solve([prepared], solver, self._check)[0]
         return RunResult(self.job, prepared, reconstruction, self.state.points)
-
-    def stop(self) -> None:
-        """Also end the search for a weight, which makes no checks."""
-        super().stop()
-        if self._solver is not None:
-            self._solver.interruption.status = Status.STOPPED
 
     def _check(self, progress: Progress) -> bool:
         """Publish the progress; returns whether to end the run."""

@@ -146,10 +146,15 @@ class Session:
         self._closed = False
 
     def start(self, computation: Computation[Any, Any]) -> None:
-        """Start a run or a race; the previous one is stopped."""
-        if isinstance(computation, Run):
-            self.job, self.bound = computation.job, -math.inf
+        """Start a run or a race; the previous one is stopped.
+
+        Raises:
+            PageError: the page was closed.
+        """
         with self._lock:
+            self._require_open()
+            if isinstance(computation, Run):
+                self.job, self.bound = computation.job, -math.inf
             previous, self._running = self._running, computation
         if previous is not None:
             previous.stop()
@@ -172,8 +177,7 @@ class Session:
     def new_folder(self, tab: str) -> Path:
         """A folder for the files of one result; the last two results of each tab are kept."""
         with self._lock:
-            if self._closed:
-                raise PageError("The page was closed.", "Reload it.")
+            self._require_open()
             number = self._results[tab] = self._results.get(tab, 0) + 1
         shutil.rmtree(self.folder / f"{tab}-{number - 2}", ignore_errors=True)
         folder = self.folder / f"{tab}-{number}"
@@ -195,6 +199,10 @@ class Session:
             self.drawings.setdefault(name, {})[layer] = opacity
             for old in list(self.drawings)[:-_MOST_DRAWINGS]:
                 del self.drawings[old]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PageError("The page was closed.", "Reload it.")
 
     def close(self) -> None:
         """Stop, and delete every file."""
