@@ -147,7 +147,8 @@ def test_bad_regularizers_are_named():
 @pytest.mark.parametrize(
     ("adapter", "advice"),
     [("deepinv", 'pip install "convexlift[deepinv]"'), ("odl", 'pip install "convexlift[odl]"'),
-     ("pyproximal", 'pip install "convexlift[pyproximal]"'), ("cil", "conda")],
+     ("pyproximal", 'pip install "convexlift[pyproximal]"'),
+     ("scico", 'pip install "convexlift[scico]"'), ("cil", "conda")],
 )  # fmt: skip
 def test_a_missing_library_is_named_with_its_extra(adapter, advice, monkeypatch):
     monkeypatch.setitem(sys.modules, adapter, None)  # as if it were not installed
@@ -158,7 +159,10 @@ def test_a_missing_library_is_named_with_its_extra(adapter, advice, monkeypatch)
 
 
 def test_adapters_are_small():
-    places = [Path(cl.__file__).parent / name for name in ("cil.py", "odl.py", "pyproximal.py")]
+    places = [
+        Path(cl.__file__).parent / name
+        for name in ("cil.py", "odl.py", "pyproximal.py", "scico.py")
+    ]
     places += (Path(cl.__file__).parent / "deepinv").glob("*.py")
     assert len(places) > 6
     assert {p.name: n for p in places if (n := len(p.read_text().splitlines())) >= 150} == {}
