@@ -122,6 +122,10 @@ def certify(
             torch.sqrt(2 * absolute / _strong_convexity(double)),
             math.inf,
         )
+        if problem.bounds.is_one_sided:  # the claim's variables, rounded to the problem's precision
+            kept = Blocks({name: part.to(torch.float64) for name, part in claimed.duals.items()})
+            again = best_bounds(double, evaluation, kept, radius)
+            bound = choose_images(is_global.to(x.device), again.everywhere, again.near)
         map = _gap_map(evaluation, bound)
         return Certificate(**vars(claimed), map=map, distance_bound=distance)
 
