@@ -93,7 +93,7 @@ def test_names_are_found_by_tools():
 
 def test_modules_stay_small():
     """All but one: the checker of proofs is a single file that anybody can read and copy."""
-    limits = {"src/convexlift/proof_checker.py": 1025}
+    limits = {"src/convexlift/proof_checker.py": 1020}
     long = {
         name: count
         for folder in ("src", "experiments")

@@ -718,8 +718,7 @@ def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]
     for c, weight in enumerate(rho.value.ravel()):
         column = np.where(near, value[comb, c].T, 0.0)
         M += weight * (column.T @ column)
-    e, sums = error.max((0, 2)), np.abs(value).sum(2).max(0)
-    squares = (value**2).sum(2).max(0)
+    e, sums, squares = error.max((0, 2)), np.abs(value).sum(2).max(0), (value**2).sum(2).max(0)
     slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares + 1e-300  # underflow
     M = M.reshape(channels, h, w, channels, h, w).transpose(1, 4, 0, 3, 2, 5)
     return M, float((slack * rho.ends()[1].ravel()).sum()) * (1 + 1e-9)
@@ -784,11 +783,9 @@ def smallest_curvature(proof: Proof) -> float:
     described = proof.head["problem"]["network"]["layers"][0]["skip"]
     image, parts = proof.x.shape[1:], links(described, "layers.0.skip")
     ((_, V),) = proof.layers[0][1]
-    rho = Ball(proof.rho[:, None, None]) * Ball(proof.weight)
-    bound = 1.0
+    rho, bound = Ball(proof.rho[:, None, None]) * Ball(proof.weight), 1.0
     for i, (each, name) in enumerate(parts):
-        options = each.get("Convolution", {"stride": 0})
-        padding = options.get("padding")
+        padding = (options := each.get("Convolution", {"stride": 0})).get("padding")
         if options["stride"] != 1 or padding not in ("zero", "circular"):
             bound = math.inf
             continue
