@@ -9,25 +9,26 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from experiments.authors import find_authors
 from experiments.catalogue import ALL
 from experiments.images import find_data
-from experiments.registry import EXPERIMENTS
-from experiments.runner import Experiment, Study
-from experiments.runner.run import OtherRun, compute
+from experiments.registry import registered
+from experiments.runner import Study
+from experiments.runner.jobs import Load, compute_all
+from experiments.runner.run import OtherRun
 
 
 def main(
     arguments: Sequence[str] | None = None,
-    experiments: Mapping[str, Experiment[Any]] = EXPERIMENTS,
+    load: Load = registered,
 ) -> None:
     """Parse the arguments and compute."""
+    experiments = load()
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("experiment", choices=[*sorted(experiments), ALL])
     parser.add_argument("--data", type=Path)
@@ -37,6 +38,7 @@ def main(
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--force", action="store_true", help="replace parts of another run")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     given = parser.parse_args(arguments)
     began, last = time.perf_counter(), ""
 
@@ -52,11 +54,11 @@ def main(
         study = Study(given.quick, given.seed, torch.device(given.device), data, authors)
     except ValueError as error:
         parser.error(str(error))
-    names = sorted(experiments) if given.experiment == ALL else [given.experiment]
+    everything = given.experiment == ALL
+    names = sorted(experiments) if everything else [given.experiment]
+    folders = {name: given.output / name if everything else given.output for name in names}
     try:
-        for name in names:
-            folder = given.output / name if given.experiment == ALL else given.output
-            compute(experiments[name], study, folder, show, force=given.force)
+        compute_all(load, folders, study, given.jobs, show, force=given.force)
     except OtherRun as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from experiments.benchmark.command import Compared
     from experiments.document import Document
     from experiments.runner import Experiment, Study
+    from experiments.runner.jobs import Load
 
 
-def reproduce_command(
-    headings: Mapping[str, Heading], load: "Callable[[], Mapping[str, Experiment[Any]]]"
-) -> Callable[..., None]:
+def reproduce_command(headings: Mapping[str, Heading], load: "Load") -> Callable[..., None]:
     """The command for some experiments: their headings, and a function that imports them."""
     Name = StrEnum("Name", {name: name for name in (*headings, ALL)})  # type: ignore[misc]
     choices = "; ".join(f"{h.name}: {h.title} ({h.section})" for h in headings.values())
@@ -76,6 +75,14 @@ def reproduce_command(
                 "--draw", help="Compute nothing; write the report of the parts in --output again."
             ),
         ] = False,
+        jobs: Annotated[
+            int,
+            typer.Option(
+                min=1,
+                help="Processes side by side, for a GPU that one does not keep busy. Times are "
+                "measured alone, afterwards.",
+            ),
+        ] = 1,
         force: Annotated[
             bool,
             typer.Option(
@@ -113,12 +120,15 @@ def reproduce_command(
                 raise BadInput(f"{error}.") from None
             study = Study(quick, seed, choose_device(device), found, released)
         everything = str(name) == ALL
+        names = list(experiments) if everything else [str(name)]
+        folders = {each: folder / each if everything else folder for each in names}
+        if study is not None and jobs > 1:
+            _compute(load, folders, study, screen, jobs, force)
         documents, contents = {}, []
-        for each in experiments if everything else [str(name)]:
-            experiment, place = experiments[each], folder / each if everything else folder
-            if study is not None:
-                make_folder(place)
-                _compute(experiment, study, place, screen, force)
+        for each, place in folders.items():
+            experiment = experiments[each]
+            if study is not None and jobs == 1:
+                _compute(load, {each: place}, study, screen, jobs, force)
             try:
                 parts, run = finished_parts(experiment, place)
             except NotComputed as error:
@@ -139,19 +149,26 @@ def reproduce_command(
 
 
 def _compute(
-    experiment: "Experiment[Any]", study: "Study", folder: Path, screen: Console, force: bool
+    load: "Load",
+    folders: Mapping[str, Path],
+    study: "Study",
+    screen: Console,
+    jobs: int,
+    force: bool,
 ) -> None:
-    from experiments.runner.run import OtherRun, compute
+    from experiments.runner.jobs import compute_all
+    from experiments.runner.run import OtherRun
 
+    for folder in folders.values():
+        make_folder(folder)
     try:
         with progress_bar(screen) as show:
-            compute(experiment, study, folder, show, force=force)
+            compute_all(load, folders, study, jobs, show, force=force)
     except OtherRun as error:
         raise BadInput(str(error)) from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"Interrupted; finished parts are kept in {folder / 'parts'}, and the same command "
-            "resumes from there."
+            "Interrupted; finished parts are kept, and the same command resumes from there."
         ) from None
 
 

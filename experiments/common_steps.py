@@ -349,7 +349,7 @@ def time_step(
     return setup.step(
         f"time-{competitor.key}", compute, {"race": race},
         needs=tuple(dict.fromkeys((reference, curve_name, *competitor.needs))), cost=cost,
-        title=f"Time of {competitor.key}",
+        title=f"Time of {competitor.key}", alone=True,
     )  # fmt: skip
 
 

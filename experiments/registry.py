@@ -17,3 +17,8 @@ EXPERIMENTS: dict[str, Experiment[Any]] = {
         training.EXPERIMENT,
     )
 }
+
+
+def registered() -> dict[str, Experiment[Any]]:
+    """``EXPERIMENTS``, as a function that other processes can import."""
+    return EXPERIMENTS

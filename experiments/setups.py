@@ -131,6 +131,7 @@ class Setup:
         needs: Sequence[str] = (),
         cost: float = 1.0,
         title: str = "",
+        alone: bool = False,
     ) -> Step:
         """A step on these problems; ``name`` is without the prefix."""
         return Step(
@@ -140,6 +141,7 @@ class Setup:
             (*self.regularizer.needs, *needs),
             cost,
             title or name,
+            alone,
         )
 
     def data(self, trial: Trial, work: Work) -> Part:

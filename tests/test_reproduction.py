@@ -229,7 +229,7 @@ def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, cap
     known = {"denoising": experiment(calls), "ct": experiment(calls, name="ct")}
     app = app_of(reproduce=reproduce_command(known, lambda: known))
     options = ["--output", str(tmp_path), "--device", "cpu"]
-    main(["denoising", *options], known)
+    main(["denoising", *options], lambda: known)
     before = contents(tmp_path)
     for arguments in (["ct"], ["ct", "--draw"], ["denoising", "--seed", "1"]):
         refused = CliRunner().invoke(app, ["reproduce", *arguments, *options])
@@ -238,10 +238,10 @@ def test_both_commands_replace_parts_of_another_run_only_if_forced(tmp_path, cap
         assert "another --output" in text
         assert "without --draw" not in text
     with pytest.raises(SystemExit):
-        main(["ct", *options], known)
+        main(["ct", *options], lambda: known)
     assert "of the experiment chain, not ct" in capsys.readouterr().err
     assert contents(tmp_path) == before
-    main(["ct", *options, "--force"], known)
+    main(["ct", *options, "--force"], lambda: known)
     assert json.loads((tmp_path / "run.json").read_text())["experiment"] == "ct"
     forced = CliRunner().invoke(app, ["reproduce", "denoising", *options, "--seed", "1", "--force"])
     assert forced.exit_code == 0, forced.output

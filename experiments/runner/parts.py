@@ -139,6 +139,7 @@ class Step:
     # seconds it may take on two cores; only proportions matter, for the time left
     cost: float = 1.0
     title: str = ""  # shown while it is computed
+    alone: bool = False  # whether it measures times, which other work would spoil
 
 
 Listener = Callable[[str, float, float], object]
@@ -190,11 +191,20 @@ class Plan:
                 listener(step.title or step.name, before + cost, total)
 
             tell(0.0)
-            began = time.perf_counter()
-            part = step.compute(Work({name: self.finished[name] for name in step.needs}, tell))
-            seconds = time.perf_counter() - began
-            part = replace(part, about={**about, **part.about, "seconds": seconds})
-            self.store.write(step.name, self.digests[step.name], part)
-            self.finished[step.name] = part
+            self.compute(step, about, tell)
             done += step.cost
         listener("done", total, total)
+
+    def compute(
+        self,
+        step: Step,
+        about: Mapping[str, Any],
+        tell: Callable[[float], None] = lambda fraction: None,
+    ) -> None:
+        """Compute and keep one part, whose needs are finished."""
+        began = time.perf_counter()
+        part = step.compute(Work({name: self.finished[name] for name in step.needs}, tell))
+        seconds = time.perf_counter() - began
+        part = replace(part, about={**about, **part.about, "seconds": seconds})
+        self.store.write(step.name, self.digests[step.name], part)
+        self.finished[step.name] = part

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -86,6 +87,16 @@ def compute(
         OtherRun: if the folder has finished parts of another experiment, of other options, or of
             other images or settings, unless ``force`` says that they may be replaced.
     """
+    with prepared(experiment, study, folder, force=force) as plan:
+        plan.run(environment(study.device), listener)
+    return plan.finished
+
+
+@contextmanager
+def prepared(
+    experiment: Experiment[S], study: Study, folder: Path, *, force: bool = False
+) -> Iterator[Plan]:
+    """The plan of an experiment, whose ``run.json`` is written before and after it is run."""
     run = None if force else _read_run(folder)
     kept = [] if run is None else _kept(run, folder)
     if run is not None and kept:
@@ -96,10 +107,9 @@ def compute(
         raise _refusal(kept, folder, "with other images or settings")
     try:
         _write_run(experiment, study, folder, plan)
-        plan.run(environment(study.device), listener)
+        yield plan
     finally:
         _write_run(experiment, study, folder, plan)
-    return plan.finished
 
 
 def finished_parts(experiment: Experiment[S], folder: Path) -> tuple[Parts, Any]:

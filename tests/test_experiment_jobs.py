@@ -1,0 +1,122 @@
+"""Steps of experiments in several processes: order, needs, times measured alone, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_reproduction import contents, experiment, made
+
+from experiments.__main__ import main
+from experiments.runner import Experiment, Step, Study
+from experiments.runner.jobs import Named, _Schedule, compute_all
+from experiments.runner.parts import PartStore, Plan
+from experiments.runner.run import OtherRun, finished_parts
+
+
+def timed(work):
+    begin = time.time()
+    time.sleep(0.05)
+    found = made(sum(part.values["value"] for part in work.parts.values()) + 1)
+    when = {"begin": begin, "end": time.time(), "pid": os.getpid()}
+    return replace(found, values={**found.values, **when})
+
+
+def steps(study, settings):
+    """Two chains of two steps, and two measurements of times."""
+    return [
+        Step("a", {}, timed),
+        Step("watch", {}, timed, ("a",), alone=True),
+        Step("b", {}, timed, cost=5.0),
+        Step("c", {}, timed, ("a",)),
+        Step("d", {}, timed, ("b", "c"), cost=2.0),
+        Step("watch-too", {}, timed, alone=True),
+    ]
+
+
+def failing(work):
+    raise ArithmeticError("no such number")
+
+
+def load():
+    def broken(study, settings):
+        return [Step("good", {}, timed), Step("bad", {}, failing, ("good",))]
+
+    return {
+        "first": Experiment("first", "", "1", None, None, steps, lambda parts, settings: None),
+        "second": Experiment("second", "", "1", None, None, steps, lambda parts, settings: None),
+        "broken": Experiment("broken", "", "1", None, None, broken, lambda parts, settings: None),
+    }
+
+
+def test_processes_compute_what_one_would_and_measure_times_alone(tmp_path):
+    folders = {name: tmp_path / name for name in ("first", "second")}
+    seen = []
+    compute_all(load, folders, Study(), 2, lambda *told: seen.append(told))
+    assert seen[-1] == ("done", 22.0, 22.0)
+    spans, pids = {}, set()
+    for name, folder in folders.items():
+        parts, run = finished_parts(load()[name], folder)
+        assert run["complete"]
+        values = {key: part.values["value"] for key, part in parts.items()}
+        assert values == {"a": 1, "watch": 2, "b": 1, "c": 2, "d": 4, "watch-too": 1}
+        pids |= {part.values["pid"] for part in parts.values()}
+        spans |= {
+            (name, key): (part.values["begin"], part.values["end"]) for key, part in parts.items()
+        }
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    for (name, key), (begin, end) in spans.items():
+        if key.startswith("watch"):
+            others = (span for other, span in spans.items() if other != (name, key))
+            assert all(last <= begin or end <= first for first, last in others)
+    before = contents(tmp_path)
+    compute_all(load, folders, Study(), 2)  # nothing is missing
+    assert contents(tmp_path) == before
+    with pytest.raises(OtherRun, match="another seed"):
+        compute_all(load, folders, Study(seed=1), 2)
+
+
+def test_the_longest_way_starts_first(tmp_path):
+    plans = {"one": Plan(steps(None, None), PartStore(tmp_path))}
+    schedule = _Schedule(plans, 2, lambda *told: None)
+    started = []
+
+    def submit(each):
+        started.append(each.step)
+        plan = plans["one"]
+        plan.compute(next(step for step in plan.steps if step.name == each.step), {})
+        done = Future()
+        done.set_result(None)
+        return done
+
+    schedule.run(submit)
+    assert schedule.order[0] == Named("one", "b")
+    assert started[:2] == ["b", "a"]
+    assert started[2:4] == ["c", "d"]
+    assert set(started[4:]) == {"watch", "watch-too"}
+
+
+def test_a_step_that_fails_is_raised_and_the_rest_is_kept(tmp_path):
+    with pytest.raises(ArithmeticError, match="no such number"):
+        compute_all(load, {"broken": tmp_path}, Study(), 2)
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["finished"], run["complete"]) == (1, False)
+    assert (tmp_path / "parts" / "good.json").exists()
+
+
+def test_the_command_takes_jobs(tmp_path):
+    options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2"]
+    main(["first", *options], load)
+    assert json.loads((tmp_path / "run.json").read_text())["complete"]
+
+
+def test_one_job_stays_in_this_process(tmp_path: Path):
+    calls: list[str] = []
+    compute_all(lambda: {"chain": experiment(calls)}, {"chain": tmp_path}, Study())
+    assert calls == ["a", "b", "c"]
