@@ -309,16 +309,17 @@ class TimeToError:
     every: int = 1  # iterations between the checks of such a run
 
 
-def time_step(
+def time_steps(
     setup: Setup, competitor: Competitor | Chosen, race: TimeToError, *, cost: float
-) -> Step:
-    """Iterations and seconds to an error, image by image: part ``time-KEY``.
+) -> list[Step]:
+    """Iterations and seconds to an error, image by image: parts ``count-KEY`` and ``time-KEY``.
 
     Iterations are counted along the curve of the method, part ``curve-KEY``, or in a longer run
     where it ends too early. Then a run with exactly so many iterations is timed, set-up included,
     without any evaluation on the way.
     """
-    curve_name, reference = f"{setup.prefix}curve-{competitor.key}", f"{setup.prefix}reference"
+    curve, reference = f"{setup.prefix}curve-{competitor.key}", f"{setup.prefix}reference"
+    count = f"count-{competitor.key}"
     stop = cl.StopWhen(gap=None, max_iterations=race.iterations, seconds=race.seconds,
                        check_every=race.every)  # fmt: skip
 
@@ -326,31 +327,44 @@ def time_step(
         look = first_below(curve.error(optimum)[:, image], race.error)
         return None if look is None else int(curve.iteration[look])
 
-    def compute(trial: Trial, work: Work) -> Part:
-        found = competitor.choose(work.parts)
-        counted = Curve.of(work.parts[curve_name])
+    def counted(trial: Trial, work: Work) -> Part:
+        found, known = competitor.choose(work.parts), Curve.of(work.parts[curve])
         iterations: list[int | None] = []
-        seconds: list[float | None] = []
         for i, optimum in enumerate(work.parts[reference].values["objective"]):
             work.tell(i / trial.count)
-            start = _start(trial, [i], found)
-            k = needed(counted, i, optimum)
-            if k is None and counted.iteration[-1] < race.iterations:
+            k = needed(known, i, optimum)
+            if k is None and known.iteration[-1] < race.iterations:
+                start = _start(trial, [i], found)
                 k = needed(record_until(start, found.method, stop, optimum, race.error), 0, optimum)
             iterations.append(k)
-            seconds.append(None if k is None else timed(start, found.method, k))
-        return Part({**_named(found), "iterations": iterations, "seconds": seconds})
+        return Part({**_named(found), "iterations": iterations})
 
-    def timed(start: Start, method: cl.Method, iterations: int) -> float:
-        warm_up(start.problem, method)
-        times = time_iterations(start.problem, method, iterations, race.repeats, start.x)
-        return statistics.median(times)
+    def timed(trial: Trial, work: Work) -> Part:
+        found, known = competitor.choose(work.parts), work.parts[setup.prefix + count].values
+        seconds: list[float | None] = []
+        for i, k in enumerate(known["iterations"]):
+            work.tell(i / trial.count)
+            if k is None:
+                seconds.append(None)
+                continue
+            start = _start(trial, [i], found)
+            warm_up(start.problem, found.method)
+            times = time_iterations(start.problem, found.method, k, race.repeats, start.x)
+            seconds.append(statistics.median(times))
+        return Part({**known, "seconds": seconds})
 
-    return setup.step(
-        f"time-{competitor.key}", compute, {"race": race},
-        needs=tuple(dict.fromkeys((reference, curve_name, *competitor.needs))), cost=cost,
-        title=f"Time of {competitor.key}", alone=True,
-    )  # fmt: skip
+    return [
+        setup.step(
+            count, counted, {"race": race},
+            needs=tuple(dict.fromkeys((reference, curve, *competitor.needs))), cost=cost / 2,
+            title=f"Iterations of {competitor.key}",
+        ),
+        setup.step(
+            f"time-{competitor.key}", timed, {"repeats": race.repeats},
+            needs=(setup.prefix + count, *competitor.needs), cost=cost / 2,
+            title=f"Time of {competitor.key}", alone=True,
+        ),
+    ]  # fmt: skip
 
 
 def record_until(

@@ -25,7 +25,7 @@ from experiments.common_steps import (
     data_step,
     proposed,
     reference_step,
-    time_step,
+    time_steps,
     with_our_duals,
 )
 from experiments.comparing import SideBySide
@@ -209,7 +209,7 @@ def test_a_method_has_its_time_although_it_needs_more_iterations_than_its_curve_
         data_step(setup),
         reference_step(setup, cl.StopWhen(gap=1e-5), 1.0),
         curve_step(setup, method, Checks(4)),
-        time_step(setup, method, race, cost=1.0),
+        *time_steps(setup, method, race, cost=1.0),
     ):
         parts[step.name] = step.compute(Work(parts))
     assert parts[f"time-{method.key}"].values["iterations"][0] > 4

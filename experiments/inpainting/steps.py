@@ -28,7 +28,7 @@ from experiments.common_steps import (
     papers_four,
     proposed,
     reference_step,
-    time_step,
+    time_steps,
 )
 from experiments.images import Images, load_faces, training_faces
 from experiments.runner import Parts, Step, Study
@@ -109,8 +109,8 @@ def steps(study: Study, values: InpaintingSettings) -> Sequence[Step]:
     short = replace(values.race, iterations=values.iterations)
     for each in values.competitors:
         race = values.race if each.printed else short
-        found.append(time_step(setup, each, race, cost=6.0 * values.images))
-    found.append(time_step(setup, searched, short, cost=6.0 * values.images))
+        found += time_steps(setup, each, race, cost=6.0 * values.images)
+    found += time_steps(setup, searched, short, cost=6.0 * values.images)
     if values.unbounded:
         checks = Checks(values.iterations, values.iterations)
         for each in values.competitors[:4]:
@@ -143,8 +143,8 @@ def table_steps(study: Study, values: InpaintingSettings, images: Images) -> lis
         data_step(setup),
         reference_step(setup, values.reference, cost=10.0 * values.images),
         *(curve_step(setup, each, checks, cost=0.1 * long) for each in papers_four(values)),
-        *(time_step(setup, each, values.race, cost=6.0 * values.images)
-          for each in papers_four(values)),
+        *(step for each in papers_four(values)
+          for step in time_steps(setup, each, values.race, cost=6.0 * values.images)),
     ]  # fmt: skip
 
 
