@@ -2,6 +2,7 @@
 
     python benchmarks/large_images.py --size 4000 6000 --colour --file photo.jpg
     python benchmarks/large_images.py --size 10000 10000 --regularizer tv
+    python benchmarks/large_images.py --size 16384 16384 --tiles 2048 --device cuda
     python benchmarks/large_images.py --growth 256 512 1024 2048 4096 8192 --regularizer tv \
         --threads 1 --plot docs/images/growth.svg
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--tiles", type=int, default=512)
     parser.add_argument("--threads", type=int, help="of torch; by default all cores")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--file", type=Path, help="write, read and restore a file of this name")
     parser.add_argument("--growth", type=int, nargs="+", metavar="SIDE", help="square pictures")
     parser.add_argument("--plot", type=Path, help="with --growth: an SVG or PNG file")
@@ -63,7 +65,7 @@ def main() -> None:
 def in_a_process_of_its_own(options: argparse.Namespace, size: tuple[int, int]) -> dict[str, float]:
     """``measure``, with a high-water mark that nobody else has raised."""
     command = [sys.executable, __file__, "--alone", "--size", *map(str, size)]
-    for name in ("regularizer", "tolerance", "tiles", "threads", "file"):
+    for name in ("regularizer", "tolerance", "tiles", "threads", "file", "device"):
         if getattr(options, name) is not None:
             command += [f"--{name}", str(getattr(options, name))]
     environment = dict(os.environ)
@@ -101,10 +103,13 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
     result = cl.reconstruct(
         image, regularizer=options.regularizer, sigma=SIGMA, tolerance=options.tolerance,
-        tiles=options.tiles, max_megapixels=1e3, progress=say,
+        tiles=options.tiles, max_megapixels=1e3, progress=say, device=options.device,
     )  # fmt: skip
     if options.file is not None:
         result.save(options.file.with_stem(options.file.stem + "-restored"))
+    on_device = {}
+    if options.device != "cpu":
+        on_device = {"device_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
     return {
         "height": height, "width": width, "channels": 3 if options.colour else 1,
         "regularizer": options.regularizer, "tolerance": options.tolerance,
@@ -113,7 +118,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "processor_seconds": round(time.process_time() - spent, 1),
         "peak_gb": round(high_water(), 3), "imported_gb": round(imported, 3),
         "gap": result.record["gap"], "status": result.record["status"],
-        "iterations": result.record["iterations"], "torch": torch.__version__,
+        "iterations": result.record["iterations"], "torch": torch.__version__, **on_device,
     }  # fmt: skip
 
 

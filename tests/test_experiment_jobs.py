@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -45,7 +46,12 @@ def failing(work):
 
 def load():
     def broken(study, settings):
-        return [Step("good", {}, timed), Step("bad", {}, failing, ("good",))]
+        return [
+            Step("good", {}, timed),
+            Step("bad", {}, failing, cost=9.0),
+            Step("worse", {}, timed, ("bad",), alone=True),
+            Step("better", {}, timed, ("good",), alone=True),
+        ]
 
     return {
         "first": Experiment("first", "", "1", None, None, steps, lambda parts, settings: None),
@@ -102,12 +108,15 @@ def test_the_longest_way_starts_first(tmp_path):
     assert set(started[4:]) == {"watch", "watch-too"}
 
 
-def test_a_step_that_fails_is_raised_and_the_rest_is_kept(tmp_path):
+def test_a_step_that_fails_does_not_stop_those_that_do_not_need_it(tmp_path):
+    seen = []
     with pytest.raises(ArithmeticError, match="no such number"):
-        compute_all(load, {"broken": tmp_path}, Study(), 2)
+        compute_all(load, {"broken": tmp_path}, Study(), 2, lambda *told: seen.append(told[0]))
+    assert "broken: bad failed: no such number" in seen
     run = json.loads((tmp_path / "run.json").read_text())
-    assert (run["finished"], run["complete"]) == (1, False)
-    assert (tmp_path / "parts" / "good.json").exists()
+    assert (run["finished"], run["complete"]) == (2, False)
+    found = {path.stem for path in (tmp_path / "parts").glob("*.json")}
+    assert found == {"good", "better"}
 
 
 def test_the_command_takes_jobs(tmp_path):
@@ -120,3 +129,13 @@ def test_one_job_stays_in_this_process(tmp_path: Path):
     calls: list[str] = []
     compute_all(lambda: {"chain": experiment(calls)}, {"chain": tmp_path}, Study())
     assert calls == ["a", "b", "c"]
+
+
+def test_new_processes_find_the_experiments(tmp_path, monkeypatch):
+    """The launcher of the command does not leave their folder on the path."""
+    root, seen = str(Path(__file__).parents[1]), []
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != root])
+    monkeypatch.setattr(_Schedule, "run", lambda self, submit: seen.extend(sys.path))
+    compute_all(load, {"first": tmp_path}, Study(), 2)
+    assert root in seen
+    assert root not in sys.path

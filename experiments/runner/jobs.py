@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +65,13 @@ def compute_all(
             jobs, multiprocessing.get_context("spawn"),
             initializer=_begin, initargs=(_Worker(load, study, dict(folders)), jobs),
         )  # fmt: skip
+        root = str(Path(__file__).parents[2])
+        sys.path.insert(0, root)  # new processes get this path, and import ``experiments``
         try:
             _Schedule(plans, jobs, listener).run(lambda step: pool.submit(_compute, step))
         finally:
             pool.shutdown(cancel_futures=True)
+            sys.path.remove(root)
 
 
 class _Schedule:
@@ -75,18 +85,25 @@ class _Schedule:
         }
         self.total = sum(step.cost for step in self.waiting.values())
         self.done = 0.0
+        self.failures: list[BaseException] = []
         ways = {name: _ways(plan) for name, plan in plans.items()}
         self.order = sorted(self.waiting, key=lambda each: -ways[each.experiment][each.step])
 
     def run(self, submit: Callable[[Named], Future[None]]) -> None:
-        """Submit steps as soon as their parts are there, until all are finished."""
-        while self.waiting or self.running:
-            for each in self._ready()[: self.jobs - len(self.running)]:
+        """Submit steps as soon as their parts are there.
+
+        A step that fails does not stop those that do not need it; the first error is raised at the
+        end.
+        """
+        while (ready := self._ready()) or self.running:
+            for each in ready[: self.jobs - len(self.running)]:
                 title = self.waiting.pop(each).title or each.step
                 self.running[submit(each)] = each
                 self.listener(f"{each.experiment}: {title}", self.done, self.total)
             for future in wait(self.running, return_when=FIRST_COMPLETED).done:
                 self._finish(self.running.pop(future), future)
+        if self.failures:
+            raise self.failures[0]
         self.listener("done", self.total, self.total)
 
     def _ready(self) -> list[Named]:
@@ -103,7 +120,12 @@ class _Schedule:
         return found[:1]
 
     def _finish(self, each: Named, future: Future[None]) -> None:
-        future.result()  # raises what the step raised
+        if (error := future.exception()) is not None:
+            if isinstance(error, KeyboardInterrupt | BrokenExecutor):
+                raise error
+            self.failures.append(error)
+            self.listener(f"{each.experiment}: {each.step} failed: {error}", self.done, self.total)
+            return
         plan = self.plans[each.experiment]
         part = plan.store.read(each.step, plan.digests[each.step])
         assert part is not None, f"{each.step} was computed and is not in {plan.store.folder}"

@@ -181,7 +181,7 @@ def printed_training(
     recipe = printed_recipe(values, task, len(slices.training))
     return Training(
         AS_PRINTED, recipe, slices.training, slices.validation, study,
-        cost=0.2 * values.steps, title="Training as printed",
+        cost=values.steps, title="Training as printed",
     )  # fmt: skip
 
 

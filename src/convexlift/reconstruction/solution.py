@@ -42,6 +42,7 @@ _IMAGES = 24  # of the size of images
 _GUIDE = 2  # channels of weights and guide for each output
 _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and delay the first files
 _LARGEST_ON_A_GPU = 64
+_LARGEST_TILE_ON_A_GPU = 2048  # pixels: smaller ones do not keep it busy
 SMALLEST_TILE = 128
 """The least side of a tile in pixels; smaller ones would be mostly margin."""
 _SHORTEST = 1e-3  # seconds: after the limit, there is still time for one evaluation
@@ -143,7 +144,8 @@ class PiecewiseSolver:
         if self.tiles == "auto" and obstacle is None:
             side = math.sqrt(free / 4 / self._needed(data, 1)) - 2 * Tiles.overlap
             if side >= SMALLEST_TILE:
-                return Tiles(size=int(min(Tiles.size, side)) // 16 * 16)
+                largest = _LARGEST_TILE_ON_A_GPU if self.device.type == "cuda" else Tiles.size
+                return Tiles(size=int(min(largest, side)) // 16 * 16)
         elif needed <= free:
             return None
         _, height, width = data.image_shape

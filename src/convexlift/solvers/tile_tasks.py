@@ -196,9 +196,9 @@ class TileJob:
         s = inside.of(torch.where(t > 0, p / t, 0.0))
         low, high = h.slopes
         if math.isfinite(high - low):
-            s = ((s - low) / (high - low)).clamp(0, 1).mul(STEPS).round().to(torch.int32)
-        kept = s.cpu().numpy()
-        self._write("slopes", task, kept.astype(np.uint16) if kept.dtype == np.int32 else kept)
+            s = ((s - low) / (high - low)).clamp(0, 1).mul(STEPS).round()
+            s = (s - 2**15).to(torch.int16)  # torch computes with signed integers only
+        self._write("slopes", task, s)
         network = problem.regularizer
         if isinstance(network, ConditionedNetwork) and self.large.regularizer.reads_data:
             for name, read in network.readings.items():
@@ -227,9 +227,9 @@ class TileJob:
         h, low = layer.activation, layer.activation.slopes[0]
         t = h.spread(problem.weight * problem.network.output)
         kept = self._gather("slopes", outer, sweep)
-        s = torch.from_numpy(kept.astype(np.float64)).to(t.device)
-        if kept.dtype == np.uint16:
-            s = low + (h.slopes[1] - low) * (s / STEPS)
+        s = torch.from_numpy(kept).to(t.device).double()  # 16 bits travel to the device
+        if kept.dtype == np.int16:
+            s = low + (h.slopes[1] - low) * ((s + 2**15) / STEPS)
         return s * t.double()
 
     def _gather(self, name: str, outer: Window, sweep: int) -> np.ndarray:
