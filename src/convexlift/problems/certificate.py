@@ -22,7 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
+from convexlift.decisions import decided
+from convexlift.problems.claims import (
+    RADIUS,
+    Claim,
+    Guarantee,
+    InBoth,
+    claim,
+    in_double,
+    prefer_near,
+)
 from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
@@ -174,6 +183,25 @@ def judge(
     return evaluation, _best_of(problem, evaluation, minorants, RADIUS, tolerance)
 
 
+Judged = tuple[Evaluation, Scopes[Blocks]]
+"""An evaluation without its network, and the witnesses of the bounds."""
+
+
+def judged(
+    both: InBoth, x: Tensor, duals: Blocks | None, tolerance: float
+) -> tuple[Judged, tuple[Tensor, ...]]:
+    """What a check reads of ``judge``.
+
+    As numbers: whether x is finite, the objective and its two parts, the gaps of both bounds.
+    """
+    evaluation, bounds = judge(both.problem, x, duals, tolerance)
+    witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
+    values = evaluation.objective, evaluation.data_term, evaluation.regularizer
+    finite = torch.isfinite(x).flatten(1).all(1)
+    numbers = (finite, *values, bounds.everywhere.gap, bounds.near.gap)
+    return (evaluation.on(None), witnesses), numbers
+
+
 def _best_of(
     problem: VariationalProblem,
     evaluation: Evaluation,
@@ -198,7 +226,7 @@ def _best_of(
     everywhere, near = best.everywhere.gap, best.near.gap
     enough = tolerance * evaluation.objective.abs()
     lagging = (near < everywhere) & (near <= enough) & ((everywhere > enough) | enough.isinf())
-    if not bool(lagging.any()):
+    if not decided(lagging.any()):
         return best
     duals = repaired(problem, evaluation, best.near.witness)
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, channel_slices
+from convexlift.tensors import Shape, channel_slices, converted
 
 UNIT = 2.0**-53
 """Half the distance from 1 to the next number: the largest relative error of one operation."""
@@ -91,7 +91,7 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
 
 def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -> Rounded:
     if (d := K.diagonal) is not None:  # errors stay in their pixels
-        value = (d := d.to(z.value)) * z.value
+        value = (d := converted(d, z.value)) * z.value
         rounding = gamma(K.roundings(input_shape)) * value.abs() * (d.abs() != 1)
         return Rounded(value, d.abs() * z.error * (1 + gamma(1)) + rounding)
     value = K.adjoint(z.value) if adjoint else K(z.value)
@@ -149,8 +149,9 @@ def is_curved(h: Activation) -> bool:
 def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
     """The largest |h*| at the ends of its domain: rounding errors of h* are relative to it."""
     low, high = h.slopes
-    ends = like.new_tensor([end for end in (low, high) if abs(end) < 1e150] or [0.0])
-    lone = ends.reshape(-1, 1) * like.new_ones((1, h.group)) / h.group**0.5
+    ends = [end for end in (low, high) if abs(end) < 1e150] or [0.0]
+    # Not from a list, for which a GPU would wait.
+    lone = torch.cat([like.new_full((1, h.group), end) for end in ends]) / h.group**0.5
     return h.conjugate(h.clip(lone * (1 - elementary(h)))).abs().max()
 
 

@@ -126,7 +126,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
                 # Images that have ended keep their state.
                 state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
-                ledger.iterations[ledger.active] = iteration
+                ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
