@@ -118,8 +118,9 @@ def test_later_solves_replay_everything(graphs):
         cl.solve(stated(seed, network, batch=1))
     captures, before = graphs.captures, graphs.replays
     solution = cl.solve(stated(2, network, batch=1))
-    assert graphs.captures == captures == 2
-    assert graphs.replays == before + len(solution.history) + 1  # all checks, and the claim
+    assert graphs.captures == captures == 3
+    # The initial image, all checks, and the claim.
+    assert graphs.replays == before + 1 + len(solution.history) + 1
 
 
 def test_two_layers_and_blurs(graphs, monkeypatch):

@@ -73,8 +73,7 @@ def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
 
 def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     """The index of the first NaN or infinity, or None."""
-    bad = ~torch.isfinite(values)
-    if not bad.any():
+    if not (bad := ~torch.isfinite(values)).any():
         return None
     return tuple(int(i) for i in bad.nonzero()[0])
 

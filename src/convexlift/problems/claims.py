@@ -245,18 +245,19 @@ def proved(
     duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
     bounds = bounds_below(double, x.double(), duals, radius)
-    values = [
-        torch.where(bound.value.isnan(), -math.inf, bound.value)
-        for bound in (bounds.everywhere, bounds.near)
-    ]
-    everywhere, local = (relative_gap(objective, value) for value in values)
-    near = prefer_near(problem, everywhere, local, tolerance)
-    bound = choose_images(near, bounds.near, bounds.everywhere)
-    lower = torch.where(near, values[1], values[0])
+    bound, near = bounds.everywhere, torch.zeros_like(objective, dtype=torch.bool)
+    if bounds.near is not bounds.everywhere:
+        everywhere, local = (
+            relative_gap(objective, _number(each.value))
+            for each in (bounds.everywhere, bounds.near)
+        )
+        near = prefer_near(problem, everywhere, local, tolerance)
+        bound = choose_images(near, bounds.near, bounds.everywhere)
+    lower = _number(bound.value)
     _require_consistent(objective, lower)
     objective = torch.where(objective == 0, objective, objective + UNDERFLOW)
     lower = torch.where(lower == 0, lower, lower - UNDERFLOW)
-    proven = objective.isfinite() & lower.isfinite()
+    proven = (objective.abs() < math.inf) & (lower.abs() < math.inf)
     lower = torch.where(proven, lower, -math.inf)
     gap = relative_gap(objective, lower)
     found = objective, lower, gap, duals, bound.theta, bound.v
@@ -351,9 +352,14 @@ def prefer_near(
 
 def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
     """(objective - lower bound) / |objective|, zero where rounding puts the bound above."""
-    absolute = (objective - lower_bound).clamp_min(0)
-    relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
-    return torch.where(torch.isfinite(objective), relative, math.inf)
+    absolute, size = (objective - lower_bound).clamp_min(0), objective.abs()
+    relative = torch.where(absolute == 0, absolute, absolute / size)
+    return torch.where(size < math.inf, relative, math.inf)
+
+
+def _number(bound: Tensor) -> Tensor:
+    """A bound, or -inf in place of NaN."""
+    return torch.where(bound.isnan(), -math.inf, bound)
 
 
 def _require_consistent(objective: Tensor, lower_bound: Tensor) -> None:

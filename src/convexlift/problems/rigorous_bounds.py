@@ -215,19 +215,18 @@ def _behind_diagonal(
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
     d = converted(problem.operator.diagonal, x).expand_as(x)
-    whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
-    bounded = problem.bounds.is_bounded
+    whole, bounded = _box_around(problem, x, None), problem.bounds.is_bounded
 
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
-        c = minorant.c.times(theta)
-        everywhere = locally = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
-        if not bounded and decided((free := everywhere.isinf()).any()):
+        c, mixed = minorant.c.times(theta), _mixed(minorant, theta)
+        pixels = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
+        everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
+        if not bounded and decided((free := pixels.isinf()).any()):
+            near = _box_around(problem, x, radius)
             nearby = _pixel_infima(problem.fidelity, c, d, *near, bounded=True)
-            locally = torch.where(free, nearby, everywhere)
-        mixed = _mixed(minorant, theta)
-        return Scopes(*(
-            ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
-        ))  # fmt: skip
+            pixels = torch.where(free, nearby, pixels)
+            locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
+        return Scopes(everywhere, locally)
 
     direct = bounds(torch.ones_like(minorant.beta))
     yield direct
@@ -285,18 +284,20 @@ def _pixel_infima(
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
 
-    def at_end(side: float) -> Tensor:
-        end = c.value + side * c.error * (1 + gamma(1))
-        slope = end / safe
+    def at_ends(reach: float) -> Tensor:
+        reached, outwards = reach * c.error * (1 + gamma(1)), torch.sign(safe)
+        ends = torch.stack([c.value - reached, c.value + reached])
+        slopes = ends / safe
         # Divisions by 1 or -1 are exact; others are rounded outwards.
-        slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
-        of_seen = fidelity.infimum_below(slope, low, high)
-        return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
+        rounding = gamma(2) * slopes.abs() * (d.abs() != 1)
+        slopes = slopes + torch.stack([-outwards, outwards]) * rounding
+        of_seen = fidelity.infimum_below(slopes, low, high)
+        return torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen).amin(0)
 
-    infima = torch.minimum(at_end(-1.0), at_end(1.0))
+    infima = at_ends(1.0)
     if bounded:
         return infima
-    spared = torch.minimum(at_end(-SPARE), at_end(SPARE))
+    spared = at_ends(SPARE)
     return torch.where(spared.isinf(), spared, infima)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.networks.activations import Activation
+from convexlift.networks.activations import Activation, conjugate_at
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape, channel_slices, converted
 
@@ -146,11 +146,13 @@ def is_curved(h: Activation) -> bool:
     return h.ramp is None or h.ramp.width > 0 or h.ramp.offset != 0
 
 
-def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
+def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor | float:
     """The largest |h*| at the ends of its domain: rounding errors of h* are relative to it."""
     low, high = h.slopes
     ends = [end for end in (low, high) if abs(end) < 1e150] or [0.0]
-    # Not from a list, for which a GPU would wait.
+    if h.plain:
+        inside = (min(max(end * (1 - elementary(h)), low), high) for end in ends)
+        return max(abs(conjugate_at(h, s, like.dtype)) for s in inside)
     lone = torch.cat([like.new_full((1, h.group), end) for end in ends]) / h.group**0.5
     return h.conjugate(h.clip(lone * (1 - elementary(h)))).abs().max()
 

@@ -17,7 +17,6 @@ from convexlift.problems.certificate import judged, lower_bound
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
-    InBoth,
     last_digit,
     prefer_near,
     proved,
@@ -62,13 +61,14 @@ class Ledger:
 
     def __init__(
         self,
-        problem: VariationalProblem,
+        replays: Replays,
         state: State,
         stop: StopWhen,
         callback: Callback | None,
         *,
         rigorous: bool,
     ) -> None:
+        problem: VariationalProblem = replays.both.problem
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.rigorous = problem, rigorous
@@ -94,8 +94,7 @@ class Ledger:
         self._next_claim = [0] * size  # the check at which the next claim is worth trying
         self._callback = callback
         self.clock = Stopwatch()
-        self._both = InBoth(problem)
-        self._replays = Replays(self._both)
+        self._replays, self._both = replays, replays.both
 
     def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
         """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""

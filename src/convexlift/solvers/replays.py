@@ -90,7 +90,7 @@ class Replays:
     """Calls about one problem: f(both, *given) -> (results, numbers on the host)."""
 
     def __init__(self, both: InBoth) -> None:
-        self._both, self._workshop = both, None
+        self.both, self._workshop = both, None
         self._device = both.problem.fidelity.y.device
         self._room = 0 if GRAPHS is None else GRAPHS.room(self._device)
         if GRAPHS is None or not self._room:
@@ -115,7 +115,7 @@ class Replays:
         with current(self._device), contextlib.suppress(Unfit):
             if self._workshop is not None and not torch.is_grad_enabled():
                 return self._replayed(self._workshop, function, given)
-        found, numbers = function(self._both, *given)
+        found, numbers = function(self.both, *given)
         return found, on_the_host(*numbers)
 
     def release(self) -> None:
@@ -138,7 +138,7 @@ class Replays:
                     self._capture(workshop, known, function, given, tensors)
                 return known.play(tensors)
         with Decisions() as decisions:
-            found, numbers = function(self._both, *given)
+            found, numbers = function(self.both, *given)
         tries = 1 if known is None else known.tries + 1
         workshop.recordings[key] = Recording(decisions.answers, tries)
         return found, on_the_host(*numbers)
@@ -152,7 +152,7 @@ class Replays:
         tensors: list[Tensor],
     ) -> None:
         assert GRAPHS is not None
-        problem, device = self._both.problem, self._device
+        problem, device = self.both.problem, self._device
         if sum(tensor.nbytes for tensor in tensors) > self._room // SHARE:
             known.tries = TRIES + 1
             raise Unfit("too large")
@@ -166,9 +166,10 @@ class Replays:
             both = InBoth(rebuilt(twin, iter(held.tensors), device))  # nothing cached
             with Decisions(known.answers) as decisions:
                 found, numbers = function(both, *placed)
-            rows = torch.stack([number.to(torch.float64) for number in numbers])
+            rows = [number.to(torch.float64) for number in numbers]
             flags = [torch.stack(decisions.flags).to(torch.float64)] if decisions.flags else []
-            return found, len(numbers), torch.cat([rows.flatten(), *flags])
+            none = held.tensors[0].new_empty(0, dtype=torch.float64)
+            return found, len(numbers), torch.cat([none, *rows, *flags])
 
         try:
             with Rehearsal([*held.tensors, *copies.tensors]):
@@ -262,7 +263,7 @@ class Recording:
         flags = host[len(host) - len(self.answers) :]
         if flags.tolist() != self.answers:
             raise _Changed
-        return results, host[: len(host) - len(flags)].reshape(count, -1).unbind()
+        return results, host[: len(host) - len(flags)].reshape(count, -1).unbind() if count else ()
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -304,4 +305,5 @@ def _address(tensor: Tensor) -> int:
 
 def on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
     """Several (B,) tensors in double precision, in one transfer."""
-    return torch.stack([number.to(torch.float64) for number in numbers]).cpu().unbind()
+    together = [number.to(torch.float64) for number in numbers]
+    return torch.stack(together).cpu().unbind() if together else ()
