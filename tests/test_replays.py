@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -306,7 +307,7 @@ def test_threads_have_their_own_copies(monkeypatch):
     assert not errors
 
 
-def test_memory_is_bounded_and_freed_with_the_network(graphs, monkeypatch):
+def test_memory_is_bounded(graphs, monkeypatch):
     network = cl.networks.ridge(channels=4, smoothing=0.01)
     for _ in range(2):
         cl.solve(stated(0, network))
@@ -320,9 +321,17 @@ def test_memory_is_bounded_and_freed_with_the_network(graphs, monkeypatch):
     for _ in range(3):
         cl.solve(stated(0, network, batch=40))  # too large to be copied
     assert graphs.captures == before
-    del network
+
+
+def test_copies_do_not_keep_problems_alive():
+    problem = stated()
+    for _ in range(3):
+        cl.solve(problem)
+    alive = weakref.ref(problem.regularizer), weakref.ref(problem.fidelity.y)
+    del problem
     gc.collect()
-    assert not replays.IDLE
+    assert [each() for each in alive] == [None, None]
+    assert replays.IDLE
 
 
 def test_kinds():
@@ -351,3 +360,29 @@ def test_decisions_belong_to_a_thread():
     with Decisions([False]) as taken:
         assert not decided(flag)
     assert taken.flags == [flag]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.single_precision
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_on_a_gpu(case, monkeypatch):
+    graphs = replays.CudaGraphs()
+    monkeypatch.setattr(replays, "GRAPHS", graphs)
+    options = {"network": lambda: cl.networks.ridge(channels=4, smoothing=0.01)} | CASES[case]
+    network = options.pop("network")()
+    for seed in range(4):
+        problem = stated(seed, network, **options).to(device="cuda")
+        found, expected = cl.solve(problem), ordinary(problem, monkeypatch)
+        assert torch.allclose(found.x, expected.x, atol=1e-5)
+        assert torch.allclose(found.gap, expected.gap, rtol=1e-3, atol=1e-6)
+    assert not graphs.failures
+    made = [each for kept in replays.IDLE.values() for each in kept.recordings.values()]
+    assert any(each.copies is not None for each in made), [each.refusal for each in made]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_adjoints_folded_on_a_gpu():
+    V = cl.networks.ridge(channels=4, kernel=5).bind((1, 12, 16)).layers[0].operators[0]
+    p = torch.rand(2, 4, 12, 16)
+    there = V.to(device="cuda")
+    assert torch.allclose(there.adjoint(p.cuda()).cpu(), V.adjoint(p), rtol=1e-13, atol=1e-13)

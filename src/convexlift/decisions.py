@@ -31,6 +31,7 @@ class Decisions:
         self.answers: list[bool] = [] if known is None else known
         self.flags: list[Tensor] = []
         self._known = known is not None
+        self._outer: Decisions | None = None
 
     def take(self, flag: Tensor) -> bool:
         """The next answer."""
@@ -41,6 +42,7 @@ class Decisions:
         return self.answers[len(self.flags) - 1]
 
     def __enter__(self) -> Decisions:
+        self._outer = getattr(_CURRENT, "decisions", None)
         _CURRENT.decisions = self
         return self
 
@@ -50,4 +52,4 @@ class Decisions:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _CURRENT.decisions = None
+        _CURRENT.decisions = self._outer

@@ -14,7 +14,6 @@ gave it.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -36,17 +35,23 @@ KEPT = 128
 """Copies that are kept for later problems take at most this part of it."""
 TRIES = 3
 """Captures of a function whose decisions differ from call to call."""
+RECORDINGS = 8
+"""Functions and shapes that are remembered for problems of one kind."""
 
 
 class CudaGraphs:
-    """Captures launches; not again once a capture has failed, which may leave traces."""
+    """Captures launches; not again after a few captures that failed, which may leave traces."""
 
     def __init__(self) -> None:
-        self.failed = False
+        self.failures = 0
 
     def room(self, device: torch.device) -> int:
         """Bytes of memory, 0 where nothing can be captured."""
-        if self.failed or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if (
+            self.failures >= TRIES
+            or device.type != "cuda"
+            or torch.cuda.is_current_stream_capturing()
+        ):
             return 0
         return int(torch.cuda.get_device_properties(device).total_memory)
 
@@ -59,7 +64,7 @@ class CudaGraphs:
         try:
             graph, results = captured(launch)
         except BaseException:
-            self.failed = True
+            self.failures += 1
             raise
         return results, graph.replay
 
@@ -96,19 +101,13 @@ class Replays:
         if GRAPHS is None or not self._room:
             return
         try:
-            words, tensors = kind_of(both.problem, self._device)
+            words, self._tensors = kind_of(both.problem, self._device)
         except Unfit:
             return
-        if sum(tensor.nbytes for tensor in tensors) > self._room // SHARE:
-            return
-        modes = torch.get_default_dtype(), torch.is_inference_mode_enabled()
+        modes = (torch.get_default_dtype(), torch.is_inference_mode_enabled(),
+                 torch.are_deterministic_algorithms_enabled())  # fmt: skip
         self._kind = words, modes, GRAPHS.stream(self._device)
-        self._workshop = IDLE.pop(self._kind, None)  # now owned by this object
-        if self._workshop is None:
-            self._workshop = Workshop()
-            weakref.finalize(both.problem.regularizer, IDLE.pop, self._kind, None).atexit = False
-        elif self._workshop.problem is not None:
-            self._workshop.problem.fill(tensors)
+        self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
 
     def __call__(self, function: Function, *given: Any) -> tuple[Any, tuple[Tensor, ...]]:
         """Compute, capture or replay."""
@@ -135,11 +134,19 @@ class Replays:
         if known is not None:
             with contextlib.suppress(_Changed):
                 if known.copies is None:
-                    self._capture(workshop, known, function, given, tensors)
+                    try:
+                        self._capture(workshop, known, function, given, tensors)
+                    except Exception as error:  # whatever it is, the ordinary call comes next
+                        known.tries, known.refusal = TRIES + 1, repr(error)
+                        raise Unfit(known.refusal) from error
+                assert workshop.problem is not None
+                workshop.problem.fill(self._tensors)
                 return known.play(tensors)
         with Decisions() as decisions:
             found, numbers = function(self.both, *given)
         tries = 1 if known is None else known.tries + 1
+        if len(workshop.recordings) >= RECORDINGS:
+            workshop.recordings.clear()
         workshop.recordings[key] = Recording(decisions.answers, tries)
         return found, on_the_host(*numbers)
 
@@ -151,33 +158,30 @@ class Replays:
         given: tuple[Any, ...],
         tensors: list[Tensor],
     ) -> None:
+        """Copy all tensors, rehearse and capture."""
         assert GRAPHS is not None
-        problem, device = self.both.problem, self._device
-        if sum(tensor.nbytes for tensor in tensors) > self._room // SHARE:
-            known.tries = TRIES + 1
+        if sum(tensor.nbytes for tensor in (*tensors, *self._tensors)) > self._room // SHARE:
             raise Unfit("too large")
         if workshop.problem is None:
-            workshop.problem = Copies(kind_of(problem, device)[1])
-        held, copies = workshop.problem, Copies(tensors)
+            workshop.problem = Copies(self._tensors)
+        held, copies, device = workshop.problem, Copies(tensors), self._device
         placed = rebuilt(given, iter(copies.tensors), device)
-        twin = rebuilt(problem, iter(held.tensors), device)
+        twin = rebuilt(self.both.problem, iter(held.tensors), device)
 
         def launch() -> tuple[Any, int, Tensor]:
             both = InBoth(rebuilt(twin, iter(held.tensors), device))  # nothing cached
             with Decisions(known.answers) as decisions:
                 found, numbers = function(both, *placed)
+            if len(decisions.flags) < len(known.answers):
+                raise Unfit("other decisions")
             rows = [number.to(torch.float64) for number in numbers]
             flags = [torch.stack(decisions.flags).to(torch.float64)] if decisions.flags else []
             none = held.tensors[0].new_empty(0, dtype=torch.float64)
             return found, len(numbers), torch.cat([none, *rows, *flags])
 
-        try:
-            with Rehearsal([*held.tensors, *copies.tensors]):
-                launch()
-            known.outcome, known.compute = GRAPHS.capture(launch)
-        except Exception as error:
-            known.tries = TRIES + 1
-            raise Unfit(str(error)) from error
+        with Rehearsal([*held.tensors, *copies.tensors]):
+            launch()
+        known.outcome, known.compute = GRAPHS.capture(launch)
         known.copies = copies
 
 
@@ -196,7 +200,10 @@ class Workshop:
 
 
 class IdleWorkshops(dict[object, Workshop]):
-    """Workshops to reuse, by kind."""
+    """Workshops to reuse, by kind.
+
+    They do not belong to a network: ``problem.to(device=...)`` makes a new one each time.
+    """
 
     def put(self, kind: object, workshop: Workshop, most: int) -> None:
         """Keep a workshop for later; the oldest ones are dropped beyond ``most`` bytes."""
@@ -244,6 +251,7 @@ class Recording:
 
     def __init__(self, answers: list[bool], tries: int) -> None:
         self.answers, self.tries = answers, tries
+        self.refusal = ""  # why there is no graph
         self.copies: Copies | None = None
         self.outcome: tuple[Any, int, Tensor]
         self.compute: Callable[[], None]
