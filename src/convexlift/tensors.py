@@ -308,7 +308,7 @@ def _distance(left: Tensor, right: Tensor) -> Tensor:
     count = max(1, left.numel() // CHUNK) if left.device.type == "cpu" else 1
     parts = zip(left.chunk(count, 1), right.chunk(count, 1), strict=True)
     norms = [torch.linalg.vector_norm((a - b).flatten(1), dim=1) for a, b in parts]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    total: Tensor = norms[0] if count == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return total
 
 
