@@ -32,7 +32,14 @@ from convexlift.problems.claims import (
     in_double,
     prefer_near,
 )
-from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
+from convexlift.problems.data_bound import (
+    DataBound,
+    Scopes,
+    Slack,
+    best_of,
+    bound_data,
+    can_hold_everywhere,
+)
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass, minorant_at
@@ -121,7 +128,9 @@ def certify(
         scale = evaluation.objective.abs()
         gaps = bounds.everywhere.gap / scale, bounds.near.gap / scale
         bound = choose_images(
-            prefer_near(problem, *gaps, tolerance), bounds.near, bounds.everywhere
+            prefer_near(can_hold_everywhere(problem), *gaps, tolerance),
+            bounds.near,
+            bounds.everywhere,
         )
         claimed = claim(problem, double, x, bound.witness, tolerance=tolerance, radius=radius)
         is_global = torch.tensor([g is Guarantee.GLOBAL for g in claimed.guarantee])

@@ -251,7 +251,7 @@ def proved(
             relative_gap(objective, _number(each.value))
             for each in (bounds.everywhere, bounds.near)
         )
-        near = prefer_near(problem, everywhere, local, tolerance)
+        near = prefer_near(can_hold_everywhere(problem), everywhere, local, tolerance)
         bound = choose_images(near, bounds.near, bounds.everywhere)
     lower = _number(bound.value)
     _require_consistent(objective, lower)
@@ -337,15 +337,14 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
     return (after - before).abs() / before.abs()
 
 
-def prefer_near(
-    problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
-) -> Tensor:
+def prefer_near(holds: bool, everywhere: Tensor, near: Tensor, tolerance: float) -> Tensor:
     """A mask of the images that get a local guarantee, from the two relative gaps.
 
-    Only in problems without tight global bounds in general, and there only where the global gap is
-    above the tolerance and the local one smaller.
+    Only in problems without tight global bounds in general (``can_hold_everywhere`` not
+    ``holds``), and there only where the global gap is above the tolerance and the local one
+    smaller.
     """
-    if can_hold_everywhere(problem):
+    if holds:
         return torch.zeros_like(everywhere, dtype=torch.bool)
     return (everywhere > tolerance) & (near < everywhere)
 

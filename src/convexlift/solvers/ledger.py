@@ -340,7 +340,7 @@ class Ledger:
             return torch.zeros_like(self.active)
         everywhere = relative_gap(self.objective, self.lower_bound)
         near = relative_gap(self.local_objective, self._local_bound())
-        return prefer_near(self.problem, everywhere, near, self.tolerance or 0.0)
+        return prefer_near(self._global, everywhere, near, self.tolerance or 0.0)
 
     def _local_bound(self) -> Tensor:
         return lower_bound(self.local_objective, self.local_gap, self.x.dtype)

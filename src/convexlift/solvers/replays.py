@@ -286,12 +286,13 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation, or raise Unfit."""
+        # Numbers on the CPU are constants, of the kind of the call.
+        given = [each for each in _tensors((args, kwargs)) if each.device == self._device]
         tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-        if tags & set(function.tags):
+        if given and tags & set(function.tags):
             raise Unfit(f"{function} needs the host")
-        if any(_address(each) not in self._known for each in _tensors((args, kwargs))
-               if each.device == self._device and (each.ndim or each.is_cuda)):  # fmt: skip
-            raise Unfit(f"{function} reads a tensor from outside")  # and not just a constant
+        if any(_address(each) not in self._known for each in given if each.ndim or each.is_cuda):
+            raise Unfit(f"{function} reads a tensor from outside")
         results = function(*args, **(kwargs or {}))
         if function in MOVES and len({each.device for each in _tensors((args, results))}) > 1:
             raise Unfit(f"{function} moves numbers between devices")
