@@ -2,17 +2,22 @@
 
     python benchmarks/gpu_tables.py --output DIR
     python benchmarks/gpu_tables.py --output DIR --device cpu --quick    # whether it runs
+    python benchmarks/gpu_tables.py --output DIR --only parts
 
 Solves: milliseconds for each image from the stated problem to the claim, of a single image and of a
-batch, to a certified gap of 1e-3. Growth: nanoseconds for each pixel and iteration, and the peak of
-the device's memory, for larger and larger images. Scanners: microseconds of A and A* for a batch.
-First call: seconds of the first solve of a new process, and of its second. DIR/gpu.json is written
-after each table. For a closer look: ``gpu_iteration.py``, ``ray_transforms.py``.
+batch, to a certified gap of 1e-3. Parts: where a solve spends its time, its launches, and whether
+its numbers are the same without graphs of checks and claims. Growth: nanoseconds for each pixel and
+iteration, and the peak of the device's memory, for larger and larger images. Scanners: microseconds
+of A and A* for a batch. First call: seconds of the first solve of a new process, and of its second.
+DIR/gpu.json is written after each table. For a closer look: ``gpu_iteration.py``,
+``ray_transforms.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import statistics
 import subprocess
@@ -26,6 +31,9 @@ import torch
 from gpu_iteration import CASES, problem
 
 import convexlift as cl
+from convexlift.solvers import loop, replays
+from convexlift.solvers.ledger import Ledger
+from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 
 Row = dict[str, Any]
 ITERATIONS = 20
@@ -40,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="small images, one repetition")
+    parser.add_argument("--only", help="one of the tables, by its first word")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.first_call:
@@ -50,9 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
     found: dict[str, Any] = {"device": where, "torch": torch.__version__}
     print(f"{where}, torch {torch.__version__}")
     for title, rows in (
-        ("solves", solves), ("growth", growth), ("scanners", scanners),
+        ("solves", solves), ("parts", parts), ("growth", growth), ("scanners", scanners),
         ("first call", in_a_new_process),
     ):  # fmt: skip
+        if given.only not in (None, title.split()[0]):
+            continue
         found[title] = []
         for row in rows(given.device, given.quick):
             print(f"{title:10}", *(f"{name} {value}" for name, value in row.items()), sep="  ",
@@ -73,6 +84,103 @@ def solves(device: str, quick: bool) -> Iterator[Row]:
                 "iterations": int(solution.iterations.max()),
                 "gap": float(f"{float(solution.gap.max()):.1e}"),
             }  # fmt: skip
+
+
+def parts(device: str, quick: bool) -> Iterator[Row]:
+    """Milliseconds for the whole batch; those of parts are waited for, and add up to more."""
+    for name in ["photo-any-size"] if quick else CASES:
+        for batch in (1, 2) if quick else (1, 20):
+            stated = problem(name, batch, 32 if quick else 256, device)
+
+            def solve(stated=stated) -> cl.Solution:
+                return cl.solve(stated)
+
+            graphs, replays.GRAPHS = replays.GRAPHS, None
+            plain, without = solve(), seconds(solve, device, quick)
+            replays.GRAPHS = graphs
+            warm = [round(1e3 * once(solve, device), 1) for _ in range(3)]
+            whole = seconds(solve, device, quick)
+            with watched(device) as spent:
+                solution = solve()
+            recordings = [each for workshop in replays.IDLE.values()
+                          for each in workshop.recordings.values()]  # fmt: skip
+            yield {
+                "network": name, "batch": batch, "ms": round(1e3 * whole, 2),
+                "without graphs": round(1e3 * without, 2), "first": warm,
+                **{part: round(1e3 * time, 2) for part, time in spent.items()},
+                "checks made": len(solution.history), **launches(solve, device),
+                "graphs": sum(each.copies is not None for each in recordings),
+                "refusals": [each.refusal for each in recordings if each.refusal],
+                "x differs by": float((solution.x - plain.x).abs().max()),
+                "gap differs by": float((solution.gap - plain.gap).abs().max()),
+            }  # fmt: skip
+            replays.IDLE.clear()
+
+
+@contextlib.contextmanager
+def watched(device: str) -> Iterator[dict[str, float]]:
+    """Seconds in each part of a solve, without the parts inside it."""
+    spent: dict[str, float] = {}
+    running: list[str] = []
+    last = [time.perf_counter()]
+
+    def switch() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        part = running[-1] if running else "rest"
+        spent[part] = spent.get(part, 0.0) + now - last[0]
+        last[0] = now
+
+    def timed(owner: Any, name: str, label: Callable[..., str]) -> Callable[[], None]:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            switch()
+            running.append(label(*args))
+            try:
+                return original(*args, **options)
+            finally:
+                switch()
+                running.pop()
+
+        setattr(owner, name, call)
+        return lambda: setattr(owner, name, original)
+
+    of_functions = {"judged": "checks", "proved": "claims", "_guessed": "first image"}
+    undo = [
+        timed(PDHG, "solver", lambda *_: "solver"),
+        timed(loop, "_first_state", lambda *_: "start"),
+        timed(RestartedPDHG, "advance", lambda *_: "iterations"),
+        timed(Ledger, "check", lambda *_: "ledger"),
+        timed(Ledger, "solution", lambda *_: "solution"),
+        timed(
+            replays.Replays, "__call__", lambda _, function, *__: of_functions[function.__name__]
+        ),
+    ]
+    try:
+        yield spent
+        switch()
+    finally:
+        for restore in undo:
+            restore()
+
+
+def launches(call: Callable[[], object], device: str) -> Row:
+    """Launches of kernels and graphs, copies and waits of one call, from the profiler."""
+    if device != "cuda":
+        return {}
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        once(call, device)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    words = {"launches": "LaunchKernel", "graph launches": "GraphLaunch",
+             "copies": "MemcpyAsync", "waits": "Synchronize"}  # fmt: skip
+    return {
+        name: sum(count for key, count in counts.items() if key.startswith("cu") and word in key)
+        for name, word in words.items()
+    }
 
 
 def growth(device: str, quick: bool) -> Iterator[Row]:

@@ -213,15 +213,15 @@ def test_solves_stop_at_the_first_image_with_a_short_gradient(method):
 
 @pytest.mark.parametrize("limit", [7, 3000])
 def test_bounds_that_nothing_reads_change_no_image(limit, monkeypatch):
-    problem, judged = smooth_problem(3), []
+    problem, calls = smooth_problem(3), []
     stop = cl.StopWhen(gap=None, gradient=0.02, max_iterations=limit, check_every=1)
-    judge = ledger.judge
-    monkeypatch.setattr(ledger, "judge", lambda *given: judged.append(1) or judge(*given))
+    judged = ledger.judged
+    monkeypatch.setattr(ledger, "judged", lambda *given: calls.append(1) or judged(*given))
     method = cl.Subgradient(0.3)
     frugal = solve_roughly(problem, method=method, stop=stop)
-    assert len(judged) <= 4 < len(frugal.history)  # the first, and where images end
+    assert len(calls) <= 4 < len(frugal.history)  # the first, and where images end
     watched = solve_roughly(problem, method=method, stop=stop, callback=lambda progress: None)
-    assert len(judged) > len(watched.history)
+    assert len(calls) > len(watched.history)
     assert frugal.status == watched.status
     assert torch.equal(frugal.x, watched.x)
     assert torch.equal(frugal.objective, watched.objective)

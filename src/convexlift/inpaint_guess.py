@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from convexlift.decisions import decided
+
 
 def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
     """Replace missing pixels by the mean of the seen pixels around them.
@@ -18,11 +20,11 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
     shape, mask = data.shape, mask.expand_as(data)
     data, mask = (each.reshape(-1, *shape[-3:]) for each in (data, mask))  # slices of volumes
     image, seen = data * mask, mask
-    while bool((seen == 0).any()):
+    while decided((seen == 0).any()):
         count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
         total = F.avg_pool2d(image, size, 1, size // 2, divisor_override=1)
         reached = count > 0
-        if not bool((reached & (seen == 0)).any()):
+        if not decided((reached & (seen == 0)).any()):
             break  # every pixel is missing
         mean = total / count.clamp_min(1)
         image = torch.where((seen == 0) & reached, mean, image)

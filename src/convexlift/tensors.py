@@ -14,6 +14,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from convexlift.decisions import decided
+
 CHUNK = 2**18
 """Numbers of a difference computed at a time."""
 Batch = TypeVar("Batch")
@@ -26,6 +28,13 @@ Scalar = float | Tensor
 def expand_per_image(values: Tensor, like: Tensor) -> Tensor:
     """Reshape (B,) to (B, 1, ..., 1) so that it multiplies ``like`` image by image."""
     return values.reshape(-1, *([1] * (like.ndim - 1)))
+
+
+def converted(values: Tensor, like: Tensor) -> Tensor:
+    """values.to(like); one number on a CPU without a transfer, for which a GPU would wait."""
+    if values.ndim == 0 and values.device != like.device:
+        return like.new_full((), float(values))
+    return values.to(like)
 
 
 def fits(shape: Shape, target: Shape) -> bool:
@@ -64,8 +73,7 @@ def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
 
 def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     """The index of the first NaN or infinity, or None."""
-    bad = ~torch.isfinite(values)
-    if not bad.any():
+    if not (bad := ~torch.isfinite(values)).any():
         return None
     return tuple(int(i) for i in bad.nonzero()[0])
 
@@ -300,7 +308,7 @@ def _distance(left: Tensor, right: Tensor) -> Tensor:
     count = max(1, left.numel() // CHUNK) if left.device.type == "cpu" else 1
     parts = zip(left.chunk(count, 1), right.chunk(count, 1), strict=True)
     norms = [torch.linalg.vector_norm((a - b).flatten(1), dim=1) for a, b in parts]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    total: Tensor = norms[0] if count == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return total
 
 
@@ -318,9 +326,9 @@ def choose_images(mask: Tensor, chosen: Any, other: Any) -> Any:
     (dataclasses) made of these. If all images choose the same, it is returned without a copy;
     otherwise values that are None or of another type in ``other`` are taken from ``chosen``.
     """
-    if chosen is other or other is None or bool(mask.all()):
+    if chosen is other or other is None or decided(mask.all()):
         return chosen
-    if not bool(mask.any()):
+    if not decided(mask.any()):
         return other
     return _choose(mask, chosen, other)
 

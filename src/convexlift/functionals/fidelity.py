@@ -185,13 +185,14 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
         best = -self.conjugate_above(-c)
         unbounded = best.isinf()
         for end, sign in ((lower, 1.0), (upper, -1.0)):
-            inside = torch.where(end.isinf(), self.y, end)
+            infinite = end.isinf()
+            inside = torch.where(infinite, self.y, end)
             density, gradient = self.density(inside), self.gradient(inside)
-            slope = sign * (gradient + c)
+            slope, linear = sign * (gradient + c), c * inside
             clear = slope > 1e-9 * (gradient.abs() + c.abs())
-            usable = ~end.isinf() & density.isfinite() & (clear | (unbounded & (slope >= 0)))
-            at_end = density + c * inside
-            at_end = at_end - self.density_rounding * (density.abs() + (c * inside).abs())
+            usable = ~infinite & density.isfinite() & (clear | (unbounded & (slope >= 0)))
+            at_end = density + linear
+            at_end = at_end - self.density_rounding * (density.abs() + linear.abs())
             best = torch.where(usable, at_end, best)
         return best
 

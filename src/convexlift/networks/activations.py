@@ -25,12 +25,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart
-from convexlift.tensors import Shape
+from convexlift.tensors import Shape, is_own
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,12 @@ class Activation(ProblemPart, ABC):
         """|h(low)| + |h(high)|; between them, |h(a)| exceeds it by at most slope times distance."""
         return self.value(low).abs() + self.value(high).abs()
 
+    @property
+    def plain(self) -> bool:
+        """Whether h is the library's own, of one channel, without parameters but numbers."""
+        numbers = all(isinstance(part, int | float) for part in vars(self).values())
+        return numbers and self.group == 1 and is_own(self)
+
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of z = h(a), without the batch, for a of ``shape``."""
         return shape
@@ -214,6 +221,12 @@ class Activation(ProblemPart, ABC):
         """``inside_value`` where s is one of the slopes, +inf elsewhere."""
         low, high = self.slopes
         return torch.where((s >= low) & (s <= high), inside_value, math.inf)
+
+
+@cache
+def conjugate_at(h: Activation, s: float, dtype: torch.dtype) -> float:
+    """h*(s) for a ``plain`` h, on the host: launches for one number take a GPU long."""
+    return float(h.conjugate(torch.full((1,), s, dtype=dtype, device="cpu")))
 
 
 class PiecewiseLinear(Activation):

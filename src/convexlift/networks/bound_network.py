@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from convexlift.networks.activations import Activation
+from convexlift.networks.activations import Activation, conjugate_at
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Scalar, Shape, TensorRecord, channel_slices, sum_per_image
 
@@ -100,8 +100,9 @@ class BoundNetwork(TensorRecord):
         One number, or one for each image.
         """
         last = self.layers[-1]
-        flat = last.activation.spread(torch.zeros_like(self.output))
-        lowest = (self.output * -last.activation.conjugate(flat)).flatten(1)
+        h, zeros = last.activation, torch.zeros_like(self.output)
+        at_zero = conjugate_at(h, 0.0, zeros.dtype) if h.plain else h.conjugate(h.spread(zeros))
+        lowest = (self.output * -at_zero).flatten(1)
         repeated = torch.Size(last.shape).numel() // lowest.shape[1]  # over the pixels of a channel
         return repeated * lowest.sum(1, dtype=torch.float64)
 

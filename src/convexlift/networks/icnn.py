@@ -23,9 +23,9 @@ from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
-from convexlift.networks.maps import LinearMap
+from convexlift.networks.maps import LinearMap, non_finite
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, first_non_finite
+from convexlift.tensors import Shape
 
 SIZES = {2: "H, W", 3: "D, H, W"}
 
@@ -275,9 +275,8 @@ class InputConvexNetwork(Described, nn.Module):
                 )
         if self.output.is_meta:
             return
-        for name, parameter in (*self.named_parameters(), *self.named_buffers()):
-            if (place := first_non_finite(parameter)) is not None:
-                raise ValueError(f"{name} of the network is not finite at {place}; load it again")
+        for name, place in non_finite(self):
+            raise ValueError(f"{name} of the network is not finite at {place}; load it again")
         for name, linear_map in self._nonnegative_maps():
             # `not >=` also catches NaN.
             if not (smallest := linear_map.smallest_weight()) >= 0:

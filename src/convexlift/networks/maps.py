@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from convexlift.operators.imaging import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.parts import ProblemPart, require_at_least
-from convexlift.tensors import Shape
+from convexlift.tensors import Shape, first_non_finite
 
 
 class LinearMap(ProblemPart, nn.Module, ABC):
@@ -80,6 +80,22 @@ class LinearMap(ProblemPart, nn.Module, ABC):
             The sum of all outputs over the sum of all inputs, if the factors are one.
         """
         raise ValueError(f"start_from_filters_ cannot set a {type(self).__name__}")
+
+
+def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of weights with NaN or infinities, and their places.
+
+    A GPU is asked for the sum of all |weights| first, and that only if it is finite.
+    """
+    named = [*module.named_parameters(), *module.named_buffers()]
+    parts = [part.detach() for _, part in named]
+    if len({(part.device, part.dtype) for part in parts}) == 1 and parts[0].is_floating_point():
+        sums = torch.stack(torch._foreach_norm(parts, 1))
+        if bool(sums.sum() < math.inf):
+            return
+    for name, part in named:
+        if (place := first_non_finite(part)) is not None:
+            yield name, place
 
 
 class Convolution(LinearMap, name="Convolution"):

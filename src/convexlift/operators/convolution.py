@@ -32,6 +32,8 @@ PATCHES = 2**21
 """Numbers in the patches that a convolution in double precision copies at once (16 MB)."""
 SHARES = 2**20
 """Shares of taps that an adjoint computes at once (4 MB)."""
+FOLDED = 2**27
+"""Shares of taps that an adjoint on a GPU computes at once, in double precision (1 GB)."""
 FEW_CHANNELS = 3
 """Adjoints onto at most this many channels avoid conv_transpose2d where it is slow: on CPUs, and
 in double precision."""
@@ -245,7 +247,10 @@ class ConvolutionOperator(LinearOperator):
         """
         out_channels, in_channels, rows, columns = self.weight.shape
         height, width = y.shape[-2:]
-        total = y.new_zeros((len(y), in_channels, height + rows - 1, width + columns - 1))
+        size = height + rows - 1, width + columns - 1
+        if y.is_cuda and y[:, :1].numel() * self.weight[0].numel() <= FOLDED:  # two launches
+            return F.fold(self.weight.flatten(1).T @ y.flatten(2), size, (rows, columns))
+        total = y.new_zeros((len(y), in_channels, *size))
         for i in range(rows):
             kernels = self.weight[:, :, i].reshape(out_channels, -1).T  # in columns, out
             parts = (kernels @ y.flatten(2)).reshape(len(y), in_channels, columns, height, width)

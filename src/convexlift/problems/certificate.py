@@ -22,8 +22,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.problems.claims import RADIUS, Claim, Guarantee, claim, in_double, prefer_near
-from convexlift.problems.data_bound import DataBound, Scopes, Slack, best_of, bound_data
+from convexlift.decisions import decided
+from convexlift.problems.claims import (
+    RADIUS,
+    Claim,
+    Guarantee,
+    InBoth,
+    claim,
+    in_double,
+    prefer_near,
+)
+from convexlift.problems.data_bound import (
+    DataBound,
+    Scopes,
+    Slack,
+    best_of,
+    bound_data,
+    can_hold_everywhere,
+)
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass, minorant_at
@@ -112,7 +128,9 @@ def certify(
         scale = evaluation.objective.abs()
         gaps = bounds.everywhere.gap / scale, bounds.near.gap / scale
         bound = choose_images(
-            prefer_near(problem, *gaps, tolerance), bounds.near, bounds.everywhere
+            prefer_near(can_hold_everywhere(problem), *gaps, tolerance),
+            bounds.near,
+            bounds.everywhere,
         )
         claimed = claim(problem, double, x, bound.witness, tolerance=tolerance, radius=radius)
         is_global = torch.tensor([g is Guarantee.GLOBAL for g in claimed.guarantee])
@@ -174,6 +192,25 @@ def judge(
     return evaluation, _best_of(problem, evaluation, minorants, RADIUS, tolerance)
 
 
+Judged = tuple[Evaluation, Scopes[Blocks]]
+"""An evaluation without its network, and the witnesses of the bounds."""
+
+
+def judged(
+    both: InBoth, x: Tensor, duals: Blocks | None, tolerance: float
+) -> tuple[Judged, tuple[Tensor, ...]]:
+    """What a check reads of ``judge``.
+
+    As numbers: whether x is finite, the objective and its two parts, the gaps of both bounds.
+    """
+    evaluation, bounds = judge(both.problem, x, duals, tolerance)
+    witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
+    values = evaluation.objective, evaluation.data_term, evaluation.regularizer
+    finite = torch.isfinite(x).flatten(1).all(1)
+    numbers = (finite, *values, bounds.everywhere.gap, bounds.near.gap)
+    return (evaluation.on(None), witnesses), numbers
+
+
 def _best_of(
     problem: VariationalProblem,
     evaluation: Evaluation,
@@ -198,7 +235,7 @@ def _best_of(
     everywhere, near = best.everywhere.gap, best.near.gap
     enough = tolerance * evaluation.objective.abs()
     lagging = (near < everywhere) & (near <= enough) & ((everywhere > enough) | enough.isinf())
-    if not bool(lagging.any()):
+    if not decided(lagging.any()):
         return best
     duals = repaired(problem, evaluation, best.near.witness)
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
+from functools import cached_property, partial, reduce
 
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
@@ -186,6 +187,57 @@ def claim(
     ``double`` is the problem from ``in_double``. A local guarantee, for this radius, is given only
     where the global gap is above the tolerance.
     """
+    both = InBoth(problem, lambda: double)
+    return stated(x, *proved(both, x, witness, tolerance, radius), radius)
+
+
+class InBoth:
+    """A problem in its own precision and, once that is needed, in double precision."""
+
+    def __init__(
+        self,
+        problem: VariationalProblem,
+        convert: Callable[[], VariationalProblem | None] | None = None,
+    ) -> None:
+        self.problem = problem
+        self._convert = convert or partial(in_double, problem)
+
+    @cached_property
+    def double(self) -> VariationalProblem:
+        """The same problem in double precision."""
+        double = self._convert()
+        assert double is not None
+        return double
+
+    def select(self, images: Tensor) -> InBoth | None:
+        """The problems of some images of the batch; None if they cannot be separated."""
+        some = self.problem.select(images)
+        return None if some is None else InBoth(some, lambda: self.double.select(images))
+
+
+Proved = tuple[Tensor, Tensor, Tensor, Blocks, Tensor, Tensor | None]
+"""Objective, lower bound, gap, p_i, theta and v of a claim."""
+
+
+def stated(x: Tensor, found: Proved, scopes: Sequence[Tensor], radius: float = RADIUS) -> Claim:
+    """The claim, from the numbers of ``proved``, which may have been brought to the host."""
+    *_, near, proven = (numbers.tolist() for numbers in scopes)
+    guarantee = tuple(
+        Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
+        for ok, local in zip(proven, near, strict=True)
+    )
+    objective, lower, gap, duals, theta, v = found
+    return Claim(x, objective, lower, gap, guarantee, radius, duals, theta, v)
+
+
+def proved(
+    both: InBoth, x: Tensor, witness: Blocks, tolerance: float, radius: float = RADIUS
+) -> tuple[Proved, tuple[Tensor, ...]]:
+    """The parts of a claim, without decisions that need the host.
+
+    Again as numbers: objective, lower bound, gap, whether the bound is local, whether it is finite.
+    """
+    problem, double = both.problem, both.double
     y = problem.fidelity.y
     witness = Blocks(
         {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
@@ -193,25 +245,23 @@ def claim(
     duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
     bounds = bounds_below(double, x.double(), duals, radius)
-    values = [
-        torch.where(bound.value.isnan(), -math.inf, bound.value)
-        for bound in (bounds.everywhere, bounds.near)
-    ]
-    everywhere, local = (relative_gap(objective, value) for value in values)
-    near = prefer_near(problem, everywhere, local, tolerance)
-    bound = choose_images(near, bounds.near, bounds.everywhere)
-    lower = torch.where(near, values[1], values[0])
+    bound, near = bounds.everywhere, torch.zeros_like(objective, dtype=torch.bool)
+    if bounds.near is not bounds.everywhere:
+        everywhere, local = (
+            relative_gap(objective, _number(each.value))
+            for each in (bounds.everywhere, bounds.near)
+        )
+        near = prefer_near(can_hold_everywhere(problem), everywhere, local, tolerance)
+        bound = choose_images(near, bounds.near, bounds.everywhere)
+    lower = _number(bound.value)
     _require_consistent(objective, lower)
     objective = torch.where(objective == 0, objective, objective + UNDERFLOW)
     lower = torch.where(lower == 0, lower, lower - UNDERFLOW)
-    proven = objective.isfinite() & lower.isfinite()
-    guarantee = tuple(
-        Guarantee.NONE if not ok else Guarantee.WITHIN_RADIUS if local else Guarantee.GLOBAL
-        for ok, local in zip(proven.tolist(), near.tolist(), strict=True)
-    )
+    proven = (objective.abs() < math.inf) & (lower.abs() < math.inf)
     lower = torch.where(proven, lower, -math.inf)
     gap = relative_gap(objective, lower)
-    return Claim(x, objective, lower, gap, guarantee, radius, duals, bound.theta, bound.v)
+    found = objective, lower, gap, duals, bound.theta, bound.v
+    return found, (objective, lower, gap, near, proven)
 
 
 def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
@@ -287,28 +337,34 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
     return (after - before).abs() / before.abs()
 
 
-def prefer_near(
-    problem: VariationalProblem, everywhere: Tensor, near: Tensor, tolerance: float
-) -> Tensor:
+def prefer_near(holds: bool, everywhere: Tensor, near: Tensor, tolerance: float) -> Tensor:
     """A mask of the images that get a local guarantee, from the two relative gaps.
 
-    Only in problems without tight global bounds in general, and there only where the global gap is
-    above the tolerance and the local one smaller.
+    Only in problems without tight global bounds in general (``can_hold_everywhere`` not
+    ``holds``), and there only where the global gap is above the tolerance and the local one
+    smaller.
     """
-    return (everywhere > tolerance) & (near < everywhere) & (not can_hold_everywhere(problem))
+    if holds:
+        return torch.zeros_like(everywhere, dtype=torch.bool)
+    return (everywhere > tolerance) & (near < everywhere)
 
 
 def relative_gap(objective: Tensor, lower_bound: Tensor) -> Tensor:
     """(objective - lower bound) / |objective|, zero where rounding puts the bound above."""
-    absolute = (objective - lower_bound).clamp_min(0)
-    relative = torch.where(absolute == 0, 0.0, absolute / objective.abs())
-    return torch.where(torch.isfinite(objective), relative, math.inf)
+    absolute, size = (objective - lower_bound).clamp_min(0), objective.abs()
+    relative = torch.where(absolute == 0, absolute, absolute / size)
+    return torch.where(size < math.inf, relative, math.inf)
+
+
+def _number(bound: Tensor) -> Tensor:
+    """A bound, or -inf in place of NaN."""
+    return torch.where(bound.isnan(), -math.inf, bound)
 
 
 def _require_consistent(objective: Tensor, lower_bound: Tensor) -> None:
     """Raise if a bound is above an objective: rounding is accounted for, so a part is wrong."""
     wrong = lower_bound > objective
-    if wrong.any():
+    if decided(wrong.any()):
         i = int(wrong.nonzero()[0])
         raise InconsistentBounds(
             f"the lower bound {float(lower_bound[i]):g} is above the objective "

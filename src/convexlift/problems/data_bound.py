@@ -21,10 +21,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import choose_images, expand_per_image, sum_per_image
+from convexlift.tensors import choose_images, converted, expand_per_image, sum_per_image
 
 B = TypeVar("B")
 MIXTURES = (1.0, 0.99, 0.9, 0.5, 0.0)
@@ -103,10 +104,10 @@ def can_hold_everywhere(problem: VariationalProblem) -> bool:
     if diagonal is None:
         if box.is_everything or not problem.network.bounded_below:
             return False
-        return bool((problem.upward[1] >= 0).all())
+        return decided((problem.upward[1] >= 0).all())
     everywhere_finite = problem.fidelity.conjugate_domain == (-math.inf, math.inf)
     seen = problem.fidelity.measured & (diagonal != 0)
-    return bool(seen.all()) and (everywhere_finite or problem.network.bounded_below)
+    return (everywhere_finite or problem.network.bounded_below) and decided(seen.all())
 
 
 def bound_data(
@@ -134,7 +135,7 @@ def _diagonal_bounds(
 ) -> Iterator[DataBound]:
     """A = diag(d): every pixel by itself, and exactly."""
     assert problem.operator.diagonal is not None
-    d = problem.operator.diagonal.to(c).expand_as(c)
+    d = converted(problem.operator.diagonal, c).expand_as(c)
     one = at.objective.new_ones(c.shape[0])
 
     def bound(c: Tensor, theta: Tensor) -> tuple[DataBound, Tensor]:
@@ -145,7 +146,7 @@ def _diagonal_bounds(
 
     direct, free = bound(c, one)
     yield direct
-    if slack.constant is None or not bool(free.any()):
+    if slack.constant is None or not decided(free.any()):
         return
     # The slope -c/d of the fidelity must lie in the domain of its conjugate, with a margin for
     # rounding, except at pixels that the box bounds.
@@ -169,7 +170,7 @@ def _over_box(
     lower, upper = problem.bounds.lower, problem.bounds.upper
     whole = excess(torch.full_like(x, lower), torch.full_like(x, upper))
     free = whole.isinf()
-    if bool(free.any()):
+    if decided(free.any()):
         near = excess((x - radius).clamp_min(lower), (x + radius).clamp_max(upper))
         whole = torch.where(free, near, whole)
     return whole, free
@@ -180,7 +181,7 @@ def _pixel_excess(
 ) -> Tensor:
     """f(d x) + c x minus its minimum over lower <= x' <= upper, pixel by pixel."""
     seen = d != 0
-    everything = bool(seen.all())
+    everything = decided(seen.all())
     safe = d if everything else torch.where(seen, d, 1.0)
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
@@ -222,7 +223,7 @@ def _general_bounds(
     # With x >= lower only, <g, x> is bounded iff g >= 0 (mirrored for x <= upper).
     sign = 1.0 if math.isfinite(box.lower) else -1.0
     wrong = sign * g < 0
-    if not bool(wrong.any()):
+    if not decided(wrong.any()):
         return
     # Moving v by delta d moves g by delta A* d, towards where it is bounded. (Data that were not
     # measured stay: f* is finite at 0 only there.)
@@ -230,12 +231,12 @@ def _general_bounds(
     usable = sign * push > 0
     need = torch.where(wrong, torch.where(usable, -g / push, math.inf), 0.0)
     delta = need.flatten(1).amax(1)
-    if bool(torch.isfinite(delta).any()):
+    if decided(torch.isfinite(delta).any()):
         # Larger by a few roundings, or the largest entry would miss its zero.
         delta = torch.where(torch.isfinite(delta), delta * (1 + 1e-5), 0.0)
         shifted = v + expand_per_image(delta, v) * d
         inside = problem.fidelity.clip_to_conjugate_domain(shifted)
-        if torch.equal(inside, shifted):  # saves a product with A*, which may be expensive
+        if decided((inside == shifted).all()):  # saves a product with A*, which may be expensive
             gradient = g + expand_per_image(delta, push) * push
         else:
             gradient = A.adjoint(inside) + c
@@ -252,6 +253,6 @@ def _general_bounds(
         mixed = share * v + (1 - share) * level * d
         inside = problem.fidelity.clip_to_conjugate_domain(mixed)
         gradient = expand_per_image(theta, c) * g + expand_per_image(1 - theta, c) * m
-        if not torch.equal(inside, mixed):
+        if not decided((inside == mixed).all()):
             gradient = A.adjoint(inside) + expand_per_image(theta, c) * c
         yield bound(inside, gradient, theta.to(one.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,14 +18,21 @@ class Evaluation:
     data_term: Tensor
     regularizer: Tensor
     objective: Tensor
-    _network: BoundNetwork
+    _network: BoundNetwork | None
     _layers: ForwardPass | None
     _last: Tensor | None
 
     @property
     def layers(self) -> ForwardPass:
         """All layers: large, and recomputed if they were not kept."""
-        return self._network.forward(self.x) if self._layers is None else self._layers
+        if self._layers is not None:
+            return self._layers
+        assert self._network is not None
+        return self._network.forward(self.x)
+
+    def on(self, network: BoundNetwork | None) -> Evaluation:
+        """The same numbers, with a network from which layers are recomputed."""
+        return replace(self, _network=network)
 
     @property
     def has_layers(self) -> bool:

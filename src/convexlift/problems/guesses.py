@@ -10,7 +10,7 @@ from torch import Tensor
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import expand_per_image
+from convexlift.tensors import converted, expand_per_image
 
 IMPULSE = 0.15
 """A pixel in [0, 1] that differs this much from the median of its neighbours is an impulse."""
@@ -24,7 +24,7 @@ def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tenso
     best = fidelity.minimiser(torch.zeros_like(y), -free, free)
     diagonal = operator.diagonal
     if diagonal is not None:
-        d = diagonal.to(y).expand_as(y)
+        d = converted(diagonal, y).expand_as(y)
         seen = measured & (d != 0)
         known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
         guesses = [fill_from_neighbours(known, seen.to(y))]
@@ -52,7 +52,7 @@ def picture_for_guide(fidelity: Fidelity, operator: LinearOperator) -> tuple[Ten
     if diagonal is None:
         picture = others[-1] if others else first
         return picture, torch.ones_like(picture[:, :1])
-    seen = fidelity.measured & (diagonal.to(first).expand_as(first) != 0)
+    seen = fidelity.measured & (converted(diagonal, first).expand_as(first) != 0)
     if others:
         clean = (first - others[-1]).abs() <= IMPULSE
         first, seen = torch.where(clean, first, others[-1]), seen & clean

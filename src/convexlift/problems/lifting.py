@@ -46,7 +46,7 @@ from convexlift.networks.huber_mixture import Mixture
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.packed_slopes import feasible
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord
+from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord, converted
 
 
 def primal_name(source: int) -> str:
@@ -278,7 +278,9 @@ def _fidelity_term(problem: VariationalProblem) -> PrimalTerm | None:
     """D(A x), with the box, as a part of g where it has a closed-form prox."""
     fidelity, operator = problem.fidelity, problem.operator
     if operator.diagonal is not None:
-        return DiagonalFidelityTerm(fidelity, operator.diagonal.to(fidelity.y), problem.bounds)
+        return DiagonalFidelityTerm(
+            fidelity, converted(operator.diagonal, fidelity.y), problem.bounds
+        )
     if isinstance(fidelity.curvature, float) and problem.bounds.is_everything:
         transfer, root = operator.transfer(problem.image_shape), math.sqrt(fidelity.curvature)
         if transfer is not None:

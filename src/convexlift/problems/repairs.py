@@ -19,12 +19,13 @@ import math
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.networks.bound_network import IMAGE
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, dual_names, made_feasible
 from convexlift.problems.packed_slopes import feasible
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, expand_per_image, sum_per_image
+from convexlift.tensors import Blocks, converted, expand_per_image, sum_per_image
 
 STEPS = 20
 """Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
@@ -47,7 +48,7 @@ def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Bl
         seen = _slope_at_infinity(problem, at.x, sign)
         unseen = seen.isfinite()
         seen = torch.where(unseen, seen, 0.0)
-    if bool(unseen.any()):  # only p can lift these pixels
+    if decided(unseen.any()):  # only p can lift these pixels
         witness = _with_p(problem, at, witness, seen, unseen, sign)
     if v is not None and A.nonnegative:
         c = made_feasible(problem.network, problem.weight, at.x, witness).c
@@ -58,7 +59,7 @@ def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Bl
 def _slope_at_infinity(problem: VariationalProblem, x: Tensor, sign: float) -> Tensor:
     """The slope of D(d x) where x is not bounded; infinite where D alone bounds a pixel."""
     assert problem.operator.diagonal is not None
-    d = problem.operator.diagonal.to(x).expand_as(x)
+    d = converted(problem.operator.diagonal, x).expand_as(x)
     low, high = problem.fidelity.conjugate_domain
     slope = torch.where(sign * d > 0, high * d, low * d)
     return torch.where(problem.fidelity.measured & (d != 0), slope, 0.0)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -47,7 +48,7 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, expand_per_image
+from convexlift.tensors import Blocks, converted, expand_per_image
 
 SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor, since other checkers
@@ -213,24 +214,23 @@ def _behind_diagonal(
 ) -> Iterator[Scopes[ProvenBound]]:
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
-    d = problem.operator.diagonal.to(x).expand_as(x)
-    whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
-    bounded = problem.bounds.is_bounded
+    d = converted(problem.operator.diagonal, x).expand_as(x)
+    whole, bounded = _box_around(problem, x, None), problem.bounds.is_bounded
 
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
-        c = minorant.c.times(theta)
-        everywhere = locally = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
-        if not bounded and bool((free := everywhere.isinf()).any()):
+        c, mixed = minorant.c.times(theta), _mixed(minorant, theta)
+        pixels = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
+        everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
+        if not bounded and decided((free := pixels.isinf()).any()):
+            near = _box_around(problem, x, radius)
             nearby = _pixel_infima(problem.fidelity, c, d, *near, bounded=True)
-            locally = torch.where(free, nearby, everywhere)
-        mixed = _mixed(minorant, theta)
-        return Scopes(*(
-            ProvenBound(_sum_below(pixels) + mixed, theta, None) for pixels in (everywhere, locally)
-        ))  # fmt: skip
+            pixels = torch.where(free, nearby, pixels)
+            locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
+        return Scopes(everywhere, locally)
 
     direct = bounds(torch.ones_like(minorant.beta))
     yield direct
-    if bool(minorant.constant.isinf().any()) or bool(direct.everywhere.value.isfinite().all()):
+    if decided(minorant.constant.isinf().any() | direct.everywhere.value.isfinite().all()):
         return
     # The slope -theta c/d of the fidelity must lie in the domain of its conjugate, in spite of
     # rounding, except at pixels that the box bounds.
@@ -264,7 +264,7 @@ def _box_around(
 def infimum_below(fidelity: Fidelity, operator: LinearOperator, box: Box, c: Rounded) -> Tensor:
     """inf D(A x) + <c, x> over the box for each image, rounded down, for a diagonal A."""
     assert operator.diagonal is not None
-    d = operator.diagonal.to(c.value).expand_as(c.value)
+    d = converted(operator.diagonal, c.value).expand_as(c.value)
     lower, upper = (torch.full_like(d, end) for end in (box.lower, box.upper))
     return _sum_below(_pixel_infima(fidelity, c, d, lower, upper, bounded=box.is_bounded))
 
@@ -284,18 +284,20 @@ def _pixel_infima(
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
 
-    def at_end(side: float) -> Tensor:
-        end = c.value + side * c.error * (1 + gamma(1))
-        slope = end / safe
+    def at_ends(reach: float) -> Tensor:
+        reached, outwards = reach * c.error * (1 + gamma(1)), torch.sign(safe)
+        ends = torch.stack([c.value - reached, c.value + reached])
+        slopes = ends / safe
         # Divisions by 1 or -1 are exact; others are rounded outwards.
-        slope = slope + torch.sign(side * safe) * (gamma(2) * slope.abs() * (d.abs() != 1))
-        of_seen = fidelity.infimum_below(slope, low, high)
-        return torch.where(seen, of_seen, _linear_infima(end, lower, upper) + unseen)
+        rounding = gamma(2) * slopes.abs() * (d.abs() != 1)
+        slopes = slopes + torch.stack([-outwards, outwards]) * rounding
+        of_seen = fidelity.infimum_below(slopes, low, high)
+        return torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen).amin(0)
 
-    infima = torch.minimum(at_end(-1.0), at_end(1.0))
+    infima = at_ends(1.0)
     if bounded:
         return infima
-    spared = torch.minimum(at_end(-SPARE), at_end(SPARE))
+    spared = at_ends(SPARE)
     return torch.where(spared.isinf(), spared, infima)
 
 
@@ -342,7 +344,7 @@ def _behind_operator(
     # delta d to v moves g by delta A* d.
     sign = 1.0 if math.isfinite(box.lower) else -1.0
     missing = SPARE * g.error - sign * g.value
-    if not bool((missing > 0).any()):
+    if not decided((missing > 0).any()):
         return
     d = sign * problem.upward[0]
     push = product(A, Rounded.exact(d.contiguous()), shape, adjoint=True)
@@ -364,10 +366,10 @@ def _behind_operator(
     delta = torch.where(need.isfinite(), need * (1 + 1e-5), 0.0)
     shifted, gradient = moved(v, one, delta)
     inside = problem.fidelity.clip_to_conjugate_domain(shifted)
-    if not torch.equal(inside, shifted):
+    if not decided((inside == shifted).all()):
         gradient = product(A, Rounded.exact(inside), shape, adjoint=True) + minorant.c
     yield bounds(inside, gradient, one)
-    if bool(minorant.constant.isinf().any()):
+    if decided(minorant.constant.isinf().any()):
         return
     for level in levels(problem.fidelity):
         gain = level * (sign * push.value - SPARE * push.error)  # with (v, p) = (level d, 0)
@@ -377,7 +379,8 @@ def _behind_operator(
         theta = (theta - 1e-3 * (1 - theta) - 8 * UNIT).clamp_min(0)
         mixed, gradient = moved(v, theta, (1 - theta) * level)
         inside = problem.fidelity.clip_to_conjugate_domain(mixed)
-        if not torch.equal(inside, mixed):  # an end of the domain is 0, or differs with the data
+        # They differ where an end of the domain is 0, or differs with the data.
+        if not decided((inside == mixed).all()):
             gradient = product(A, Rounded.exact(inside), shape, adjoint=True)
             gradient = gradient + minorant.c.times(theta)
         yield bounds(inside, gradient, theta)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexlift.networks.activations import Activation
+from convexlift.networks.activations import Activation, conjugate_at
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape, channel_slices
+from convexlift.tensors import Shape, channel_slices, converted
 
 UNIT = 2.0**-53
 """Half the distance from 1 to the next number: the largest relative error of one operation."""
@@ -91,7 +91,7 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
 
 def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -> Rounded:
     if (d := K.diagonal) is not None:  # errors stay in their pixels
-        value = (d := d.to(z.value)) * z.value
+        value = (d := converted(d, z.value)) * z.value
         rounding = gamma(K.roundings(input_shape)) * value.abs() * (d.abs() != 1)
         return Rounded(value, d.abs() * z.error * (1 + gamma(1)) + rounding)
     value = K.adjoint(z.value) if adjoint else K(z.value)
@@ -146,11 +146,14 @@ def is_curved(h: Activation) -> bool:
     return h.ramp is None or h.ramp.width > 0 or h.ramp.offset != 0
 
 
-def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor:
+def conjugate_at_ends(h: Activation, like: Tensor) -> Tensor | float:
     """The largest |h*| at the ends of its domain: rounding errors of h* are relative to it."""
     low, high = h.slopes
-    ends = like.new_tensor([end for end in (low, high) if abs(end) < 1e150] or [0.0])
-    lone = ends.reshape(-1, 1) * like.new_ones((1, h.group)) / h.group**0.5
+    ends = [end for end in (low, high) if abs(end) < 1e150] or [0.0]
+    if h.plain:
+        inside = (min(max(end * (1 - elementary(h)), low), high) for end in ends)
+        return max(abs(conjugate_at(h, s, like.dtype)) for s in inside)
+    lone = torch.cat([like.new_full((1, h.group), end) for end in ends]) / h.group**0.5
     return h.conjugate(h.clip(lone * (1 - elementary(h)))).abs().max()
 
 

@@ -9,7 +9,6 @@ Triton, use ``Iterations`` or ``TiledIterations``.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, 
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import Coupling
+from convexlift.solvers.replays import captured
 from convexlift.solvers.restart_rules import Array
 from convexlift.tensors import Blocks, expand_per_image
 
@@ -158,25 +158,8 @@ class Replayed:
             self._launch()  # kernels are compiled by their first launch, which cannot be captured
             self._called = True
         else:
-            self._graph = _captured(self._launch)
+            self._graph, _ = captured(self._launch)
             self._graph.replay()
-
-
-def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        # Other threads may use CUDA during the capture.
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            launch()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # report the first error, not this one
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
 
 
 class Machine:

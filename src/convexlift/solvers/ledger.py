@@ -13,27 +13,28 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import Bound, judge, lower_bound
+from convexlift.problems.certificate import judged, lower_bound
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
-    claim,
-    in_double,
     last_digit,
     prefer_near,
+    proved,
     relative_gap,
+    stated,
 )
-from convexlift.problems.data_bound import Scopes
+from convexlift.problems.data_bound import Scopes, can_hold_everywhere
+from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
+from convexlift.solvers.replays import Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.tensors import (
     Blocks,
     choose_images,
-    expand_per_image,
     join_images,
     select_images,
     sum_per_image,
@@ -43,8 +44,6 @@ Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
-SHARES = tuple(4.0**-k for k in range(24))
-"""Fractions of the way to an image inside the domain, down to 1e-14."""
 HOPELESS = 3
 """Refused claims after which an image ends if rounding dominates a gap that hardly shrinks."""
 
@@ -62,13 +61,14 @@ class Ledger:
 
     def __init__(
         self,
-        problem: VariationalProblem,
+        replays: Replays,
         state: State,
         stop: StopWhen,
         callback: Callback | None,
         *,
         rigorous: bool,
     ) -> None:
+        problem: VariationalProblem = replays.both.problem
         size = problem.batch_size
         infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.rigorous = problem, rigorous
@@ -89,34 +89,34 @@ class Ledger:
         # The best image with a local bound, which is valid for that image only.
         self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
         self.claims: list[Claim | None] = [None] * size
+        self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
         self._refusals = [0] * size
         self._next_claim = [0] * size  # the check at which the next claim is worth trying
         self._callback = callback
         self.clock = Stopwatch()
+        self._replays, self._both = replays, replays.both
 
     def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
         """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
-        evaluation, flat, bounds = self._judge(iteration, state)
+        evaluation, flat, witnesses, numbers = self._judge(iteration, state)
         self._evaluation, x = evaluation, evaluation.x
-        values = evaluation.objective, evaluation.data_term, evaluation.regularizer
-        of_bounds = () if bounds is None else (bounds.everywhere.gap, bounds.near.gap)
-        finite, objective, data_term, regularizer, *gaps = _on_the_host(
-            torch.isfinite(state.x).flatten(1).all(1), *values, *of_bounds
-        )
+        finite, objective, data_term, regularizer, *gaps = numbers
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        flat = self.active & finite & flat
-        better = finite & (objective < self.objective) | flat
+        better = finite & (objective < self.objective)
+        if flat is not None:
+            flat = self.active & finite & flat
+            better = better | flat
         self.x = choose_images(better, x, self.x)
         self.objective = torch.where(better, objective, self.objective)
-        if bounds is not None:
-            self._keep_best_bounds(x, objective, finite, flat, bounds, *gaps)
+        if witnesses is not None:
+            self._keep_best_bounds(x, objective, finite, flat, witnesses, *gaps)
         self.end(Status.NOT_FINITE, ~finite)
-        self.end(Status.STATIONARY, flat)
-        if self.tolerance is not None:
-            rough = self._numbers()[1]
-            self._confirm(self.active & (rough <= self.tolerance), rough)
+        if flat is not None:
+            self.end(Status.STATIONARY, flat)
         lower, gap = self._numbers()
+        if self.tolerance is not None and self._confirm(gap):
+            lower, gap = self._numbers()
         seconds = self.clock.seconds()
         record = Record(iteration, seconds, objective, data_term, regularizer, lower, gap)
         self.history.records.append(record)
@@ -127,24 +127,31 @@ class Ledger:
 
     def _judge(
         self, iteration: int, state: State
-    ) -> tuple[Evaluation, Tensor, Scopes[Bound] | None]:
-        """Objective, flat images, and bounds unless nothing reads them and no image ends here."""
+    ) -> tuple[Evaluation, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
+        """Objective, flat images, witnesses and numbers (``judged``).
+
+        Bounds are left out if nothing reads them and no image ends here.
+        """
         if self._bounds_unread and 0 < iteration < self._limit:
             evaluation = self.problem.evaluate(state.x)
             flat = self._flat(evaluation, iteration)
-            if not (self.active & flat).any():
-                return evaluation, flat, None
-        tolerance = self.tolerance or 0.0
-        evaluation, bounds = judge(self.problem, state.x, state.duals, tolerance)
-        if bool((evaluation.objective == math.inf).any()):
-            inside = moved_inside(self.problem, evaluation, self._places())
-            evaluation, bounds = judge(self.problem, inside, state.duals, tolerance)
-        return evaluation, self._flat(evaluation, iteration), bounds
+            if flat is None or not (self.active & flat).any():
+                values = evaluation.objective, evaluation.data_term, evaluation.regularizer
+                finite = torch.isfinite(state.x).flatten(1).all(1)
+                return evaluation, flat, None, on_the_host(finite, *values)
+        tolerance, given = self.tolerance or 0.0, (state.x, state.duals)
+        (evaluation, witnesses), numbers = self._replays(judged, *given, tolerance)
+        evaluation = evaluation.on(self.problem.network)
+        if bool((numbers[1] == math.inf).any()):
+            inside = moved_inside(self.problem, evaluation, self._places)
+            (evaluation, witnesses), others = self._replays(judged, inside, state.duals, tolerance)
+            evaluation, numbers = evaluation.on(self.problem.network), (numbers[0], *others[1:])
+        return evaluation, self._flat(evaluation, iteration), witnesses, numbers
 
-    def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor:
+    def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor | None:
         """A mask of the images, except the start, whose gradient norm is below the tolerance."""
         if self.steepest is None or iteration == 0:
-            return torch.zeros_like(self.active)
+            return None
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
         return (squares < self.steepest**2).cpu()
 
@@ -157,8 +164,9 @@ class Ledger:
     def end(self, status: Status, images: Tensor | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
         ending = self.active if images is None else self.active & images
-        for i in ending.nonzero().flatten().tolist():
-            self._end(i, status)
+        for i, ends in enumerate(ending.tolist()):
+            if ends:
+                self._end(i, status)
 
     def _end(self, i: int, status: Status) -> None:
         self.status[i] = status
@@ -169,9 +177,10 @@ class Ledger:
     def solution(self) -> Solution:
         """The result, once all images have ended."""
         self._settle()
+        self._replays.release()
         whole = join_images([each for each in self.claims if each is not None])
         last = self.history.records[-1]
-        numbers = _on_the_host(whole.lower_bound, whole.gap)
+        numbers = torch.tensor(self._claimed, dtype=torch.float64).unbind(1)
         self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])
         return Solution(
             whole.x,
@@ -189,17 +198,16 @@ class Ledger:
             self.problem.regularizer.weight_map,
         )
 
-    def _confirm(self, done: Tensor, rough: Tensor) -> None:
-        """End the images marked ``done`` whose rigorous claim confirms it."""
+    def _confirm(self, rough: Tensor) -> bool:
+        """End the images whose rigorous claim confirms the rough gap; whether any was claimed."""
         assert self.tolerance is not None
         checks = len(self.history)
-        images = [i for i in done.nonzero().flatten().tolist() if checks >= self._next_claim[i]]
-        if not images:
-            return
-        for i, claimed in zip(images, self._claim(images), strict=True):
-            gap, last = float(claimed.gap), self.claims[i]
-            before = math.inf if last is None else float(last.gap)
-            self.claims[i] = claimed if gap <= before else last
+        done = (self.active & (rough <= self.tolerance)).tolist()
+        images = [i for i, ends in enumerate(done) if ends and checks >= self._next_claim[i]]
+        for i, claimed, numbers in self._claim(images) if images else ():
+            gap, before = numbers[1], self._claimed[i][1]
+            if gap <= before:
+                self.claims[i], self._claimed[i] = claimed, numbers
             if gap <= self.tolerance:
                 self._end(i, Status.CONVERGED)
                 continue
@@ -208,6 +216,7 @@ class Ledger:
             rounding = float(rough[i]) < gap / 2  # rounding is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end(i, Status.PRECISION_LIMIT)
+        return bool(images)
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -216,16 +225,15 @@ class Ledger:
             return
         if self.rigorous and self.problem.bounds.is_one_sided:
             self._repair()
-        for i, claimed in zip(images, self._claim(images), strict=True):
-            last = self.claims[i]
+        for i, claimed, numbers in self._claim(images):
             # "not <", so that a claim replaces one whose gap is NaN.
-            best = claimed if last is None or not last.gap < claimed.gap else last
-            self.claims[i] = best
-            if self.tolerance is not None and float(best.gap) <= self.tolerance:
+            if self.claims[i] is None or not self._claimed[i][1] < numbers[1]:
+                self.claims[i], self._claimed[i] = claimed, numbers
+            if self.tolerance is not None and self._claimed[i][1] <= self.tolerance:
                 self.status[i] = Status.CONVERGED
         if self.tolerance is None or Status.ITERATION_LIMIT not in self.status or not self.rigorous:
             return
-        rough, coarse = self._numbers()[1], last_digit(self._double, self.x)
+        rough, coarse = self._numbers()[1], last_digit(self._both.double, self.x)
         for i, status in enumerate(self.status):
             spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
@@ -233,142 +241,123 @@ class Ledger:
 
     def _repair(self) -> None:
         """Better dual variables for the best images, whose bounds a one-sided box weakens."""
-        evaluation, bounds = judge(self.problem, self.x, self.witness, math.inf)
-        objective, *gaps = _on_the_host(
-            evaluation.objective, bounds.everywhere.gap, bounds.near.gap
-        )
-        finite = objective.isfinite()
-        self._keep_best_bounds(self.x, objective, finite, torch.zeros_like(finite), bounds, *gaps)
+        given = self.x, self.witness, math.inf
+        (_, witnesses), (_, objective, _, _, *gaps) = self._replays(judged, *given)
+        self._keep_best_bounds(self.x, objective, objective.isfinite(), None, witnesses, *gaps)
 
-    def _claim(self, images: list[int]) -> list[Claim]:
-        """Rigorous claims about the best of these images so far.
+    def _claim(self, images: list[int]) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
+        """Rigorous claims about the best of these images so far, with their bounds and gaps.
 
         Count data have a domain. Rounding may put an image on its boundary outside, where the
         objective is infinite; a slight move towards another image brings it back inside.
         """
         assert self.witness is not None
-        x = choose_images(self._prefer_local(), self.local_x, self.x)
+        best, witness = choose_images(self._prefer_local(), self.local_x, self.x), self.witness
         if not self.rigorous:
-            return self._rough_claim(x, images)
-        rows = torch.tensor(images, device=x.device)
-        problem, double = self.problem, self._double
-        some, some_double = problem.select(rows), double.select(rows)
-        if some is None or some_double is None:  # an operator that works on the whole batch only
-            rows = torch.arange(len(x), device=x.device)
-            some, some_double = problem, double
-        whole = len(rows) == len(x)  # not copied: dual variables are large
-        witness = Blocks({n: p if whole else p[rows] for n, p in self.witness.items()})
-        best, tolerance = x[rows], self.tolerance or 0.0
-        claimed = claim(some, some_double, best, witness, tolerance=tolerance)
-        fine = claimed.objective.isfinite()
-        moves = () if bool(fine.all()) else itertools.product(INWARDS, self._places())
+            yield from self._rough_claim(best, images)
+            return
+        replays, wanted = self._replays, images
+        rows: Tensor | slice = slice(None)  # not copied: dual variables are large
+        if len(images) < len(best):
+            rows = torch.tensor(images, device=best.device)
+            if (some := self._both.select(rows)) is None:  # an operator for the whole batch only
+                rows = slice(None)
+            else:
+                replays, wanted = Replays(some), list(range(len(images)))
+                best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
+        tolerance, x = self.tolerance or 0.0, best
+        found, numbers = replays(proved, x, witness, tolerance)
+        fine = numbers[0].isfinite()
+        moves = () if bool(fine.all()) else itertools.product(INWARDS, self._places)
         for share, place in moves:
-            moved = some.bounds.project(best + share * (place[rows] - best))
-            inside = choose_images(fine, claimed.x, moved)
-            claimed = claim(some, some_double, inside, witness, tolerance=tolerance)
-            if bool((fine := claimed.objective.isfinite()).all()):
+            moved = self.problem.bounds.project(best + share * (place[rows] - best))
+            x = choose_images(fine, x, moved)
+            found, numbers = replays(proved, x, witness, tolerance)
+            if bool((fine := numbers[0].isfinite()).all()):
                 break
-        wanted = images if len(rows) > len(images) else range(len(rows))
-        return [select_images(claimed, slice(i, i + 1)) for i in wanted]
+        claimed = stated(x, found, numbers)
+        if replays is not self._replays:
+            replays.release()
+        for i, row in zip(images, wanted, strict=True):
+            _, lower, gap, *_ = (float(each[row]) for each in numbers)
+            yield i, select_images(claimed, slice(row, row + 1)), (lower, gap)
 
-    def _places(self) -> tuple[Tensor, ...]:
-        """Images that may lie inside the domain of the data term; two of them are constant."""
-        start, problem = self.start, self.problem
-        d, push = problem.upward
-        level = sum_per_image(d * problem.fidelity.y) / sum_per_image(push)  # fits <d, y>
-        largest = start.abs().flatten(1).amax(1)
-        level = torch.maximum(largest, level.nan_to_num(1.0, 1.0, 1.0).to(start))
-        constant = problem.bounds.project(expand_per_image(level, start).expand_as(start))
-        return start, torch.zeros_like(start), constant
-
-    def _rough_claim(self, x: Tensor, images: list[int]) -> list[Claim]:
+    def _rough_claim(
+        self, x: Tensor, images: list[int]
+    ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
         """Claims from the checks in working precision; they guarantee nothing."""
         assert self.witness is not None
         objective = torch.where(self._prefer_local(), self.local_objective, self.objective)
-        lower, gap = (number.to(x.device) for number in self._numbers())
+        lower, gap = self._numbers()
         duals = feasible_duals(self.problem.network, self.problem.weight, x, self.witness)
         none = (Guarantee.NONE,) * len(x)
         unused = x.new_zeros(len(x))
-        whole = Claim(x, objective.to(x.device), lower, gap, none, 0.0, duals, unused, None)
-        return [select_images(whole, slice(i, i + 1)) for i in images]
+        J, bound, left = (number.to(x.device) for number in (objective, lower, gap))
+        whole = Claim(x, J, bound, left, none, 0.0, duals, unused, None)
+        for i in images:
+            yield i, select_images(whole, slice(i, i + 1)), (float(lower[i]), float(gap[i]))
 
     @cached_property
-    def _double(self) -> VariationalProblem:
-        return in_double(self.problem)
+    def _places(self) -> tuple[Tensor, ...]:
+        return places_inside(self.problem, self.start)
+
+    @cached_property
+    def _global(self) -> bool:
+        """Whether bounds hold everywhere, so that there is no need for local ones."""
+        return can_hold_everywhere(self.problem)
 
     def _keep_best_bounds(
         self,
         x: Tensor,
         objective: Tensor,
         finite: Tensor,
-        flat: Tensor,
-        bounds: Scopes[Bound],
+        flat: Tensor | None,
+        witnesses: Scopes[Blocks],
         everywhere: Tensor,
         near: Tensor,
     ) -> None:
         """Update from the absolute gaps of the global and the local bound."""
-        usable = finite & torch.isfinite(objective)
+        usable = finite & (objective.abs() < math.inf)
         below = lower_bound(objective, everywhere, x.dtype)
         lower = torch.where(usable, below, -math.inf)
         raised = lower > self.lower_bound  # False for NaN
         self.lower_bound = torch.where(raised, lower, self.lower_bound)
-        nearer = usable & ((near < self.local_gap) | flat)
         if self.witness is None:
-            self.witness = bounds.near.witness
-        self.witness = choose_images(raised, bounds.everywhere.witness, self.witness)
+            self.witness = witnesses.near
+        self.witness = choose_images(raised, witnesses.everywhere, self.witness)
+        if self._global:
+            return
+        nearer = near < self.local_gap
+        nearer = usable & (nearer if flat is None else nearer | flat)
         self.local_x = choose_images(nearer, x, self.local_x)
         self.local_objective = torch.where(nearer, objective, self.local_objective)
         self.local_gap = torch.where(nearer, near, self.local_gap)
         local = nearer & self._prefer_local()
-        self.witness = choose_images(local, bounds.near.witness, self.witness)
+        self.witness = choose_images(local, witnesses.near, self.witness)
 
     def _prefer_local(self) -> Tensor:
+        if self._global:
+            return torch.zeros_like(self.active)
         everywhere = relative_gap(self.objective, self.lower_bound)
         near = relative_gap(self.local_objective, self._local_bound())
-        return prefer_near(self.problem, everywhere, near, self.tolerance or 0.0)
+        return prefer_near(self._global, everywhere, near, self.tolerance or 0.0)
 
     def _local_bound(self) -> Tensor:
         return lower_bound(self.local_objective, self.local_gap, self.x.dtype)
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """Lower bounds and relative gaps: rigorous where claimed, else in the working precision."""
-        use_local = self._prefer_local()
-        objective = torch.where(use_local, self.local_objective, self.objective)
-        lower = torch.where(use_local, self._local_bound(), self.lower_bound)
+        objective, lower = self.objective, self.lower_bound
+        if not self._global:
+            use_local = self._prefer_local()
+            objective = torch.where(use_local, self.local_objective, objective)
+            lower = torch.where(use_local, self._local_bound(), lower)
         lower = torch.minimum(lower, objective)  # they may differ by rounding
         gap = relative_gap(objective, lower)
-        for i, claimed in enumerate(self.claims):
-            if claimed is not None and not self.active[i]:
-                lower[i], gap[i] = float(claimed.lower_bound), float(claimed.gap)
+        for i, active in enumerate(self.active.tolist()):
+            if self.claims[i] is not None and not active:
+                lower[i], gap[i] = self._claimed[i]
         return lower, gap
-
-
-def moved_inside(
-    problem: VariationalProblem, outside: Evaluation, places: tuple[Tensor, ...]
-) -> Tensor:
-    """x + s (place - x) with the least s at which the data term is finite; x if none is.
-
-    Count data without background have a domain, A x >= 0. Iterates come closer and closer to it,
-    but an image with A x = 0 somewhere is approached from outside, where the objective is infinite.
-    """
-    w, best = outside.prediction, outside.x
-    missing = ~torch.isfinite(outside.data_term)
-    for place in places:
-        ahead = problem.operator(place) - w
-        least = torch.full_like(outside.data_term, math.inf)
-        for share in SHARES:
-            fine = torch.isfinite(problem.fidelity.value(w + share * ahead))
-            least = torch.where(fine, share, least)
-        found = missing & torch.isfinite(least)
-        way = expand_per_image(torch.where(found, least, 0.0).to(best), best) * (place - best)
-        best = choose_images(found, problem.bounds.project(best + way), best)
-        missing = missing & ~found
-    return best
-
-
-def _on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
-    """Several (B,) tensors in double precision, in one transfer."""
-    return torch.stack([number.to(torch.float64) for number in numbers]).cpu().unbind()
 
 
 class Stopwatch:

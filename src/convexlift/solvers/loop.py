@@ -8,11 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.replays import Replays
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.tensors import choose_images
 from convexlift.tf32 import full_precision
@@ -40,10 +42,10 @@ def run(
         _require_gradient(problem)
     problem = problem.detach()
     with torch.no_grad(), full_precision():
-        solver = method.solver(problem)
+        solver, replays = method.solver(problem), Replays(InBoth(problem))
         # Only the ledger references the first state, which is large, so that it can be freed.
-        first = _first_state(problem, solver, start)
-        ledger = Ledger(problem, first, stop, callback, rigorous=rigorous)
+        first = _first_state(replays, solver, start)
+        ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)
         del first
         return _iterate(ledger, solver, stop)
 
@@ -126,7 +128,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
                 # Images that have ended keep their state.
                 state = choose_images(ledger.active, solver.advance(state, count), state)
                 iteration += count
-                ledger.iterations[ledger.active] = iteration
+                ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
@@ -164,11 +166,10 @@ def _require_gradient(problem: VariationalProblem) -> None:
     )
 
 
-def _first_state(
-    problem: VariationalProblem, solver: Solver[State], start: Tensor | State | None
-) -> State:
+def _first_state(replays: Replays, solver: Solver[State], start: Tensor | State | None) -> State:
+    problem = replays.both.problem
     if start is None:
-        return solver.start(problem.initial_image())
+        return solver.start(replays(_guessed)[0])
     y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
     if hasattr(start, "x") and not isinstance(start, Tensor):
         x = start.x
@@ -179,3 +180,8 @@ def _first_state(
         start = x  # of another method: its images are still a good start
     x = checked_image(problem, start, "start")
     return solver.start(problem.bounds.project(x.to(y)))
+
+
+def _guessed(both: InBoth) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The initial image; no numbers."""
+    return both.problem.initial_image(), ()

@@ -12,7 +12,7 @@ All rules are per image.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -146,24 +146,23 @@ class RestartRules:
 
         r is the residual of the last one, needed if some image is tested.
         """
-        inner = torch.where(memory.restart_next, 0, memory.inner + count)
-        total = memory.total + count
-        counted = replace(
-            memory, inner=inner, total=total, restart_next=torch.zeros_like(memory.restart_next)
-        )
-        if r is None:
-            return counted
-        tested = torch.from_numpy(self.tested(memory, count)[-1])
-        first = inner == 1
-        due = ~first & should_restart(
-            r, memory.residual_at_test, memory.residual_at_restart, inner, total
-        )
-        due = torch.where(total <= self.relaxed, self._relaxed_restart_due(total), due)
-        return replace(
-            counted,
-            restart_next=tested & due,
-            residual_at_restart=torch.where(first, r, memory.residual_at_restart),
-            residual_at_test=torch.where(tested, r, memory.residual_at_test),
+        restart, inner, total, at_restart, at_test = (
+            each.numpy()
+            for each in (
+                memory.restart_next, memory.inner, memory.total,
+                memory.residual_at_restart, memory.residual_at_test,
+            )
+        )  # fmt: skip
+        inner, total = np.where(restart, 0, inner + count), total + count
+        restart = np.zeros_like(restart)
+        if r is not None:
+            now, tested, first = r.numpy(), self.tested(memory, count)[-1], inner == 1
+            due = ~first & should_restart(now, at_test, at_restart, inner, total)
+            due = np.where(total <= self.relaxed, self._relaxed_restart_due(total), due)
+            restart = tested & due
+            at_restart, at_test = np.where(first, now, at_restart), np.where(tested, now, at_test)
+        return RestartMemory(
+            *(torch.from_numpy(each) for each in (inner, total, restart, at_restart, at_test))
         )
 
     def _relaxed_restart_due(self, total: Any) -> Any:
@@ -171,9 +170,7 @@ class RestartRules:
         return time_to_rebalance(total) | (total == self.relaxed)
 
 
-def should_restart(
-    current: Tensor, previous: Tensor, at_restart: Tensor, inner: Tensor, total: Tensor
-) -> Tensor:
+def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, total: Any) -> Any:
     """Whether to restart, per image, from the residuals now, at the last test and restart."""
     first = total == FIRST
     sufficient = (current <= SUFFICIENT * at_restart) & (at_restart > 0)  # 0: already solved

@@ -64,9 +64,9 @@ class SaturatedHead:
         return SaturatedHead(smaller, problem.weight * on, network)
 
     def holds(self, last: Tensor) -> Tensor:
-        """Whether all units of the last layer are on, from its preactivations; (B,)."""
+        """Whether all units of the last layer are on, from its preactivations; (B,), on the CPU."""
         h = self._network.layers[-1].activation
-        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
+        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1).cpu()
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the full problem, from the ones without the last layer."""
@@ -92,7 +92,7 @@ class SaturatedHead:
 class SaturatedState:
     """Which images are solved without the last layer, and the states without and with it."""
 
-    holds: Tensor  # (B,)
+    holds: Tensor  # (B,), on the CPU wherever the images are
     head: SaturatedHead
     without: RestartState | None
     full: RestartState | None
@@ -102,7 +102,7 @@ class SaturatedState:
         """The images, each from its own state."""
         if self.without is None or self.full is None:
             return self._only.x
-        holds = expand_per_image(self.holds, self.full.x)
+        holds = expand_per_image(self.holds.to(self.full.x.device), self.full.x)
         return torch.where(holds, self.without.x, self.full.x)
 
     @property

@@ -1,0 +1,99 @@
+"""The kind of an object: everything about it but the numbers in its tensors.
+
+Two objects of one kind differ in their tensors only, which ``kind_of`` lists in the order in which
+``rebuilt`` takes others in their place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache, cached_property
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convexlift.tensors import Blocks, is_own
+
+PLAIN = str | int | Enum | torch.dtype | torch.device | torch.Size | BuiltinFunctionType | None
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
+BOOKKEEPING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+"""Hooks and flags of modules, which no operator depends on."""
+FEW = 16
+"""Tensors elsewhere, on the CPU, with at most this many entries are described by their values."""
+
+
+class Unfit(Exception):
+    """An object with parts that are not the library's own, or of unknown types."""
+
+
+def kind_of(value: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """A description that is equal for objects of one kind, and all tensors on the device."""
+    words: list[Any] = []
+    tensors: list[Tensor] = []
+    _describe(value, device, words, tensors)
+    return tuple(words), tensors
+
+
+def _describe(value: Any, device: torch.device, words: list[Any], tensors: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
+            raise Unfit("an unusual tensor")
+        words += type(value), value.shape, value.stride(), value.dtype
+        if value.device == device:
+            tensors.append(value)
+        elif value.numel() <= FEW:
+            words += value.flatten().tolist()
+        else:
+            raise Unfit("a tensor on another device")
+    elif isinstance(value, float):
+        words.append(repr(value))  # -0.0 is not 0.0, and 1.0 not 1
+    elif isinstance(value, PLAIN) or (isinstance(value, FunctionType) and not value.__closure__):
+        words += type(value), value
+    else:
+        words += type(value), *(names := tuple(parts := _parts(value)))
+        for name in names:
+            _describe(parts[name], device, words, tensors)
+
+
+def rebuilt(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
+    """The object with other tensors in place of those on the device, and no cached properties."""
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(next(tensors), requires_grad=False)
+    if isinstance(value, Tensor):
+        return next(tensors) if value.device == device else value
+    if isinstance(value, float | PLAIN | FunctionType):
+        return value
+    parts = {name: rebuilt(part, tensors, device) for name, part in _parts(value).items()}
+    if isinstance(value, tuple | list):
+        return type(value)(parts.values())
+    if isinstance(value, dict | Blocks):
+        return type(value)(parts)
+    other = copy.copy(value)
+    for name in _hidden(type(value)) - BOOKKEEPING:  # type: ignore[arg-type]
+        other.__dict__.pop(name, None)
+    other.__dict__.update(parts)
+    return other
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """What an object consists of, by name."""
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    if isinstance(value, dict | Blocks):
+        return dict(value)
+    if not hasattr(value, "__dict__") or not (is_own(value) or type(value) in CONTAINERS):
+        raise Unfit(f"a {type(value).__name__}")
+    hidden = _hidden(type(value))  # type: ignore[arg-type]
+    return {name: part for name, part in vars(value).items() if name not in hidden}
+
+
+@cache
+def _hidden(kind: type) -> frozenset[str]:
+    """Cached properties, and the bookkeeping of modules."""
+    cached = {name for base in kind.__mro__ for name, attribute in vars(base).items()
+              if isinstance(attribute, cached_property)}  # fmt: skip
+    return frozenset(cached | (BOOKKEEPING if issubclass(kind, nn.Module) else set()))

@@ -1,0 +1,318 @@
+"""Checks and claims on a GPU, replayed as CUDA graphs.
+
+A check takes hundreds of launches, and each costs Python more than it costs the device. The first
+call of a function is an ordinary one, in which decisions (``decisions``) are recorded. The second
+is captured on copies of all its tensors, those of the problem included; later calls, also about
+other problems of the same kind, copy their tensors in and replay. Flags of the decisions come back
+with the numbers: where one differs, the result is thrown away and the call is an ordinary one.
+
+Before a capture there is a rehearsal, in which an operation that the host would have to wait for,
+or a tensor that is not one of the copies, is an error. So a graph reads nothing but what the call
+gave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from convexlift.decisions import Decisions
+from convexlift.kernels.availability import current
+from convexlift.problems.claims import InBoth
+from convexlift.solvers.kinds import Unfit, kind_of, rebuilt
+
+Function = Callable[..., tuple[Any, Sequence[Tensor]]]
+"""(both, *given) -> results, and (B,) numbers for the host."""
+SHARE = 512
+"""Tensors of a call are copied if they take at most this part of the device's memory."""
+KEPT = 128
+"""Copies that are kept for later problems take at most this part of it."""
+TRIES = 3
+"""Captures of a function whose decisions differ from call to call."""
+RECORDINGS = 8
+"""Functions and shapes that are remembered for problems of one kind."""
+
+
+class CudaGraphs:
+    """Captures launches; not again after a few captures that failed, which may leave traces."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def room(self, device: torch.device) -> int:
+        """Bytes of memory, 0 where nothing can be captured."""
+        if (
+            self.failures >= TRIES
+            or device.type != "cuda"
+            or torch.cuda.is_current_stream_capturing()
+        ):
+            return 0
+        return int(torch.cuda.get_device_properties(device).total_memory)
+
+    def stream(self, device: torch.device) -> Hashable:
+        """The stream on which calls must follow one another."""
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def capture(self, launch: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """The results of launches, and a function that computes them anew, in place."""
+        try:
+            graph, results = captured(launch)
+        except BaseException:
+            self.failures += 1
+            raise
+        return results, graph.replay
+
+
+GRAPHS: CudaGraphs | None = CudaGraphs()
+"""None: never replay, for comparisons."""
+
+
+def captured(launch: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of launches, and what ``launch`` returned."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Other threads may use CUDA during the capture.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            results = launch()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # report the first error, not this one
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, results
+
+
+class Replays:
+    """Calls about one problem: f(both, *given) -> (results, numbers on the host)."""
+
+    def __init__(self, both: InBoth) -> None:
+        self.both, self._workshop = both, None
+        self._device = both.problem.fidelity.y.device
+        self._room = 0 if GRAPHS is None else GRAPHS.room(self._device)
+        if GRAPHS is None or not self._room:
+            return
+        try:
+            words, self._tensors = kind_of(both.problem, self._device)
+        except Unfit:
+            return
+        modes = (torch.get_default_dtype(), torch.is_inference_mode_enabled(),
+                 torch.are_deterministic_algorithms_enabled())  # fmt: skip
+        self._kind = words, modes, GRAPHS.stream(self._device)
+        self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
+
+    def __call__(self, function: Function, *given: Any) -> tuple[Any, tuple[Tensor, ...]]:
+        """Compute, capture or replay."""
+        with current(self._device), contextlib.suppress(Unfit):
+            if self._workshop is not None and not torch.is_grad_enabled():
+                return self._replayed(self._workshop, function, given)
+        found, numbers = function(self.both, *given)
+        return found, on_the_host(*numbers)
+
+    def release(self) -> None:
+        """Leave the copies and graphs to later problems; later calls are ordinary ones."""
+        if self._workshop is not None:
+            IDLE.put(self._kind, self._workshop, self._room // KEPT)
+        self._workshop = None
+
+    def _replayed(
+        self, workshop: Workshop, function: Function, given: tuple[Any, ...]
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        words, tensors = kind_of(given, self._device)
+        key = function, words
+        known = workshop.recordings.get(key)
+        if known is not None and known.tries > TRIES:
+            raise Unfit("captured in vain")
+        if known is not None:
+            with contextlib.suppress(_Changed):
+                if known.copies is None:
+                    try:
+                        self._capture(workshop, known, function, given, tensors)
+                    except Exception as error:  # whatever it is, the ordinary call comes next
+                        known.tries, known.refusal = TRIES + 1, repr(error)
+                        raise Unfit(known.refusal) from error
+                assert workshop.problem is not None
+                workshop.problem.fill(self._tensors)
+                return known.play(tensors)
+        with Decisions() as decisions:
+            found, numbers = function(self.both, *given)
+        tries = 1 if known is None else known.tries + 1
+        if len(workshop.recordings) >= RECORDINGS:
+            workshop.recordings.clear()
+        workshop.recordings[key] = Recording(decisions.answers, tries)
+        return found, on_the_host(*numbers)
+
+    def _capture(
+        self,
+        workshop: Workshop,
+        known: Recording,
+        function: Function,
+        given: tuple[Any, ...],
+        tensors: list[Tensor],
+    ) -> None:
+        """Copy all tensors, rehearse and capture."""
+        assert GRAPHS is not None
+        if sum(tensor.nbytes for tensor in (*tensors, *self._tensors)) > self._room // SHARE:
+            raise Unfit("too large")
+        if workshop.problem is None:
+            workshop.problem = Copies(self._tensors)
+        held, copies, device = workshop.problem, Copies(tensors), self._device
+        placed = rebuilt(given, iter(copies.tensors), device)
+        twin = rebuilt(self.both.problem, iter(held.tensors), device)
+
+        def launch() -> tuple[Any, int, Tensor]:
+            both = InBoth(rebuilt(twin, iter(held.tensors), device))  # nothing cached
+            with Decisions(known.answers) as decisions:
+                found, numbers = function(both, *placed)
+            if len(decisions.flags) < len(known.answers):
+                raise Unfit("other decisions")
+            rows = [number.to(torch.float64) for number in numbers]
+            flags = [torch.stack(decisions.flags).to(torch.float64)] if decisions.flags else []
+            none = held.tensors[0].new_empty(0, dtype=torch.float64)
+            return found, len(numbers), torch.cat([none, *rows, *flags])
+
+        with Rehearsal([*held.tensors, *copies.tensors]):
+            launch()
+        known.outcome, known.compute = GRAPHS.capture(launch)
+        known.copies = copies
+
+
+class Workshop:
+    """Copies of the tensors of a problem, and the recordings that read them."""
+
+    def __init__(self) -> None:
+        self.problem: Copies | None = None
+        self.recordings: dict[Hashable, Recording] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies, without what graphs need beside them."""
+        copies = [self.problem, *(each.copies for each in self.recordings.values())]
+        return sum(each.nbytes for each in copies if each is not None)
+
+
+class IdleWorkshops(dict[object, Workshop]):
+    """Workshops to reuse, by kind.
+
+    They do not belong to a network: ``problem.to(device=...)`` makes a new one each time.
+    """
+
+    def put(self, kind: object, workshop: Workshop, most: int) -> None:
+        """Keep a workshop for later; the oldest ones are dropped beyond ``most`` bytes."""
+        self[kind] = workshop
+        while len(self) > 1 and sum(kept.nbytes for kept in list(self.values())) > most:
+            self.pop(next(iter(self)), None)
+
+
+IDLE = IdleWorkshops()
+"""``IDLE.clear()`` frees the memory of all of them."""
+
+
+class Copies:
+    """Tensors of fixed addresses, to be filled with the values of others."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._parts = [_unrepeated(tensor.detach()).clone() for tensor in tensors]
+        pairs = zip(self._parts, tensors, strict=True)
+        self.tensors = [part.expand(tensor.shape) for part, tensor in pairs]
+
+    def fill(self, tensors: list[Tensor]) -> None:
+        """Copy the values of tensors of the same shapes."""
+        if tensors:
+            torch._foreach_copy_(self._parts, [_unrepeated(tensor) for tensor in tensors])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(part.nbytes for part in self._parts)
+
+
+def _unrepeated(tensor: Tensor) -> Tensor:
+    """One of the entries that an expanded tensor repeats."""
+    if all(tensor.stride()):
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
+class _Changed(Exception):
+    """A decision is another one than in the recording."""
+
+
+class Recording:
+    """The decisions of a function on tensors of some shapes, and its graph, once there is one."""
+
+    def __init__(self, answers: list[bool], tries: int) -> None:
+        self.answers, self.tries = answers, tries
+        self.refusal = ""  # why there is no graph
+        self.copies: Copies | None = None
+        self.outcome: tuple[Any, int, Tensor]
+        self.compute: Callable[[], None]
+
+    def play(self, tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
+        """The results for these tensors; _Changed if they would have other decisions."""
+        assert self.copies is not None
+        self.copies.fill(tensors)
+        self.compute()
+        found, count, together = self.outcome
+        # Results that are inputs are handed back, and others copied: the next replay changes them.
+        inputs = {id(copy): given for copy, given in zip(self.copies.tensors, tensors, strict=True)}
+        parts = kind_of(found, together.device)[1]
+        fresh = (inputs[id(part)] if id(part) in inputs else part.clone() for part in parts)
+        results = rebuilt(found, fresh, together.device)
+        host = together.to("cpu", copy=True)
+        flags = host[len(host) - len(self.answers) :]
+        if flags.tolist() != self.answers:
+            raise _Changed
+        return results, host[: len(host) - len(flags)].reshape(count, -1).unbind() if count else ()
+
+
+class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operations on known tensors and on results of others, none of which the host waits for."""
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = known[0].device
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, or raise Unfit."""
+        # Numbers on the CPU are constants, of the kind of the call.
+        given = [each for each in _tensors((args, kwargs)) if each.device == self._device]
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        if given and tags & set(function.tags):
+            raise Unfit(f"{function} needs the host")
+        if any(_address(each) not in self._known for each in given if each.ndim or each.is_cuda):
+            raise Unfit(f"{function} reads a tensor from outside")
+        results = function(*args, **(kwargs or {}))
+        if function in MOVES and len({each.device for each in _tensors((args, results))}) > 1:
+            raise Unfit(f"{function} moves numbers between devices")
+        self._known.update(map(_address, _tensors(results)))
+        return results
+
+
+MOVES = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
+"""Operations between devices."""
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor) and each.numel()]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Several (B,) tensors in double precision, in one transfer."""
+    together = [number.to(torch.float64) for number in numbers]
+    return torch.stack(together).cpu().unbind() if together else ()
