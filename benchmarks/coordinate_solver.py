@@ -24,8 +24,9 @@ from convexlift.functionals.terms import DualFidelityTerm, DualTerm, LastLayerTe
 from convexlift.operators.convolution import SpectralFilter
 from convexlift.operators.lanczos import lanczos_norm
 from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem, lift
+from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Method, Solver
-from convexlift.solvers.primal_dual import SAFETY, lifted_start
+from convexlift.solvers.primal_dual import lifted_start
 from convexlift.solvers.spectral_steps import MARGIN, FourierSteps
 from convexlift.tensors import Blocks
 

@@ -14,8 +14,8 @@ from experiments.measuring import (
     Start,
     find_reference,
     first_below,
-    record,
     record_batches,
+    record_until,
     time_iterations,
     warm_up,
 )
@@ -365,25 +365,6 @@ def time_steps(
             title=f"Time of {competitor.key}", alone=True,
         ),
     ]  # fmt: skip
-
-
-def record_until(
-    start: Start,
-    method: cl.Method,
-    stop: cl.StopWhen,
-    optimum: float,
-    error: float,
-    gap: float | None = None,
-) -> Curve:
-    """One image, until its objective error and its certified gap were as small as asked."""
-    least = math.inf
-
-    def until(progress: cl.Progress) -> bool:
-        nonlocal least
-        least = min(least, (float(progress.objective) - optimum) / abs(optimum))
-        return least <= error and (gap is None or float(progress.gap) <= gap)
-
-    return record(start, method, stop, until=until)
 
 
 def _start(trial: Trial, images: Any, competitor: Competitor, bounded: bool = True) -> Start:

@@ -8,6 +8,7 @@ does by default.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -169,6 +170,25 @@ def record(
         pictures=np.stack(pictures) if pictures else np.zeros((0, 1, 1), np.float32),
         **{name: history[name].cpu().numpy() for name in columns},
     )
+
+
+def record_until(
+    start: Start,
+    method: cl.Method,
+    stop: cl.StopWhen,
+    optimum: float,
+    error: float,
+    gap: float | None = None,
+) -> Curve:
+    """One image, until its objective error and its certified gap were as small as asked."""
+    least = math.inf
+
+    def until(progress: cl.Progress) -> bool:
+        nonlocal least
+        least = min(least, (float(progress.objective) - optimum) / abs(optimum))
+        return least <= error and (gap is None or float(progress.gap) <= gap)
+
+    return record(start, method, stop, until=until)
 
 
 def record_batches(

@@ -14,11 +14,11 @@ import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
 from convexlift.problems.lifting import lift
 from convexlift.solvers import fused_iterations
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.pdhg import RestartedPDHG
-from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.saturated_head import SaturatedHead
 
 pytest.importorskip("triton")

@@ -14,8 +14,9 @@ from scipy.optimize import minimize_scalar
 
 import convexlift as cl
 from convexlift.networks import Convolution
+from convexlift.solvers.coupling import SAFETY, Coupling
 from convexlift.solvers.pdhg import RestartedPDHG
-from convexlift.solvers.primal_dual import SAFETY, Coupling, pdhg_update
+from convexlift.solvers.primal_dual import pdhg_update
 from convexlift.tensors import Blocks
 
 PROBLEMS = [

@@ -12,7 +12,7 @@ import zoo
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
-from convexlift.solvers.primal_dual import Coupling
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.restart_rules import (
     LARGEST_CHANGE,
     RestartMemory,
@@ -55,6 +55,12 @@ def test_relaxation_is_for_ever_on_smooth_problems_and_at_first_on_mixed_ones():
     a = RestartRules(MIXED).mix(RestartMemory.at_start(1), int(relaxed[1]) + 1)[0, :, 0]
     assert (a[:-1] == 1.8).all()
     assert a[-1] != 1.8
+
+
+def test_relaxation_is_for_ever_where_steps_are_long_unless_the_data_term_has_kinks():
+    relaxed = [RestartRules(problem, relaxed=True).relaxed for problem in (KINKS, MIXED, SMOOTH)]
+    assert relaxed == [0, math.inf, math.inf]
+    assert "steps of frequencies" in RestartRules(MIXED, relaxed=True).choice.why
 
 
 def test_relaxed_iterations_restart_at_doubling_times():

@@ -14,9 +14,9 @@ import convexlift as cl
 from convexlift.kernels.availability import current
 from convexlift.operators.tomography.rays import Grid
 from convexlift.operators.tomography.triton_projector import RayKernels
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import DoesNotApply, TiledIterations
-from convexlift.solvers.primal_dual import Coupling
 
 NETWORKS = {
     "ridge": lambda: cl.networks.ridge(channels=3, kernel=3, smoothing=0.1),

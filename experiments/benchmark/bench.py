@@ -24,7 +24,7 @@ from experiments.benchmark.results import (
     spread,
 )
 from experiments.catalogue import SIZE, BenchmarkSettings
-from experiments.common_steps import record_until, step_parameters
+from experiments.common_steps import step_parameters
 from experiments.measuring import (
     REFERENCE_GAP,
     Reference,
@@ -32,6 +32,7 @@ from experiments.measuring import (
     Trace,
     find_reference,
     first_below,
+    record_until,
     time_gap,
     time_iterations,
     warm_up,

@@ -20,10 +20,10 @@ from torch import Tensor
 from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.lifting import BlockOperator, SaddlePointProblem
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.primal_dual import Coupling
 from convexlift.solvers.replays import captured
 from convexlift.solvers.restart_rules import Array
 from convexlift.tensors import Blocks, expand_per_image

@@ -17,8 +17,9 @@ from torch import Tensor
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.packed_slopes import CODES, can_be_packed, feasible, pack
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.primal_dual import Coupling, PDHGState, pdhg_update
+from convexlift.solvers.primal_dual import PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory
 from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 

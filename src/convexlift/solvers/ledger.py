@@ -44,6 +44,8 @@ Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
+PATIENCE, PROGRESS = 3, 0.9
+"""A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled."""
 HOPELESS = 3
 """Refused claims after which an image ends if rounding dominates a gap that hardly shrinks."""
 
@@ -154,6 +156,15 @@ class Ledger:
             return None
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
         return (squares < self.steepest**2).cpu()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the gap of some image, below 1, has hardly changed at the last few checks."""
+        records = self.history.records
+        if self.tolerance is None or len(records) <= PATIENCE:
+            return False
+        now, before = records[-1].gap, records[-1 - PATIENCE].gap
+        return bool((self.active & (now < 1) & (now > PROGRESS * before)).any())
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""

@@ -132,6 +132,8 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
+                    if ledger.stalled and (precise := solver.in_double(state)) is not None:
+                        solver, state = precise
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:

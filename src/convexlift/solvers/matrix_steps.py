@@ -21,8 +21,8 @@ from torch import Tensor
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Choice, DoesNotApply
-from convexlift.solvers.primal_dual import SAFETY
 from convexlift.solvers.scaled_steps import ScaledCoupling
 from convexlift.tensors import Blocks, Shape, expand_per_image
 

@@ -78,6 +78,13 @@ class Solver(ABC, Generic[StateT]):
         """Adapt the state at a check, given the evaluation of its images."""
         return state
 
+    def in_double(self, state: StateT) -> tuple[Solver[Any], State] | None:
+        """A solver in double precision with its state, for images that rounding keeps from a gap.
+
+        None where there is no such solver, or where rounding does not matter.
+        """
+        return None
+
 
 class Method(ABC):
     """Options of an algorithm."""

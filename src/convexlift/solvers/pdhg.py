@@ -8,8 +8,11 @@ the linear-programming codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) R
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,19 +23,20 @@ from convexlift.problems.claims import in_double
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
     AdaptiveSteps,
-    Coupling,
     FixedStepPDHG,
     PaperSteps,
     PDHGSolver,
     PDHGState,
     lift_choice,
     lifted_start,
+    pdhg_update,
 )
 from convexlift.solvers.restart_rules import (
     ALIVE,
@@ -46,6 +50,11 @@ from convexlift.solvers.restart_rules import (
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.tensors import Blocks
+
+LARGEST_IN_DOUBLE = 2**24
+"""The most dual variables, in numbers, of problems that may continue in double precision."""
+ROUNDING = 0.1
+"""Iterations change to double precision if rounding is more than this part of a step (measured)."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,13 @@ class PDHG(Method):
             with contextlib.suppress(DoesNotApply):
                 return self._with_matrix(problem)
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
-            saddle = lift(problem, dualise_box=True)
-            return RestartedPDHG(problem, saddle, FourierCoupling(saddle, problem.fidelity.y))
-        saddle = lift(problem, dualise_fidelity=self.dualise_fidelity)
+            y = problem.fidelity.y
+            return _restarted(problem, lambda saddle: FourierCoupling(saddle, y), dualise_box=True)
         factors = ChannelCoupling.factors_of(problem)
-        return RestartedPDHG(
-            problem, saddle, None if factors is None else ChannelCoupling(saddle, factors)
+        return _restarted(
+            problem,
+            Coupling if factors is None else lambda saddle: ChannelCoupling(saddle, factors),
+            dualise_fidelity=self.dualise_fidelity,
         )
 
     @staticmethod
@@ -97,6 +107,27 @@ class PDHG(Method):
         saddle = lift(double, dualise_box=True)
         coupling = MatrixCoupling(saddle, double)
         return RestartedPDHG(double, saddle, coupling, problem.fidelity.y.dtype)
+
+
+def _restarted(
+    problem: VariationalProblem,
+    coupling_of: Callable[[SaddlePointProblem], Coupling],
+    **options: bool | None,
+) -> RestartedPDHG:
+    """A solver on one lift, with the same in double precision behind it if the problem is small."""
+    saddle, dtype = lift(problem, **options), problem.fidelity.y.dtype  # type: ignore[arg-type]
+    coupling = coupling_of(saddle)
+
+    def precise() -> RestartedPDHG:
+        double = in_double(problem)
+        lifted = lift(double, **options)  # type: ignore[arg-type]
+        return RestartedPDHG(double, lifted, coupling.in_double(), dtype)
+
+    duals = (K.output_shape(saddle.K.shapes[name])
+             for row in saddle.K.rows.values() for name, K in row.items())  # fmt: skip
+    large = problem.batch_size * sum(map(math.prod, duals)) > LARGEST_IN_DOUBLE
+    made_precise = None if large or dtype is torch.float64 else precise
+    return RestartedPDHG(problem, saddle, coupling, precise=made_precise)
 
 
 class RestartedPDHG(PDHGSolver[RestartState]):
@@ -111,12 +142,20 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         saddle: SaddlePointProblem,
         coupling: Coupling | None = None,
         dtype: torch.dtype | None = None,
+        precise: Callable[[], RestartedPDHG] | None = None,
     ) -> None:
         super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
+        self._make_precise, self._look_again = precise, 0
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
-        self.rules = RestartRules(problem)
+        self.rules = RestartRules(problem, relaxed=self.coupling.relaxed)
         self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+
+    @cached_property
+    def _precise(self) -> RestartedPDHG:
+        """The same solver in double precision; built on first use, as it is rarely needed."""
+        assert self._make_precise is not None
+        return self._make_precise()
 
     @property
     def block(self) -> int:
@@ -182,6 +221,31 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             balance = force / self.coupling.weights[DATA_DUAL]["x"] ** 0.5
             sizes[DATA_DUAL] = torch.maximum(sizes[DATA_DUAL], balance)
         return Blocks(sizes)
+
+    def in_double(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
+        """The same iteration in double precision, if rounding is a large part of a step.
+
+        All images of a batch continue in double precision, also those that would not need it.
+        """
+        total = int(state.memory.total.max())
+        if self._make_precise is None or total < self._look_again:
+            return None
+        self._look_again = 3 * total // 2  # a look costs a few iterations
+        solver = self._precise
+        here, there = self.resume(state), solver.resume(state)
+        assert here is not None
+        assert there is not None
+        u, v = (each.to_dtype(torch.float64) for each in self._stepped(here))
+        exact_u, exact_v = solver._stepped(there)
+        length, steps = solver.coupling.length, (there.tau, there.sigma)
+        rounding = length(exact_u - u, exact_v - v, *steps)
+        step = length(exact_u - there.u, exact_v - there.v, *steps)
+        return (solver, there) if bool((rounding > ROUNDING * step).any()) else None
+
+    def _stepped(self, state: RestartState) -> tuple[Blocks, Blocks]:
+        """P(u, v)."""
+        steps = self.coupling.dual_steps(state.sigma)
+        return pdhg_update(self.saddle, state.u, state.v, state.tau, steps)
 
     def _restarted(self, state: PDHGState) -> RestartState:
         return self._from(state.u, state.v, state.sigma)  # keeps the steps found so far

@@ -4,14 +4,7 @@ u^{k+1}   = prox_g^T (u^k - T K* v^k)
 u_bar     = 2 u^{k+1} - u^k
 v_i^{k+1} = prox_{f_i*}^{S_i} (v_i^k + S_i K_i u_bar),    i = 0, ..., L
 
-It converges if the diagonal step sizes T and S satisfy ||S^(1/2) K T^(1/2)|| < 1. Row i of K acts
-on several primal blocks j. With n_i blocks in a row,
-
-    ||S^(1/2) K u||^2 = sum_i sigma_i ||sum_j K_ij u_j||^2
-                     <= sum_j (sum_i sigma_i n_i ||K_ij||^2) ||u_j||^2,
-
-so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. In
-the paper's networks every row has one block, and this is its rule (step-size).
+It converges if the step sizes T and S satisfy ||S^(1/2) K T^(1/2)|| < 1 (``coupling``).
 """
 
 from __future__ import annotations
@@ -37,11 +30,9 @@ from convexlift.problems.lifting import (
 from convexlift.problems.minorant import OnePass
 from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.tensors import Blocks
-
-SAFETY = 0.999
-"""Upper bound on ||S^(1/2) K T^(1/2)||^2."""
 
 
 def pdhg_update(
@@ -93,72 +84,6 @@ class PDHGState:
         }
         u, v = ({n: tuple(p.shape[1:]) for n, p in parts.items()} for parts in (self.u, self.v))
         return u == K.shapes and v == rows
-
-
-class Coupling:
-    """n_i ||K_ij||^2 for every block of K, from which step sizes follow.
-
-    Attributes:
-        recent: whether steps are balanced for the recent displacement from the start, rather than
-            for the total one at first (measured).
-        scalar: whether a step is one number for each block and image.
-    """
-
-    recent = False
-    scalar = True
-    choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
-
-    def __init__(self, saddle: SaddlePointProblem) -> None:
-        squared = saddle.K.squared_norms()
-        self.weights: dict[str, dict[str, float | Tensor]] = {
-            v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
-        }
-
-    def tau(self, sigma: Blocks) -> Blocks:
-        """tau_j = SAFETY / sum_i sigma_i n_i ||K_ij||^2."""
-        totals: dict[str, Tensor] = {}
-        for v, row in self.weights.items():
-            for name, weight in row.items():
-                totals[name] = totals.get(name, torch.zeros_like(sigma[v])) + weight * sigma[v]
-        return Blocks({name: SAFETY / total for name, total in totals.items()})
-
-    def reach(self, u_sizes: Blocks) -> Blocks:
-        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i, a bound on its movement."""
-        return Blocks(
-            {
-                v: torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
-                for v, row in self.weights.items()
-            }
-        )
-
-    def way(self, u: Blocks, other: Blocks) -> Blocks:
-        """The reach of u - other."""
-        return self.reach(u.distances(other))
-
-    def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
-        """||du_j||^2 / tau_j for every block j."""
-        return du.squares() / tau
-
-    def dual_steps(self, sigma: Blocks) -> Blocks:
-        """S, from one number for each block and image."""
-        return sigma
-
-    def dual_squares(self, dv: Blocks) -> Blocks:
-        """sigma_i <dv_i, S_i^-1 dv_i> for every row i."""
-        return dv.squares()
-
-    def dual_distances(self, v: Blocks, other: Blocks) -> Blocks:
-        """The roots of ``dual_squares`` of v - other."""
-        return v.distances(other)
-
-    @staticmethod
-    def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
-        """sigma_i = ||dv_i|| / reach_i.
-
-        It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
-        distance that PDHG has to travel. Zero or not finite where a size is.
-        """
-        return v_sizes / reach
 
 
 @dataclass(frozen=True)
@@ -241,7 +166,11 @@ class PDHGSolver(Solver[StateT]):
     def resume(self, state: State) -> StateT | None:
         """Continue from (u, v), or from the duals of another lift if these fit the network."""
         if isinstance(state, PDHGState) and state.fits(self.saddle):
-            return self._restarted(replace(state, v=self._unpacked(state.v)))
+            u, v, sigma = (
+                each.to_dtype(self.problem.fidelity.y.dtype)
+                for each in (state.u, self._unpacked(state.v), state.sigma)
+            )
+            return self._restarted(replace(state, u=u, v=v, sigma=sigma))
         duals = fitting_duals(self.problem.network, state.x, state.duals)
         return None if duals is None else self.start(state.x, duals)
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice
-from convexlift.solvers.primal_dual import Coupling
 from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]
@@ -90,10 +90,12 @@ class RestartRules:
     time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
     """
 
-    def __init__(self, problem: VariationalProblem) -> None:
+    def __init__(self, problem: VariationalProblem, *, relaxed: bool = False) -> None:
+        """``relaxed``: no Halpern iterations, unless the fidelity has kinks."""
         # Relaxed iterations before the reflected Halpern iteration takes over.
-        kinks = RELAXED_AT_FIRST if problem.fidelity.smooth else 0
-        self.relaxed: float = math.inf if problem.smooth else kinks
+        kinks = math.inf if relaxed else RELAXED_AT_FIRST
+        self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
+        self._smooth = problem.smooth
 
     @property
     def choice(self) -> Choice:
@@ -101,6 +103,8 @@ class RestartRules:
         relaxation, halpern = f"relaxation by {RELAXATION}", "reflected Halpern"
         if self.relaxed == math.inf:
             chosen, why = relaxation, "data term and regularizer are smooth"
+            if not self._smooth:
+                why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
             why = "the data term is smooth, the regularizer has kinks"

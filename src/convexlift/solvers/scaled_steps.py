@@ -7,11 +7,12 @@ sigma_i for D_i^(-1/2) v_i and D_i^(1/2) K_i.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 from torch import Tensor
 
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.solvers.primal_dual import Coupling
+from convexlift.solvers.coupling import Coupling
 from convexlift.tensors import Blocks
 
 
@@ -48,6 +49,12 @@ class ScaledCoupling(Coupling):
     def __init__(self, saddle: SaddlePointProblem, factors: Mapping[str, Tensor]) -> None:
         super().__init__(saddle)
         self.factors = factors
+
+    def in_double(self) -> ScaledCoupling:
+        """With factors in double precision."""
+        made = copy(self)
+        made.factors = {name: factor.double() for name, factor in self.factors.items()}
+        return made
 
     def dual_steps(self, sigma: Blocks) -> Blocks:
         """sigma with the factors."""

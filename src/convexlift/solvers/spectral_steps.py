@@ -12,6 +12,7 @@ proximal map in this metric does not act pixel by pixel, so the box is dualised 
 
 from __future__ import annotations
 
+from copy import copy
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +22,8 @@ from convexlift.operators.convolution import SpectralFilter, energies, filtered
 from convexlift.operators.linear import LinearOperator, lanczos_norm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.coupling import SAFETY, Coupling
 from convexlift.solvers.method import Choice
-from convexlift.solvers.primal_dual import SAFETY, Coupling
 from convexlift.tensors import Blocks, expand_per_image, sum_per_image
 
 MARGIN = 1.05
@@ -52,7 +53,7 @@ class FourierSteps(Blocks):
 class FourierCoupling(Coupling):
     """H_i for the rows that act on x, and numbers n_i ||K_ij||^2 for the other blocks."""
 
-    recent = True
+    recent = relaxed = True
     scalar = False
     choice = Choice(
         "steps",
@@ -87,6 +88,12 @@ class FourierCoupling(Coupling):
             and problem.operator.invertible
             and all(K.symbol(1, 1, problem.fidelity.y) is not None for K in on_image)
         )
+
+    def in_double(self) -> FourierCoupling:
+        """With spectra in double precision."""
+        made = copy(self)
+        made.spectra = {v: spectrum.double() for v, spectrum in self.spectra.items()}
+        return made
 
     def tau(self, sigma: Blocks) -> Blocks:
         """SAFETY (sum_i sigma_i n_i H_i)^-1 for x; numbers for the other blocks."""

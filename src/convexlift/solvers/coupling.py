@@ -1,0 +1,100 @@
+"""Step sizes from the norms of the blocks of K.
+
+PDHG converges if T and S satisfy ||S^(1/2) K T^(1/2)|| < 1. Row i of K acts on several primal
+blocks j. With n_i blocks in a row,
+
+    ||S^(1/2) K u||^2 = sum_i sigma_i ||sum_j K_ij u_j||^2
+                     <= sum_j (sum_i sigma_i n_i ||K_ij||^2) ||u_j||^2,
+
+so that tau_j = safety / sum_i sigma_i n_i ||K_ij||^2 satisfies the condition for any sigma. In
+the paper's networks every row has one block, and this is its rule (step-size).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.method import Choice
+from convexlift.tensors import Blocks
+
+SAFETY = 0.999
+"""Upper bound on ||S^(1/2) K T^(1/2)||^2."""
+
+
+class Coupling:
+    """n_i ||K_ij||^2 for every block of K, from which step sizes follow.
+
+    Attributes:
+        recent: whether steps are balanced for the recent displacement from the start, rather than
+            for the total one at first (measured).
+        scalar: whether a step is one number for each block and image.
+        relaxed: whether relaxed iterations are the faster ones also in long runs, where R has kinks
+            and the fidelity is smooth (measured).
+    """
+
+    recent = relaxed = False
+    scalar = True
+    choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
+
+    def __init__(self, saddle: SaddlePointProblem) -> None:
+        squared = saddle.K.squared_norms()
+        self.weights: dict[str, dict[str, float | Tensor]] = {
+            v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
+        }
+
+    def in_double(self) -> Coupling:
+        """The same, for the problem in double precision; norms are not computed again."""
+        return self
+
+    def tau(self, sigma: Blocks) -> Blocks:
+        """tau_j = SAFETY / sum_i sigma_i n_i ||K_ij||^2."""
+        totals: dict[str, Tensor] = {}
+        for v, row in self.weights.items():
+            for name, weight in row.items():
+                totals[name] = totals.get(name, torch.zeros_like(sigma[v])) + weight * sigma[v]
+        return Blocks({name: SAFETY / total for name, total in totals.items()})
+
+    def reach(self, u_sizes: Blocks) -> Blocks:
+        """sqrt(sum_j n_i ||K_ij||^2 ||du_j||^2) for every row i, a bound on its movement."""
+        return Blocks(
+            {
+                v: torch.stack([w * u_sizes[name] ** 2 for name, w in row.items()]).sum(0).sqrt()
+                for v, row in self.weights.items()
+            }
+        )
+
+    def way(self, u: Blocks, other: Blocks) -> Blocks:
+        """The reach of u - other."""
+        return self.reach(u.distances(other))
+
+    def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
+        """||du_j||^2 / tau_j for every block j."""
+        return du.squares() / tau
+
+    def dual_steps(self, sigma: Blocks) -> Blocks:
+        """S, from one number for each block and image."""
+        return sigma
+
+    def dual_squares(self, dv: Blocks) -> Blocks:
+        """sigma_i <dv_i, S_i^-1 dv_i> for every row i."""
+        return dv.squares()
+
+    def dual_distances(self, v: Blocks, other: Blocks) -> Blocks:
+        """The roots of ``dual_squares`` of v - other."""
+        return v.distances(other)
+
+    def length(self, du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
+        """||(du, dv)|| in the metric of the steps, (B,)."""
+        squares = {**self.squared_lengths(du, tau), **self.dual_squares(dv) / sigma}
+        return Blocks(squares).total().sqrt()
+
+    @staticmethod
+    def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
+        """sigma_i = ||dv_i|| / reach_i.
+
+        It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
+        distance that PDHG has to travel. Zero or not finite where a size is.
+        """
+        return v_sizes / reach
