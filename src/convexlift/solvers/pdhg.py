@@ -21,6 +21,7 @@ from torch import Tensor
 from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.claims import in_double
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
+from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
@@ -53,7 +54,7 @@ from convexlift.tensors import Blocks
 
 LARGEST_IN_DOUBLE = 2**24
 """The most dual variables, in numbers, of problems that may continue in double precision."""
-ROUNDING = 0.1
+ROUNDING = 0.025
 """Iterations change to double precision if rounding is more than this part of a step (measured)."""
 
 
@@ -228,24 +229,31 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         All images of a batch continue in double precision, also those that would not need it.
         """
         total = int(state.memory.total.max())
-        if self._make_precise is None or total < self._look_again:
+        packed = any(part.dtype is CODES for part in state.anchor_v.values())
+        if self._make_precise is None or packed or total < self._look_again:
             return None
-        self._look_again = 3 * total // 2  # a look costs a few iterations
+        self._look_again = total + max(20, total // 8)  # a look costs a few iterations
         solver = self._precise
-        here, there = self.resume(state), solver.resume(state)
-        assert here is not None
-        assert there is not None
-        u, v = (each.to_dtype(torch.float64) for each in self._stepped(here))
+        there = solver._converted(state)
+        u, v = (each.to_dtype(torch.float64) for each in self._stepped(state))
         exact_u, exact_v = solver._stepped(there)
         length, steps = solver.coupling.length, (there.tau, there.sigma)
         rounding = length(exact_u - u, exact_v - v, *steps)
-        step = length(exact_u - there.u, exact_v - there.v, *steps)
+        step = length(exact_u - there.w_u, exact_v - there.w_v, *steps)
         return (solver, there) if bool((rounding > ROUNDING * step).any()) else None
 
+    def _converted(self, state: RestartState) -> RestartState:
+        """A state of the same solver in another precision."""
+        dtype = self.problem.fidelity.y.dtype
+        parts = {name: part for name, part in vars(state).items() if isinstance(part, Blocks)}
+        parts = {name: part.to_dtype(dtype) for name, part in parts.items() if name != "tau"}
+        parts["tau"] = self.coupling.tau(parts["sigma"])
+        return RestartState(**{**vars(state), **parts, "dtype": self.dtype})
+
     def _stepped(self, state: RestartState) -> tuple[Blocks, Blocks]:
-        """P(u, v)."""
+        """P(w)."""
         steps = self.coupling.dual_steps(state.sigma)
-        return pdhg_update(self.saddle, state.u, state.v, state.tau, steps)
+        return pdhg_update(self.saddle, state.w_u, state.w_v, state.tau, steps)
 
     def _restarted(self, state: PDHGState) -> RestartState:
         return self._from(state.u, state.v, state.sigma)  # keeps the steps found so far
