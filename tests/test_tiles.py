@@ -304,6 +304,30 @@ def test_what_is_done_is_kept_with_an_honest_gap(how):
     assert all(each.tiles == 4 and each.iteration <= 4 for each in seen)
 
 
+def test_ctrl_c_while_the_image_is_blended_loses_nothing(monkeypatch):
+    problem = LargeProblem(
+        fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
+    )
+    blended, presses = tile_tasks.TileJob.image, [1]
+
+    def impatient(job, window, sweep):
+        if presses and window.shape == job.large.size:
+            presses.pop()
+            raise KeyboardInterrupt
+        return blended(job, window, sweep)
+
+    monkeypatch.setattr(tile_tasks.TileJob, "image", impatient)
+    stop = cl.StopWhen(gap=1e-9, max_iterations=20)
+    found = cl.solve_tiles(problem, tiles=SMALL, stop=stop)
+    assert not presses
+    assert found.status[0] is cl.Status.INTERRUPTED
+    assert len(found.history) == 1
+    assert math.isfinite(float(found.gap))
+    presses += [1, 1]
+    with pytest.raises(KeyboardInterrupt):  # twice means now
+        cl.solve_tiles(problem, tiles=SMALL, stop=stop)
+
+
 def measurement(height, width, operator=None):
     y = torch.zeros(1, 1, height, width)
     return Measurement(cl.SquaredL2(y), operator or cl.Identity(), None, y)

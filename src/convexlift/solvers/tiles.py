@@ -106,8 +106,7 @@ class _Sweeps:
             if sweep:
                 self.job.forget(sweep - 1)
             self.x, self.weight_map = None, None  # frees the old ones before new ones are made
-            self.x = self.job.image(self.whole, sweep).to(self.job.large.fidelity.y.device)
-            self.weight_map = self.job.weight_map(sweep)
+            self._assemble(sweep)
             record = self._certified(sweep)
             self.history.records.append(record)
             if float(record.gap) <= (self.stop.gap or 0.0):
@@ -115,6 +114,17 @@ class _Sweeps:
             if self.ended:
                 break
         return self._solution()
+
+    def _assemble(self, sweep: int) -> None:
+        """The image and the map of weights, from the files of all tiles, in spite of one Ctrl-C."""
+        try:
+            self.x = self.job.image(self.whole, sweep).to(self.job.large.fidelity.y.device)
+            self.weight_map = self.job.weight_map(sweep)
+        except KeyboardInterrupt:
+            if self.ended is Status.INTERRUPTED:
+                raise
+            self.ended = Status.INTERRUPTED
+            self._assemble(sweep)
 
     def _sweep(self, sweep: int) -> None:
         """Solve every tile, with the margins and tolerances of this sweep."""
