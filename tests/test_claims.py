@@ -20,6 +20,8 @@ from convexlift.problems.claims import (
     objective_above,
     worst_in_words,
 )
+from convexlift.solvers import ledger
+from convexlift.solvers.loop import solve_roughly
 from convexlift.tensors import Blocks
 
 single = torch.float32
@@ -314,6 +316,41 @@ def test_an_operator_that_takes_single_precision_only_is_certified_with_its_roun
     assert (solution.lower_bound <= solution.objective).all()
     with pytest.raises(ValueError, match="SinglePrecisionOnly is not the library's own"):
         solution.proof.save("nowhere.proof")
+
+
+class HalfInSingle(cl.LinearOperator):
+    """x / 2 for float32 only, with an error of its own for others."""
+
+    def __init__(self, error, factor):
+        self.error, self.factor = error, factor
+
+    def forward(self, x):
+        if x.dtype != single:
+            raise self.error("float32 only")
+        return x / 2
+
+    adjoint = forward
+
+    @property
+    def diagonal(self):
+        return self.factor
+
+
+@pytest.mark.parametrize("solve", [cl.solve, solve_roughly])
+@pytest.mark.parametrize("factor", [None, torch.tensor(0.5)])
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError])
+def test_operators_for_single_precision_do_not_meet_double_precision(
+    monkeypatch, error, factor, solve
+):
+    monkeypatch.setattr(ledger, "PROGRESS", -1.0)  # every gap has stalled
+    torch.set_default_dtype(single)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(2, 1, 8, 8)), operator=HalfInSingle(error, factor),
+        regularizer=cl.TotalVariation(), weight=0.1, box=(0, 1),
+    )  # fmt: skip
+    solution = solve(problem, stop=cl.StopWhen(gap=1e-12, max_iterations=100))
+    assert solution.state.x.dtype is single
+    assert float(solution.gap.max()) < 0.01
 
 
 @pytest.mark.parametrize(

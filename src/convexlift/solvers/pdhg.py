@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
-from convexlift.problems.claims import in_double
+from convexlift.problems.claims import InSinglePrecision, in_double
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
@@ -118,8 +118,10 @@ def _restarted(
     saddle, dtype = lift(problem, **options), problem.fidelity.y.dtype  # type: ignore[arg-type]
     coupling = coupling_of(saddle)
 
-    def precise() -> RestartedPDHG:
+    def precise() -> RestartedPDHG | None:
         double = in_double(problem)
+        if isinstance(double.operator, InSinglePrecision):  # its rounding would remain
+            return None
         lifted = lift(double, **options)  # type: ignore[arg-type]
         return RestartedPDHG(double, lifted, coupling.in_double(), dtype)
 
@@ -142,7 +144,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         saddle: SaddlePointProblem,
         coupling: Coupling | None = None,
         dtype: torch.dtype | None = None,
-        precise: Callable[[], RestartedPDHG] | None = None,
+        precise: Callable[[], RestartedPDHG | None] | None = None,
     ) -> None:
         super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
         self._make_precise, self._look_again = precise, 0
@@ -152,8 +154,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self.iterations, self._why = fastest_iterations(saddle, self.coupling)
 
     @cached_property
-    def _precise(self) -> RestartedPDHG:
-        """The same solver in double precision; built on first use, as it is rarely needed."""
+    def _precise(self) -> RestartedPDHG | None:
+        """The same solver in double precision, if any; built on first use, as rarely needed."""
         assert self._make_precise is not None
         return self._make_precise()
 
@@ -231,7 +233,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         if self._make_precise is None or total < self._look_again:
             return None
         self._look_again = 3 * total // 2  # a look costs a few iterations
-        solver = self._precise
+        if (solver := self._precise) is None:
+            return None
         here, there = self.resume(state), solver.resume(state)
         assert here is not None
         assert there is not None
