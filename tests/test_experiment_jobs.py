@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from test_reproduction import contents, experiment, made
 
 from experiments.__main__ import main
@@ -25,6 +26,7 @@ def timed(work):
     time.sleep(0.05)
     found = made(sum(part.values["value"] for part in work.parts.values()) + 1)
     when = {"begin": begin, "end": time.time(), "pid": os.getpid()}
+    when["threads"] = torch.get_num_threads()
     return replace(found, values={**found.values, **when})
 
 
@@ -44,6 +46,17 @@ def failing(work):
     raise ArithmeticError("no such number")
 
 
+class Unusual(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def failing_unusually(work):
+    raise Unusual("this", "that")
+
+
 def load():
     def broken(study, settings):
         return [
@@ -53,7 +66,13 @@ def load():
             Step("better", {}, timed, ("good",), alone=True),
         ]
 
+    def unusual(study, settings):
+        return [Step("bad", {}, failing_unusually), Step("good", {}, timed)]
+
     return {
+        "unusual": Experiment(
+            "unusual", "", "1", None, None, unusual, lambda parts, settings: None
+        ),
         "first": Experiment("first", "", "1", None, None, steps, lambda parts, settings: None),
         "second": Experiment("second", "", "1", None, None, steps, lambda parts, settings: None),
         "broken": Experiment("broken", "", "1", None, None, broken, lambda parts, settings: None),
@@ -117,6 +136,24 @@ def test_a_step_that_fails_does_not_stop_those_that_do_not_need_it(tmp_path):
     assert (run["finished"], run["complete"]) == (2, False)
     found = {path.stem for path in (tmp_path / "parts").glob("*.json")}
     assert found == {"good", "better"}
+
+
+def test_an_error_that_does_not_travel_between_processes_is_told(tmp_path):
+    with pytest.raises(RuntimeError, match="Unusual: this and that"):
+        compute_all(load, {"unusual": tmp_path}, Study(), 2)
+    assert [path.stem for path in (tmp_path / "parts").glob("*.json")] == ["good"]
+
+
+def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        compute_all(load, {"first": tmp_path}, Study(), 2)
+    finally:
+        torch.set_num_threads(before)
+    parts, _ = finished_parts(load()["first"], tmp_path)
+    used = {name: part.values["threads"] for name, part in parts.items()}
+    assert used == {"a": 1, "b": 1, "c": 1, "d": 1, "watch": 2, "watch-too": 2}
 
 
 def test_the_command_takes_jobs(tmp_path):

@@ -8,7 +8,7 @@ Steps that measure times run alone, after all others.
 from __future__ import annotations
 
 import multiprocessing
-import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import (
@@ -63,7 +63,8 @@ def compute_all(
             return
         pool = ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"),
-            initializer=_begin, initargs=(_Worker(load, study, dict(folders)), jobs),
+            initializer=_begin,
+            initargs=(_Worker(load, study, dict(folders), torch.get_num_threads(), jobs),),
         )  # fmt: skip
         root = str(Path(__file__).parents[2])
         sys.path.insert(0, root)  # new processes get this path, and import ``experiments``
@@ -154,6 +155,8 @@ class _Worker:
     load: Load
     study: Study
     folders: Mapping[str, Path]
+    threads: int  # that a step alone may use, as without other processes
+    jobs: int
 
     def __post_init__(self) -> None:
         self.plans: dict[str, Plan] = {}
@@ -171,18 +174,25 @@ class _Worker:
             part = plan.store.read(needed, plan.digests[needed])
             assert part is not None, f"{each.step} needs {needed}, which is not there"
             plan.finished[needed] = part
+        torch.set_num_threads(self.threads if step.alone else max(1, self.threads // self.jobs))
         plan.compute(step, environment(self.study.device))
 
 
 _worker: _Worker | None = None
 
 
-def _begin(worker: _Worker, jobs: int) -> None:
+def _begin(worker: _Worker) -> None:
     global _worker
     _worker = worker
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _compute(each: Named) -> None:
     assert _worker is not None
-    _worker.compute(each)
+    try:
+        _worker.compute(each)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # one that does not travel would break the pool, and be lost
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise

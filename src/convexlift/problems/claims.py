@@ -156,6 +156,16 @@ class InSinglePrecision(LinearOperator):
         """The output shape of A."""
         return self.operator.output_shape(input_shape)
 
+    @property
+    def diagonal(self) -> Tensor | None:
+        """The diagonal of A, if it has one; products with it are in double precision."""
+        return self.operator.diagonal
+
+    def select(self, images: Tensor) -> LinearOperator | None:
+        """A for some images, if it can be divided."""
+        some = self.operator.select(images)
+        return None if some is None else InSinglePrecision(some)
+
 
 def in_double(problem: VariationalProblem) -> VariationalProblem:
     """The same problem in double precision, with the same numbers.
@@ -168,7 +178,7 @@ def in_double(problem: VariationalProblem) -> VariationalProblem:
         zero = double.fidelity.y.new_zeros((double.batch_size, *double.image_shape))
         try:
             double.operator.adjoint(double.operator(zero))
-        except RuntimeError:
+        except (RuntimeError, TypeError, ValueError):
             object.__setattr__(double, "operator", InSinglePrecision(problem.operator))
     return double
 

@@ -48,7 +48,7 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, converted, expand_per_image
+from convexlift.tensors import Blocks, converted, expand_per_image, foreign_parts
 
 SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor, since other checkers
@@ -291,7 +291,7 @@ def _pixel_infima(
         # Divisions by 1 or -1 are exact; others are rounded outwards.
         rounding = gamma(2) * slopes.abs() * (d.abs() != 1)
         slopes = slopes + torch.stack([-outwards, outwards]) * rounding
-        of_seen = fidelity.infimum_below(slopes, low, high)
+        of_seen = _infima(fidelity, slopes, low, high)
         return torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen).amin(0)
 
     infima = at_ends(1.0)
@@ -299,6 +299,13 @@ def _pixel_infima(
         return infima
     spared = at_ends(SPARE)
     return torch.where(spared.isinf(), spared, infima)
+
+
+def _infima(fidelity: Fidelity, slopes: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``infimum_below`` for several slopes, (n, B, ...); a user's f gets them one by one."""
+    if any(True for _ in foreign_parts(fidelity)):  # its code may count dimensions
+        return torch.stack([fidelity.infimum_below(each, low, high) for each in slopes])
+    return fidelity.infimum_below(slopes, low, high)
 
 
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
-from convexlift.problems.claims import in_double
+from convexlift.problems.claims import InSinglePrecision, in_double
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
@@ -119,8 +119,10 @@ def _restarted(
     saddle, dtype = lift(problem, **options), problem.fidelity.y.dtype  # type: ignore[arg-type]
     coupling = coupling_of(saddle)
 
-    def precise() -> RestartedPDHG:
+    def precise() -> RestartedPDHG | None:
         double = in_double(problem)
+        if isinstance(double.operator, InSinglePrecision):  # its rounding would remain
+            return None
         lifted = lift(double, **options)  # type: ignore[arg-type]
         return RestartedPDHG(double, lifted, coupling.in_double(), dtype)
 
@@ -143,7 +145,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         saddle: SaddlePointProblem,
         coupling: Coupling | None = None,
         dtype: torch.dtype | None = None,
-        precise: Callable[[], RestartedPDHG] | None = None,
+        precise: Callable[[], RestartedPDHG | None] | None = None,
     ) -> None:
         super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
         self._make_precise, self._look_again = precise, 0
@@ -153,8 +155,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self.iterations, self._why = fastest_iterations(saddle, self.coupling)
 
     @cached_property
-    def _precise(self) -> RestartedPDHG:
-        """The same solver in double precision; built on first use, as it is rarely needed."""
+    def _precise(self) -> RestartedPDHG | None:
+        """The same solver in double precision, if any; built on first use, as rarely needed."""
         assert self._make_precise is not None
         return self._make_precise()
 
@@ -233,7 +235,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         if self._make_precise is None or packed or total < self._look_again:
             return None
         self._look_again = total + max(20, total // 8)  # a look costs a few iterations
-        solver = self._precise
+        if (solver := self._precise) is None:
+            return None
         there = solver._converted(state)
         u, v = (each.to_dtype(torch.float64) for each in self._stepped(state))
         exact_u, exact_v = solver._stepped(there)
