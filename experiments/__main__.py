@@ -40,6 +40,8 @@ def main(
     parser.add_argument("--force", action="store_true", help="replace parts of another run")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     given = parser.parse_args(arguments)
+    if given.jobs < 1:
+        parser.error(f"--jobs is at least 1, got {given.jobs}")
     began, last = time.perf_counter(), ""
 
     def show(title: str, done: float, total: float) -> None:
