@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.tensors import Blocks
 
+Lift = Callable[[VariationalProblem], SaddlePointProblem]
+"""``lift`` with some of its options."""
 LARGEST_IN_DOUBLE = 2**24
 """The most dual variables, in numbers, of problems that may continue in double precision."""
 ROUNDING = 0.025
@@ -92,13 +94,13 @@ class PDHG(Method):
                 return self._with_matrix(problem)
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             y = problem.fidelity.y
-            return _restarted(problem, lambda saddle: FourierCoupling(saddle, y), dualise_box=True)
+            lifted = partial(lift, dualise_box=True)
+            return _in_either(problem, lifted, lambda saddle: FourierCoupling(saddle, y))
+        lifted = partial(lift, dualise_fidelity=self.dualise_fidelity)
         factors = ChannelCoupling.factors_of(problem)
-        return _restarted(
-            problem,
-            Coupling if factors is None else lambda saddle: ChannelCoupling(saddle, factors),
-            dualise_fidelity=self.dualise_fidelity,
-        )
+        if factors is None:
+            return _in_either(problem, lifted, Coupling)
+        return _in_either(problem, lifted, lambda saddle: ChannelCoupling(saddle, factors))
 
     @staticmethod
     def _with_matrix(problem: VariationalProblem) -> RestartedPDHG:
@@ -110,21 +112,20 @@ class PDHG(Method):
         return RestartedPDHG(double, saddle, coupling, problem.fidelity.y.dtype)
 
 
-def _restarted(
+def _in_either(
     problem: VariationalProblem,
+    lifted: Lift,
     coupling_of: Callable[[SaddlePointProblem], Coupling],
-    **options: bool | None,
 ) -> RestartedPDHG:
-    """A solver on one lift, with the same in double precision behind it if the problem is small."""
-    saddle, dtype = lift(problem, **options), problem.fidelity.y.dtype  # type: ignore[arg-type]
+    """A solver in the problem's precision, which may continue in double if the problem is small."""
+    saddle, dtype = lifted(problem), problem.fidelity.y.dtype
     coupling = coupling_of(saddle)
 
     def precise() -> RestartedPDHG | None:
         double = in_double(problem)
         if isinstance(double.operator, InSinglePrecision):  # its rounding would remain
             return None
-        lifted = lift(double, **options)  # type: ignore[arg-type]
-        return RestartedPDHG(double, lifted, coupling.in_double(), dtype)
+        return RestartedPDHG(double, lifted(double), coupling.in_double(), dtype)
 
     duals = (K.output_shape(saddle.K.shapes[name])
              for row in saddle.K.rows.values() for name, K in row.items())  # fmt: skip
