@@ -138,6 +138,32 @@ def test_a_step_that_fails_does_not_stop_those_that_do_not_need_it(tmp_path):
     assert found == {"good", "better"}
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_step_without_enough_memory_is_repeated_with_nothing_beside_it(tmp_path, enough):
+    plan = Plan(steps(None, None), PartStore(tmp_path))
+    schedule = _Schedule({"one": plan}, 2, lambda *told: None)
+    beside = {}
+
+    def submit(each):
+        beside.setdefault(each.step, []).append([other.step for other in schedule.running.values()])
+        done = Future()
+        if each.step == "b" and not (enough and len(beside["b"]) == 2):
+            done.set_exception(torch.OutOfMemoryError("too much"))
+            return done
+        plan.compute(next(step for step in plan.steps if step.name == each.step), {})
+        done.set_result(None)
+        return done
+
+    if enough:
+        schedule.run(submit)
+        assert set(plan.finished) == {step.name for step in plan.steps}
+    else:
+        with pytest.raises(torch.OutOfMemoryError, match="too much"):
+            schedule.run(submit)
+    assert len(beside["b"]) == 2
+    assert beside["b"][1] == []
+
+
 def test_an_error_that_does_not_travel_between_processes_is_told(tmp_path):
     with pytest.raises(RuntimeError, match="Unusual: this and that"):
         compute_all(load, {"unusual": tmp_path}, Study(), 2)

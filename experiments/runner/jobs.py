@@ -2,7 +2,8 @@
 
 A step needs the parts of earlier steps, and parts are files: a process that is given the name of a
 step reads them, computes, and writes the part. Steps with the longest way to the end start first.
-Steps that measure times run alone, after all others.
+Steps that measure times run alone, after all others. So does, a second time, a step that did not
+find enough memory beside others.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class _Schedule:
         self.waiting = {
             Named(name, step.name): step for name, plan in plans.items() for step in plan.missing
         }
+        self.alone = {each for each, step in self.waiting.items() if step.alone}
         self.total = sum(step.cost for step in self.waiting.values())
         self.done = 0.0
         self.failures: list[BaseException] = []
@@ -115,23 +117,28 @@ class _Schedule:
             and all(name in self.plans[each.experiment].finished
                     for name in self.waiting[each].needs)
         ]  # fmt: skip
-        beside = [each for each in found if not self.waiting[each].alone]
+        beside = [each for each in found if each not in self.alone]
         if beside or self.running:
             return beside
         return found[:1]
 
     def _finish(self, each: Named, future: Future[None]) -> None:
+        plan = self.plans[each.experiment]
+        (step,) = (step for step in plan.steps if step.name == each.step)
         if (error := future.exception()) is not None:
+            if isinstance(error, torch.OutOfMemoryError | MemoryError) and each not in self.alone:
+                self.alone.add(each)
+                self.waiting[each] = step
+                return
             if isinstance(error, KeyboardInterrupt | BrokenExecutor):
                 raise error
             self.failures.append(error)
             self.listener(f"{each.experiment}: {each.step} failed: {error}", self.done, self.total)
             return
-        plan = self.plans[each.experiment]
         part = plan.store.read(each.step, plan.digests[each.step])
         assert part is not None, f"{each.step} was computed and is not in {plan.store.folder}"
         plan.finished[each.step] = part
-        self.done += next(step.cost for step in plan.steps if step.name == each.step)
+        self.done += step.cost
 
 
 def _ways(plan: Plan) -> dict[str, float]:
@@ -175,7 +182,10 @@ class _Worker:
             assert part is not None, f"{each.step} needs {needed}, which is not there"
             plan.finished[needed] = part
         torch.set_num_threads(self.threads if step.alone else max(1, self.threads // self.jobs))
-        plan.compute(step, environment(self.study.device))
+        try:
+            plan.compute(step, environment(self.study.device))
+        finally:
+            torch.cuda.empty_cache()  # for the other processes
 
 
 _worker: _Worker | None = None

@@ -69,7 +69,7 @@ def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
         "machine": place,
         "PyTorch": machine.get("torch"),
         "seed": str(content.get("seed")),
-        "computed in": f"{content.get('seconds', 0):.0f} s",
+        "all steps together": f"{content.get('seconds', 0):.0f} s",
         "version": "quick: fewer images and iterations" if content.get("quick") else "full",
     }
     return {name: value for name, value in facts.items() if value}
