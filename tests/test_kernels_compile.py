@@ -21,9 +21,10 @@ INTEGERS = {
     "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart"
 }  # fmt: skip
 INTEGER_POINTERS = {
-    "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs"
+    "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs",
+    "places",
 }
-DOUBLE_POINTERS = {"start", "slope", "turn"}
+DOUBLE_POINTERS = {"start", "slope", "turn", "fan"}
 NUMBERS = {"scale", "pull", "lower", "upper", "low", "high", "left", "ramp_width", "offset"}
 
 
@@ -57,6 +58,7 @@ for kind, group in (("fp32", 4), ("fp64", 2), ("fp32", 1)):
     compiled(rays.project, 4 * parts, kind, GROUP=group, RAYS=128, PARTS=parts, UNROLL=2)
     tile = dict(GROUP=group, TILE_HEIGHT=8, TILE_WIDTH=32)
     compiled(rays.backproject_parallel, 4, kind, MOST=2, UNROLL=2, **tile)
+    compiled(rays.backproject_fans, 4, kind, MOST=4, UNROLL=2, **tile)
     compiled(rays.backproject_runs, 4, kind, HALVINGS=9, **tile)
 """
 
@@ -71,5 +73,5 @@ def test_kernels_compile(capability):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
-    assert len(shared) == 15
+    assert len(shared) == 18
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare

@@ -46,7 +46,18 @@ RUNS = {
         (9, 8), [0.2, 0.9], 7, 9.0, 3.0, (1.0, 2.0), detector="curved", detector_offset=-0.1
     ),
 }
-ALL = PARALLEL | RUNS
+FANS = {
+    "whole image, fine": lambda: cl.FanBeam(12, 8, 30, 22.0, 5.0),
+    "sources beside the rows": lambda: cl.FanBeam((12, 7), 23, 40, 14.0, 2.0, bin_width=1.0),
+    "few bins": lambda: cl.FanBeam(9, 8, 4, 20.0, 5.0),
+    "oblong pixels, from near": lambda: cl.FanBeam((6, 9), 12, 14, 9.0, 3.0, (3.0, 1.5)),
+    "partly beside the image, fan": lambda: cl.FanBeam(9, 8, 12, 20.0, 5.0, detector_offset=9.0),
+    "far source": lambda: cl.FanBeam(10, 12, 14, 1e4, 5.0),
+    "uneven angles": lambda: cl.FanBeam(16, [0.1, 0.2, 0.8, 2.3, 4.0, 6.1], 31, 22.0, 30.0),
+    "flat": RUNS["flat"],
+    "flat, wide, odd, offset": RUNS["flat, wide, odd, offset"],
+}
+ALL = PARALLEL | FANS | RUNS
 
 
 def both(beam, dtype, tiling=SMALL_TILES) -> tuple[RayKernels, Joseph]:
@@ -85,6 +96,27 @@ def test_double_precision(name):
 )
 def test_single_precision(name, batch):
     examine(ALL[name](), torch.float32, batch, 1e-6)
+
+
+@pytest.mark.parametrize("name", FANS)
+def test_fans_on_flat_detectors(name):
+    """Their bins in closed form; in double precision, too, to see every digit."""
+    beam = FANS[name]()
+    kernels, exact = both(beam, torch.float32)
+    assert kernels._fans is not None
+    examine(beam, torch.float32, 2, 1e-6)
+    twin, _ = both(beam, torch.float64)
+    assert twin._fans is None
+    y = random(1, *twin.sinogram_shape)
+    twin._fans = kernels._fans
+    expected = exact.backproject(y)
+    far = max(30.0, beam.source_distance / beam.grid.pixel_width)  # in pixels
+    assert (twin.backproject(y) - expected).norm() <= 1e-15 * far * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["near source", "curved", "curved, limited", "finest bins"])
+def test_other_runs_are_searched_by_bisection(name):
+    assert both(RUNS[name](), torch.float32)[0]._runs is not None
 
 
 @pytest.mark.parametrize("name", ["limited angles", "curved, limited"])

@@ -8,7 +8,8 @@ The transpose is a gather, so that no program adds to what another one writes, a
 depend on the order of programs. A program handles a tile of pixels and, for each angle, finds the
 rays that pass by: pixel (i, j) receives max(0, 1 - |c - j|) length y from the rays whose crossing
 c of row i is less than a pixel away. Indices of parallel rays are an affine function of the pixel
-(``backproject_parallel``); others are found by bisection (``backproject_runs``).
+(``backproject_parallel``), and those of a fan on a flat detector a quotient of two
+(``backproject_fans``); others are found by bisection (``backproject_runs``).
 
 Images and sinograms come in groups of GROUP images, interleaved at each pixel or ray: weights are
 computed once for the group, and loads are as wide as the hardware's. Positions are computed in
@@ -116,6 +117,54 @@ def backproject_parallel(
                 y = tl.load(at + k * GROUP, mask=near[:, None], other=0.0)
                 total += tl.where(near, weight, 0.0)[:, None] * y
             angle += 1
+    _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
+
+
+@triton.jit
+def backproject_fans(
+    sinograms, fan, places, images,
+    height, width, rays, run_count, batch,
+    GROUP: tl.constexpr, MOST: tl.constexpr, UNROLL: tl.constexpr,
+    TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``backproject_parallel`` for fans on flat detectors; ``fan`` and ``places`` as in FanRuns.
+
+    Tables are padded to a multiple of UNROLL runs.
+    """
+    group, image = tl.program_id(1), tl.arange(0, GROUP)
+    tiles = tl.cdiv(width, TILE_WIDTH)
+    pixel = tl.arange(0, TILE_HEIGHT * TILE_WIDTH)
+    i = tl.program_id(0) // tiles * TILE_HEIGHT + pixel // TILE_WIDTH
+    j = tl.program_id(0) % tiles * TILE_WIDTH + pixel % TILE_WIDTH
+    # Lanes beyond the image have the place of its last pixel: no divisor is zero there.
+    row, column = tl.minimum(i, height - 1).to(tl.float64), tl.minimum(j, width - 1).to(tl.float64)
+    values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
+    kind = sinograms.dtype.element_ty
+    total = tl.zeros((TILE_HEIGHT * TILE_WIDTH, GROUP), kind)
+    run = 0
+    while run < run_count:
+        for _ in tl.static_range(UNROLL):
+            a, b = fan + run * 13, places + run * 3
+            minus = tl.load(a) * row + (tl.load(a + 1) * column + tl.load(a + 2))
+            below = tl.load(a + 3) * row + (tl.load(a + 4) * column + tl.load(a + 5))
+            step = tl.load(a + 6) * row + (tl.load(a + 7) * column + tl.load(a + 8))
+            # The neighbour on the side of smaller bins: rays beyond it come in order.
+            way = tl.where(step > 0, 1.0, -1.0).to(tl.float64)
+            minus -= way * tl.load(a + 9)
+            below -= way * tl.load(a + 10)
+            before, f = _split(_shifted(minus / below, kind), kind)
+            ray, first, count = tl.load(b), tl.load(b + 1), tl.load(b + 2)
+            begin = tl.maximum(before + 1, first)
+            scale, bins = (way * below).to(kind), (begin - before).to(kind) - f
+            u, v = tl.load(a + 11).to(kind), tl.load(a + 12).to(kind)
+            divisor = u + v * begin.to(kind)
+            at = values + ((ray + begin) * GROUP)[:, None]
+            for k in tl.static_range(MOST):
+                weight = 1 - tl.abs(scale * (bins + k) / (divisor + k * v) - 1)
+                near = (weight > 0) & _within(begin + k - first, count)
+                y = tl.load(at + k * GROUP, mask=near[:, None], other=0.0)
+                total += tl.where(near, weight, 0.0)[:, None] * y
+            run += 1
     _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
 
 

@@ -69,8 +69,8 @@ class CudaGraphs:
         return results, graph.replay
 
 
-GRAPHS: CudaGraphs | None = None
-"""``CudaGraphs()`` to capture and replay. Off by default: captures were not yet tried on a GPU."""
+GRAPHS: CudaGraphs | None = CudaGraphs()
+"""None: every call is an ordinary one."""
 
 
 def captured(launch: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

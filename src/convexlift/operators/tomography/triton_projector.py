@@ -15,7 +15,12 @@ from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch, kernel_errors, kernel_module
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
+from convexlift.operators.tomography.ray_layout import (
+    fan_runs,
+    parallel_turns,
+    ray_blocks,
+    ray_runs,
+)
 from convexlift.operators.tomography.rays import Grid, Lines, crossings
 
 LARGEST = 2**31
@@ -25,7 +30,7 @@ FARTHEST = 2**18
 ENOUGH = 2**18
 """Lanes that keep a large GPU busy; where there are fewer, they share the work further."""
 MOST = 16
-"""The most parallel rays near a pixel whose loop is unrolled; more of them are treated as runs."""
+"""The most rays near a pixel whose loop is unrolled; more of them are found by bisection."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class RayKernels:
             length[rays.ray] = rays.length
         self._length = moved(length, dtype)[:, None]
         turns = parallel_turns(lines, grid)
-        self._turns = self._runs = None
+        self._turns = self._fans = self._runs = None
         if turns is not None and turns.most <= MOST:
             more = -angles % tiling.turns  # angles whose bins are all elsewhere
             turn = np.concatenate([turns.turn, np.full((more, 3), (0.0, 0.0, -2.0 * MOST))])
@@ -98,7 +103,15 @@ class RayKernels:
             self._turns = moved(turn), moved(gap, dtype), turns.most
         else:
             runs = ray_runs(by_rows, by_columns, grid, self.sinogram_shape)
-            self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
+            # Far sources cost the closed form digits of which double precision has none to spare.
+            fans = fan_runs(lines, grid, runs.runs) if dtype == torch.float32 else None
+            if fans is not None and fans.most <= MOST:
+                more = -len(runs.runs) % tiling.turns  # runs of no rays, of any fan
+                fan = np.pad(fans.fan, ((0, more), (0, 0)), "edge")
+                places = np.pad(fans.places, ((0, more), (0, 0)))
+                self._fans = moved(fan), moved(places), fans.most
+            else:
+                self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
 
     @staticmethod
     def of(lines: Lines, grid: Grid, device: torch.device, dtype: torch.dtype) -> RayKernels | None:
@@ -179,6 +192,13 @@ class RayKernels:
             self._launch(
                 "backproject_parallel", (tiles, len(values)), values, turn, gap, x,
                 height, width, angles, bins, batch,
+                MOST=most, UNROLL=tiling.turns, **options,
+            )  # fmt: skip
+        elif self._fans is not None:
+            fan, places, most = self._fans
+            self._launch(
+                "backproject_fans", (tiles, len(values)), values, fan, places, x,
+                height, width, angles * bins, len(places), batch,
                 MOST=most, UNROLL=tiling.turns, **options,
             )  # fmt: skip
         else:
