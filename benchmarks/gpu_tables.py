@@ -115,7 +115,6 @@ def parts(device: str, quick: bool) -> Iterator[Row]:
                 "gap differs by": float((solution.gap - plain.gap).abs().max()),
             }  # fmt: skip
             replays.IDLE.clear()
-            replays.GRAPHS = None
 
 
 @contextlib.contextmanager
