@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -386,3 +388,10 @@ def test_adjoints_folded_on_a_gpu():
     p = torch.rand(2, 4, 12, 16)
     there = V.to(device="cuda")
     assert torch.allclose(there.adjoint(p.cuda()).cpu(), V.adjoint(p), rtol=1e-13, atol=1e-13)
+
+
+def test_a_rehearsal_does_not_import_the_compiler():
+    lines = ["import sys, torch", "from convexlift.solvers.replays import Rehearsal",
+             "x = torch.ones(3)", "with Rehearsal([x]): x + 1",
+             "assert 'torch._dynamo' not in sys.modules"]  # fmt: skip
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

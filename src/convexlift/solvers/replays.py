@@ -282,6 +282,11 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = known[0].device
         self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: otherwise torch's compiler is imported, for seconds, to be told to keep out."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
