@@ -31,25 +31,34 @@ STEPS = 20
 """Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
 MARGIN = 1e-3
 """m, relative to the deficit of the worst pixel."""
+ROUNDING = 64
+"""Units in the last place of the largest c that m leaves to rounding errors."""
 LEVELS = tuple(2.0**-k for k in range(13))
 """Candidates for theta, relative to the deficit of the worst pixel."""
 
 
-def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
-    """The dual variables with g >= 0, or nearly so, for a box that is one-sided."""
+def repaired(
+    problem: VariationalProblem, at: Evaluation, witness: Blocks, clearance: float | None = None
+) -> Blocks:
+    """The dual variables with g >= 0, or nearly so, for a box that is one-sided.
+
+    g gets a ``clearance`` from 0, relative to the largest c; by default that of rounding errors.
+    """
+    if clearance is None:
+        clearance = ROUNDING * torch.finfo(at.x.dtype).eps
     A, sign = problem.operator, 1.0 if math.isfinite(problem.bounds.lower) else -1.0
     v = witness.get(DATA_DUAL)
     if v is not None:
         v = problem.fidelity.clip_to_conjugate_domain(v)
         witness, seen = Blocks({**witness, DATA_DUAL: v}), A.adjoint(v)
         unseen = ~(problem.upward[1] > 0)
-        witness = _with_p(problem, at, witness, seen, torch.ones_like(unseen), sign)
+        witness = _with_p(problem, at, witness, seen, torch.ones_like(unseen), sign, clearance)
     else:
         seen = _slope_at_infinity(problem, at.x, sign)
         unseen = seen.isfinite()
         seen = torch.where(unseen, seen, 0.0)
     if decided(unseen.any()):  # only p can lift these pixels
-        witness = _with_p(problem, at, witness, seen, unseen, sign)
+        witness = _with_p(problem, at, witness, seen, unseen, sign, clearance)
     if v is not None and A.nonnegative:
         c = made_feasible(problem.network, problem.weight, at.x, witness).c
         witness = Blocks({**witness, DATA_DUAL: _with_v(problem, at, v, seen + c, sign)})
@@ -72,6 +81,7 @@ def _with_p(
     seen: Tensor,
     exposed: Tensor,
     sign: float,
+    clearance: float,
 ) -> Blocks:
     """New dual variables of the first layer, by the accelerated projected gradient method."""
     network = problem.network
@@ -83,8 +93,8 @@ def _with_p(
     others = seen + backward.c - V.adjoint(p)
     step = sign / norm**2
     lacking = torch.where(exposed, -sign * (others + V.adjoint(p)), 0.0)
-    rounding = 64 * torch.finfo(p.dtype).eps * backward.c.abs().flatten(1).amax(1)
-    margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + rounding
+    least = clearance * backward.c.abs().flatten(1).amax(1)
+    margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + least
     margin = expand_per_image(margin, seen)
     for k in range(STEPS):
         g = others + V.adjoint(ahead)
