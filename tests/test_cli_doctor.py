@@ -82,3 +82,18 @@ def test_all_options_are_described(name, command):
         assert found is None or found.text, parameter.name
         if getattr(parameter, "is_flag", False) and found is not None:
             assert not re.search(r" [A-Z]+$", found.names)
+
+
+@pytest.mark.parametrize("words", [[], ["reconstruct"], ["train"]])
+def test_without_arguments_the_help_is_printed(words):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.output == CliRunner().invoke(app, [*words, "--help"]).output
+
+
+def test_help_names_an_argument_once_and_begins_sentences_with_words():
+    help_of = {name: CliRunner().invoke(app, [*name.split(), "--help"]).output
+               for name in ("reproduce", "reconstruct ct", "reconstruct mri")}  # fmt: skip
+    assert "NAME NAME" not in help_of["reproduce"]
+    assert " R of " not in help_of["reconstruct ct"]
+    assert " Tv" not in help_of["reconstruct mri"]

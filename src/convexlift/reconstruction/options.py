@@ -168,7 +168,7 @@ class ScanOptions(Options):
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
         photons: photons in a free ray, for transmissions and line integrals; estimated by default.
-        background: r of emission counts y ~ Poisson(A x + r).
+        background: mean r of the background, for emission counts y ~ Poisson(A x + r).
         sigma: noise of line integrals, if it is the same in all rays.
         size: pixels of a side; by default as many as bins.
         extent: side in mm; by default the field of view.
@@ -224,7 +224,7 @@ class MRIOptions(Options):
     together. Not for diagnosis.
 
     Args:
-        regularizer: ``tv``, total variation of complex images, or the path of a saved regularizer
+        regularizer: total variation of complex images, ``tv``, or the path of a saved regularizer
             of two channels.
         weight: as for denoise; ``card`` is in proportion to the noise.
         sigma: standard deviation of the real and of the imaginary part of k-space, in its units;
