@@ -42,6 +42,8 @@ def test_what_the_lines_say(solved):
     assert repr(solution).startswith("Solution: 2 images of 1 x 12 x 10")
     assert f"gap {float(solution.gap[1]):.1e}" in repr(solution)
     assert f"Each image: solved to within {percent(float(solution.gap.max()))}" in repr(solution)
+    assert CAVEAT in " ".join(str(solution).split())  # what is printed says it, too
+    assert max(map(len, str(solution).splitlines())) <= 110
     text = repr(cl.load("photo-any-size"))
     assert text.startswith("photo-any-size: 1 layer, 2,400 weights")
     assert "CC BY-NC-SA" in text
