@@ -120,3 +120,14 @@ def test_names_people_look_for_are_in_dir():
     assert cl.solvers  # importing it makes it an attribute, and no public name
     assert {"solvers", "parts", "lazy_names"} & set(dir(cl)) == set()
     assert set(cl.__all__) == {name for name in dir(cl) if not name.startswith("_")}
+
+
+def test_a_reconstruction_tells_noise_weight_and_proof():
+    noisy = np.random.default_rng(0).normal(0.5, 0.1, (32, 32)).astype(np.float32)
+    result = cl.reconstruct(noisy, regularizer="tv", sigma=0.1, range=(0, 1))
+    text = repr(result)
+    assert text.startswith("the image: 1 image of 1 x 32 x 32")
+    assert "noise   Gaussian noise, sigma 0.1 (given)" in text
+    assert f"weight  {result.weight.value:.3g}" in text
+    assert CAVEAT in text
+    assert "noise" in result._repr_html_()
