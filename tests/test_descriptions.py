@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import sys
+from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -115,11 +117,14 @@ def test_filters_of_zero_are_grey():
     assert sheet[1, 1] in (127, 128)
 
 
-def test_names_people_look_for_are_in_dir():
+def test_names_people_look_for_are_in_dir(monkeypatch):
     assert {"Operator", "psnr", "ssim", "training", "tasks", "images", "phantoms"} <= set(dir(cl))
     assert cl.solvers  # importing it makes it an attribute, and no public name
     assert {"solvers", "parts", "lazy_names"} & set(dir(cl)) == set()
-    assert set(cl.__all__) == {name for name in dir(cl) if not name.startswith("_")}
+    names = {name for name in dir(cl) if not name.startswith("_")}
+    assert set(cl.__all__) == names - {"cil", "deepinv", "odl", "pyproximal", "scico"}
+    monkeypatch.setitem(sys.modules, "deepinv", ModuleType("deepinv"))
+    assert "deepinv" in dir(cl)  # an adapter, where its library is installed
 
 
 def test_a_reconstruction_tells_noise_weight_and_proof():
