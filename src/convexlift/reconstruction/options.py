@@ -27,7 +27,8 @@ class Options:
     """Options of all tasks.
 
     Args:
-        regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
+        regularizer: a name, the path of a saved one, or ``tv``. convexlift models lists the names,
+            and those that companies may use; photo-open is free for any use.
         weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
             and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
             that the residual is as large as the noise.

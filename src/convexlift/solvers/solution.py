@@ -72,8 +72,8 @@ class Status(Enum):
     )
     PRECISION_LIMIT = (
         "Rounding keeps the certified gap above the tolerance: the numbers of the problem are too "
-        "far apart for this precision. Solve it in double precision, "
-        "problem.to(dtype=torch.float64), or remove a large offset from the data."
+        "far apart for this precision. Allow a larger gap, remove a large offset from the data, or "
+        "solve single-precision problems in double, problem.to(dtype=torch.float64)."
     )
     NOT_FINITE = (
         "The iterates became infinite or NaN; x is the best finite one. Check the step sizes and "
