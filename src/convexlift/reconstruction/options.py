@@ -37,6 +37,7 @@ class Options:
             a weight as a number, or a strength, not both.
         tolerance: certified relative gap to stop at.
         time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
+            Reading, and the certificate of an image in tiles, are not included.
         max_iterations: most iterations for each file.
         check_every: iterations between two checks, at which ``progress`` is called.
         method: solver; methods that need a step size try several for a few iterations.
