@@ -70,7 +70,7 @@ def _compared(record: dict[str, Any]) -> str:
         given = "all of k-space" if record.get("simulated") else "the images in the file"
     else:
         given = "the given slice" if record.get("simulated") else ""
-    return f" from {given}, which may have noise of its own" if given else ""
+    return f" against {given}, which may have noise of its own" if given else ""
 
 
 def _rule(record: dict[str, Any], adaptive: bool) -> str:
