@@ -68,7 +68,7 @@ def reproduce_command(headings: Mapping[str, Heading], load: "Load") -> Callable
             ),
         ] = None,
         device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = DeviceChoice.auto,
-        seed: Annotated[int, typer.Option(min=0, help="Of noise and masks.")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of noise and masks.")] = 0,
         draw: Annotated[
             bool,
             typer.Option(

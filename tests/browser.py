@@ -91,6 +91,7 @@ class Visitor:
             ),
             f"the tab {name}",
         )
+        time.sleep(0.3)  # Gradio builds a tab when it is first opened, and loses clicks meanwhile
 
     def click(self, selector: str) -> None:
         element = self.wait(lambda: self.find(selector), selector)

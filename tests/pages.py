@@ -24,6 +24,7 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 SECONDS = re.compile(r"\d+\.\d+ s\b")
+WITHIN = re.compile(r"within ([\d.]+) %")
 ITERATIONS = re.compile(r"after (\d+) iterations")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
@@ -106,8 +107,9 @@ def differences(shown: str, printed: str) -> list[str]:
 
 
 def _normal(text: str) -> str:
-    lines = (line.rstrip() for line in text.strip().splitlines())
-    return ITERATIONS.sub("after some iterations", SECONDS.sub("some s", "\n".join(lines)))
+    text = " ".join(text.split())  # sentences wrap elsewhere if a number has more digits
+    text = ITERATIONS.sub("after some iterations", SECONDS.sub("some s", text))
+    return WITHIN.sub(lambda found: f"within {float(found[1]):.1e} %", text)  # a gap in words
 
 
 def _close(first: str, second: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from convexlift.cli.app import COMMANDS, load
 from convexlift.cli.help_text import STATUSES, entry
 
 pytestmark = pytest.mark.single_precision
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_doctor_reports_and_its_test_passes(tmp_path):
@@ -32,7 +35,12 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
         doctor.importlib.util, "find_spec", lambda name: None if name == "h5py" else found(name)
     )
     found_now = dict(doctor.facts())["extra ct"]
-    assert found_now == "not complete (h5py): pip install '.[ct]' in a clone"
+    assert found_now == "not installed (h5py): pip install 'convexlift[ct]'"
+
+
+def test_all_extras_for_users_are_reported():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(doctor.EXTRAS) == set(extras["optional-dependencies"]) - {"docs", "dev"}
 
 
 def test_a_test_that_fails_makes_the_status_1(monkeypatch):
@@ -82,3 +90,18 @@ def test_all_options_are_described(name, command):
         assert found is None or found.text, parameter.name
         if getattr(parameter, "is_flag", False) and found is not None:
             assert not re.search(r" [A-Z]+$", found.names)
+
+
+@pytest.mark.parametrize("words", [[], ["reconstruct"], ["train"]])
+def test_without_arguments_the_help_is_printed(words):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.output == CliRunner().invoke(app, [*words, "--help"]).output
+
+
+def test_help_names_an_argument_once_and_begins_sentences_with_words():
+    help_of = {name: CliRunner().invoke(app, [*name.split(), "--help"]).output
+               for name in ("reproduce", "reconstruct ct", "reconstruct mri")}  # fmt: skip
+    assert "NAME NAME" not in help_of["reproduce"]
+    assert " R of " not in help_of["reconstruct ct"]
+    assert " Tv" not in help_of["reconstruct mri"]

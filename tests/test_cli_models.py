@@ -50,6 +50,14 @@ def test_the_card_counts_the_weights_of_the_network(name):
     assert f" {count:,} parameters" in " ".join(run(name).output.split())
 
 
+def test_the_table_has_the_psnr_of_every_shipped_one_at_the_usual_noise():
+    lines = {line.split()[0]: line for line in run().output.splitlines() if line.strip()}
+    for name, each in files.shipped_sheets().items():
+        usual = each.card.results.get("BSD68, sigma 25", next(iter(each.card.results.values())))
+        assert name.endswith("colour") or f" {usual['psnr']:.2f} " in lines[name]
+    assert models._cells(cl.ModelCard("x", "y", "denoising", 1.0, results={"a": {"ssim": 1.0}}))
+
+
 @pytest.mark.usefixtures("folder")
 def test_the_table():
     result = run()

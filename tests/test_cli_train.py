@@ -108,7 +108,8 @@ def test_a_run_from_beginning_to_end(here, finished):
     assert card.task == "salt-and-pepper"
     assert card.weight == 1.0
     assert str(here / "pictures") in card.data
-    assert card.data.startswith("6 images")
+    assert card.data.startswith("4 of 6 images")
+    assert "training on 4 images" in card.summary
     assert "SHA-256" in card.data
     assert card.license.startswith("unknown;")
     assert card.recipe["kind"] == "AdversarialRecipe"

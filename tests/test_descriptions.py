@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import sys
+from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -42,6 +44,8 @@ def test_what_the_lines_say(solved):
     assert repr(solution).startswith("Solution: 2 images of 1 x 12 x 10")
     assert f"gap {float(solution.gap[1]):.1e}" in repr(solution)
     assert f"Each image: solved to within {percent(float(solution.gap.max()))}" in repr(solution)
+    assert CAVEAT in " ".join(str(solution).split())  # what is printed says it, too
+    assert max(map(len, str(solution).splitlines())) <= 110
     text = repr(cl.load("photo-any-size"))
     assert text.startswith("photo-any-size: 1 layer, 2,400 weights")
     assert "CC BY-NC-SA" in text
@@ -113,8 +117,22 @@ def test_filters_of_zero_are_grey():
     assert sheet[1, 1] in (127, 128)
 
 
-def test_names_people_look_for_are_in_dir():
+def test_names_people_look_for_are_in_dir(monkeypatch):
     assert {"Operator", "psnr", "ssim", "training", "tasks", "images", "phantoms"} <= set(dir(cl))
     assert cl.solvers  # importing it makes it an attribute, and no public name
     assert {"solvers", "parts", "lazy_names"} & set(dir(cl)) == set()
-    assert set(cl.__all__) == {name for name in dir(cl) if not name.startswith("_")}
+    names = {name for name in dir(cl) if not name.startswith("_")}
+    assert set(cl.__all__) == names - {"cil", "deepinv", "odl", "pyproximal", "scico"}
+    monkeypatch.setitem(sys.modules, "deepinv", ModuleType("deepinv"))
+    assert "deepinv" in dir(cl)  # an adapter, where its library is installed
+
+
+def test_a_reconstruction_tells_noise_weight_and_proof():
+    noisy = np.random.default_rng(0).normal(0.5, 0.1, (32, 32)).astype(np.float32)
+    result = cl.reconstruct(noisy, regularizer="tv", sigma=0.1, range=(0, 1))
+    text = repr(result)
+    assert text.startswith("the image: 1 image of 1 x 32 x 32")
+    assert "noise   Gaussian noise, sigma 0.1 (given)" in text
+    assert f"weight  {result.weight.value:.3g}" in text
+    assert CAVEAT in text
+    assert "noise" in result._repr_html_()

@@ -136,6 +136,7 @@ def test_simulated_scans_know_their_truth(tmp_path):
         assert result.exit_code == 0, result.output
         record = json.loads((tmp_path / target).with_suffix(".json").read_text())
         assert record["simulated"]
+        assert "dB against the given slice, which may have noise of its own" in result.output
         assert record["psnr"] > record["psnr_before"] + 2
         assert record["weight"] == {"value": 4.0, "rule": "card"}
         assert cl.scans.read_volume(tmp_path / target).values.shape == (1, 32, 32)

@@ -120,9 +120,15 @@ def test_files_that_cannot_be_used_say_why():
     for name, why in (("bad.png", "not a PNG file"), ("photo.cr2", "export it as 16-bit TIFF"),
                       ("notes.txt", "not a kind of file that is read")):  # fmt: skip
         result = looked(name)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert why in result.output
+        assert result.output.count(name) == 1
         assert propose(Path(name)).task is None
+    Path("cut.tif").write_bytes(b"II*\0\x08\0\0\0")
+    assert looked("cut.tif").output.count("cut.tif") == 1
+    result = looked(photograph(), "bad.png")
+    assert result.exit_code == 1
+    assert "convexlift reconstruct denoise noisy.png" in result.output
 
 
 def test_without_a_task_nothing_is_done_and_a_misspelt_one_gets_a_suggestion():
@@ -152,6 +158,9 @@ def test_a_dry_run_writes_nothing():
     assert "regularizer photo-open (photo-open-colour for pictures in colour)" in result.output
     assert set(os.listdir()) == before
     assert run("denoise", "noisy.png", "-o", "x.txt", "--dry-run").exit_code == 2
+    for words in (("noisy.png", "--dry-run"), ("--dry-run", "noisy.png")):
+        assert "Nothing was written." in looked(*words).output
+    assert set(os.listdir()) == before
 
 
 class Tags(HTMLParser):

@@ -106,6 +106,7 @@ def test_a_simulated_scan_is_compared_with_the_whole_one(files, tmp_path):
     result = run(files / "whole.h5", "-o", tmp_path / "x.npy", "--simulate", "--acceleration", 2,
                  "--slices", "1:2")  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "dB against all of k-space, which may have noise of its own" in result.output
     record = json.loads((tmp_path / "x.json").read_text())
     assert record["psnr"] > record["psnr_before"] + 2
     assert record["slices"] == 1

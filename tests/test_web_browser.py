@@ -225,6 +225,7 @@ def test_ct_of_the_phantom(visitor):
     visitor.wait(lambda: "128 x 128" in visitor.text("#ct-picture"), "a smaller phantom")
     run(visitor, "ct")
     assert "120 views" in visitor.text("#ct-sinogram")
+    assert "Filtered back projection" in visitor.text("#ct-slider")
     assert visitor.find("#ct-sinogram img")
     # The first values are far outside: curves are clipped at the axes, and the legend is above.
     legend, plot, cut = visitor.driver.execute_script(

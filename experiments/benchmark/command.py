@@ -77,7 +77,7 @@ def benchmark_command(
         ] = None,
         tolerances: Annotated[
             str | None,
-            typer.Option(help=f"Of the objective error and the gap; {_unless_given('tolerances')}"),
+            typer.Option(help=f"Accuracies of objective and gap; {_unless_given('tolerances')}"),
         ] = None,
         repeats: Annotated[
             int | None,
@@ -96,7 +96,7 @@ def benchmark_command(
                 f"{SIZE} unless given, {QUICK_SIZE} with --quick."
             ),
         ] = None,
-        seed: Annotated[int, typer.Option(help="Of noise, masks and untrained networks.")] = 0,
+        seed: Annotated[int, typer.Option(help="Seed of noise, masks and untrained networks.")] = 0,
         output: Annotated[
             Path, typer.Option("--output", "-o", help="Folder for results and plots.")
         ] = Path("benchmark-output"),

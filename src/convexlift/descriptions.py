@@ -10,6 +10,7 @@ import base64
 import html
 import math
 import struct
+import textwrap
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ SHOWN = 4
 """The most images of a batch that notebooks show."""
 SIDE = 240
 """Longest side of a picture on the screen."""
+WIDEST = 108
+"""The most characters in a line of a summary: as many as the longest line about an image."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def as_text(described: Description) -> str:
         f"  {label:<{width}}  {text}" if label else f"  {text}"
         for label, text in described.facts.items()
     )
-    summary = [f"  {described.summary}"] if described.summary else []
+    summary = textwrap.wrap(described.summary, WIDEST, initial_indent="  ", subsequent_indent="  ")
     return "\n".join([described.title, *summary, *lines])
 
 

@@ -6,6 +6,7 @@ Images are tensors (B, C, H, W) with values in [0, 1].
 from __future__ import annotations
 
 import math
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def load_example(name: str) -> Tensor:
         return load_image(path)
 
 
-def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
+def load_image(path: str | os.PathLike[str], *, max_megapixels: float | None = None) -> Tensor:
     """A picture file as grey values, (1, 1, H, W) in float32.
 
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
@@ -52,13 +53,13 @@ def load_image(path: Path, *, max_megapixels: float | None = None) -> Tensor:
     return torch.from_numpy(to_float(plane))[None, None]
 
 
-def save_image(path: Path, image: Tensor) -> None:
+def save_image(path: str | os.PathLike[str], image: Tensor) -> None:
     """Write one grey image, (H, W) or (1, 1, H, W), as an 8-bit PNG, clipped to [0, 1]."""
     if (place := first_non_finite(image)) is not None:
         raise ValueError(f"cannot write {path}: the image is {float(image[place])} at {place}")
     plane = image.detach().cpu().reshape(image.shape[-2:]).clamp(0, 1)
     pixels = (255 * plane).round().to(torch.uint8).numpy()
-    with atomic_path(path) as part:
+    with atomic_path(Path(path)) as part:
         pillow().fromarray(pixels).save(part, format="PNG")
 
 

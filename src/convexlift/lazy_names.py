@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_names(
+    package: str, adapters: tuple[str, ...] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its stub.
 
     The stub consists of lines ``from MODULE import NAME as NAME``. Modules of the package are
-    attributes as well, whether or not the stub names them.
+    attributes as well, whether or not the stub names them. ``adapters`` are modules named like the
+    library that they need: ``dir`` lists them where it is installed.
     """
     module = sys.modules[package]
     loader: Any = module.__loader__  # for folders, zip files, ...; all have get_data
@@ -52,9 +55,13 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def names() -> list[str]:
         # Without modules that happen to be imported: they are not public names.
         special = {name for name in vars(module) if name.startswith("__")}
-        return sorted({*origins, *special})
+        return sorted({*origins, *special, *filter(_is_installed, adapters)})
 
     return get, names, sorted(origins)
+
+
+def _is_installed(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None
 
 
 def _is_module(name: str) -> bool:

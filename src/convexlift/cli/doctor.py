@@ -31,11 +31,19 @@ EXTRAS = {
     "ct": ("h5py", "pydicom"),
     "train": ("tensorboard",),
     "web": ("gradio",),
+    "dask": ("distributed", "pyarrow"),
+    "zarr": ("zarr",),
+    "hub": ("huggingface_hub",),
+    "deepinv": ("deepinv",),
+    "pyproximal": ("pyproximal",),
+    "scico": ("scico",),
+    "odl": ("odl",),
 }
-"""The modules of each extra, without those of the extras before it."""
+"""The modules of each extra for users, without those of the extras before it."""
 NAMES = {"PIL": "pillow"}
 """Names of distributions that differ from their module's."""
-SIDE = 64
+SIDE, WIDTH = 64, 16
+"""Side of the test picture in pixels; characters of the labels."""
 
 
 @register("convexlift doctor\nconvexlift doctor --json report.json")
@@ -52,7 +60,7 @@ def doctor(json_file: JsonFile = None, debug: Debug = False) -> None:
         report: dict[str, Any] = {}
         for label, value in facts():
             report[label] = value
-            typer.echo(f"{label:<12} {value}")
+            typer.echo(f"{label:<{WIDTH}} {value}")
         results = {}
         for device in _devices():
             started = time.perf_counter()
@@ -64,12 +72,12 @@ def doctor(json_file: JsonFile = None, debug: Debug = False) -> None:
                 verdict, passed = f"failed: {type(error).__name__}: {error}", False
             seconds = time.perf_counter() - started
             results[device] = {"passed": passed, "verdict": verdict, "seconds": seconds}
-            typer.echo(f"{f'test on {device}':<12} {verdict} ({seconds:.1f} s)")
+            typer.echo(f"{f'test on {device}':<{WIDTH}} {verdict} ({seconds:.1f} s)")
         write_json(json_file, {"facts": report, "tests": results})
         if not all(result["passed"] for result in results.values()):
             typer.echo("convexlift: a test failed; --debug shows where.", err=True)
             raise typer.Exit(FAILURE)
-        typer.echo("Everything works.")
+        typer.echo("Everything that is installed works.")
 
 
 def facts() -> Iterator[tuple[str, str]]:
@@ -86,7 +94,7 @@ def facts() -> Iterator[tuple[str, str]]:
         found = ", ".join(f"{NAMES.get(m, m)} {_version(m)}" for m in modules if m not in missing)
         if missing:
             names = ", ".join(NAMES.get(name, name) for name in missing)
-            found = f"not complete ({names}): pip install '.[{extra}]' in a clone"
+            found = f"not installed ({names}): pip install 'convexlift[{extra}]'"
         yield f"extra {extra}", found
 
 

@@ -46,12 +46,12 @@ def entry(parameter: Any, context: Any) -> Entry | None:
     names, _, kind = names.partition(" <")
     kind = kind.rstrip(">")
     choices = tuple(kind.split("|")) if "|" in kind else ()
-    if choices and len(kind) <= LEFT - len(names) - 6:
+    if parameter.param_type_name == "argument":  # its description names the choices
+        names, value = names.upper(), ""
+    elif choices and len(kind) <= LEFT - len(names) - 6:
         value = kind
     elif choices:
         value, text = "NAME", f"{text} One of {', '.join(choices)}."
-    elif parameter.param_type_name == "argument":
-        names, value = names.upper(), ""
     else:
         value = VALUES.get(kind.split()[0] if kind else "", "TEXT" if kind else "")
     if kind.startswith("list[") and not names.endswith("..."):
@@ -142,7 +142,14 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands with this help text."""
+    """A group of commands with this help text, which it also prints without arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print the help text in place of Typer, which expects its own to have been printed."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text."""

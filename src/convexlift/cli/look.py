@@ -42,10 +42,12 @@ def look(inputs: list[str], output: Path | None) -> None:
     for text in dict.fromkeys(proposal.otherwise for proposal in found if proposal.otherwise):
         typer.echo(f"\n{text}")
     if not any(proposal.task for proposal in found):
-        raise typer.Exit(FAILURE)
+        raise typer.Exit(BAD_INPUT)
     if output is not None:
         raise UserError("Nothing was done: name the task, as above.")
-    typer.echo("\n--dry-run shows more; --help has all options.")
+    typer.echo("\nNothing was written. --dry-run says more about a command; --help lists options.")
+    if not all(proposal.task for proposal in found):
+        raise typer.Exit(FAILURE)
 
 
 VERBS = {

@@ -24,6 +24,8 @@ from convexlift.models.files import ModelCard, Sheet, names, sheet, shipped_shee
 COLUMNS = ("Name", "Task", "Weight", "Test dB", "Licence")
 TEXTS = ("Name", "Task", "Licence")
 UNKNOWN = "-"
+USUAL = "sigma 25"
+"""The end of the names of results that the table prefers."""
 IMPORT = "import"
 """The word in place of a name that converts files of other authors."""
 
@@ -100,6 +102,10 @@ def models(
                     "others are for non-commercial research.",
                     markup=False,
                 )
+            screen.print(
+                "Test dB: PSNR on the images that each card names, which differ; for photographs, "
+                "with noise of 25/255."
+            )
             screen.print("Show the card of one: convexlift models NAME. In Python: cl.load(NAME).")
         else:
             screen.print(f"No regularizers are shipped with convexlift {convexlift.__version__}.")
@@ -160,7 +166,10 @@ def details(sheet: Sheet) -> str:
 def _cells(card: ModelCard | None) -> tuple[str, str, str, str]:
     if card is None:
         return (UNKNOWN,) * 4
-    psnr = card.results.get("test", {}).get("psnr")
+    # Results differ in their images and noise: for photographs, those of the usual level.
+    found = {name: numbers["psnr"] for name, numbers in card.results.items() if "psnr" in numbers}
+    usual = [psnr for name, psnr in found.items() if name.endswith(USUAL)]
+    psnr = next(iter((*usual, *found.values())), None)
     return (
         card.task,
         f"{card.weight:g}",

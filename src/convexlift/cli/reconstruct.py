@@ -148,6 +148,10 @@ def _command(task: str) -> Callable[..., None]:
 class Tasks(Group):
     """The tasks; files in place of a task are examined."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept ``--dry-run`` before the files, too."""
+        return super().parse_args(ctx, [*args[1:], *args[:1]] if args[:1] == [DRY_RUN] else args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of the task, or the hidden one that examines files."""
         first = Path(args[0] if args else "")
@@ -158,7 +162,7 @@ class Tasks(Group):
         return super().resolve_command(ctx, args)
 
 
-LOOK = "look"
+LOOK, DRY_RUN = "look", "--dry-run"
 group = group_of_commands(
     "reconstruct",
     ABOUT,
@@ -172,7 +176,7 @@ group = group_of_commands(
 def look_at(
     inputs: list[str],
     output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    dry_run: Annotated[bool, typer.Option(DRY_RUN)] = False,
     debug: Debug = False,
 ) -> None:
     """Examine files, and print the command for them."""

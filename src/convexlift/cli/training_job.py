@@ -364,7 +364,8 @@ def _show(
             for label, row in shown.items()
         ]
         count = len(result.validation.images) if result.validation else 0
-        header = (f"Mean of {count} held-out images", "PSNR", "SSIM", "Weight")
+        of = f"Mean of {count} held-out images" if count > 1 else "One held-out image"
+        header = (of, "PSNR", "SSIM", "Weight")
         screen.print(table(header, cells, left=[header[0]]))
         if tv is not None and (lost := tv.summary()["psnr"] - trained.score["psnr"]) > 0:
             screen.print(

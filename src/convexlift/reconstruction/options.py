@@ -27,7 +27,8 @@ class Options:
     """Options of all tasks.
 
     Args:
-        regularizer: a name (convexlift models), the path of a saved one, or ``tv``.
+        regularizer: a name, the path of a saved one, or ``tv``. convexlift models lists the names,
+            and those that companies may use; photo-open is free for any use.
         weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
             and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
             that the residual is as large as the noise.
@@ -36,6 +37,7 @@ class Options:
             a weight as a number, or a strength, not both.
         tolerance: certified relative gap to stop at.
         time_limit: seconds for each file, or batch of files; its weight takes at most half of them.
+            Reading, and the certificate of an image in tiles, are not included.
         max_iterations: most iterations for each file.
         check_every: iterations between two checks, at which ``progress`` is called.
         method: solver; methods that need a step size try several for a few iterations.
@@ -168,7 +170,7 @@ class ScanOptions(Options):
         flat: readings without object: a number, or an NPY file.
         dark: readings without beam: a number, or an NPY file.
         photons: photons in a free ray, for transmissions and line integrals; estimated by default.
-        background: r of emission counts y ~ Poisson(A x + r).
+        background: mean r of the background, for emission counts y ~ Poisson(A x + r).
         sigma: noise of line integrals, if it is the same in all rays.
         size: pixels of a side; by default as many as bins.
         extent: side in mm; by default the field of view.
@@ -224,7 +226,7 @@ class MRIOptions(Options):
     together. Not for diagnosis.
 
     Args:
-        regularizer: ``tv``, total variation of complex images, or the path of a saved regularizer
+        regularizer: total variation of complex images, ``tv``, or the path of a saved regularizer
             of two channels.
         weight: as for denoise; ``card`` is in proportion to the noise.
         sigma: standard deviation of the real and of the imaginary part of k-space, in its units;

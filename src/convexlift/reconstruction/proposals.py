@@ -84,7 +84,7 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     try:
         contents = open_contents(path, max_megapixels=max_megapixels)
     except Exception as error:  # decoders raise nearly every type
-        return Proposal(path, f"it cannot be read: {reason_of(error)}")
+        return Proposal(path, _reason(path, error))
     about = about_picture(contents)
     if contents.missing is not None:
         return Proposal(path, about, "inpaint")
@@ -110,7 +110,7 @@ def _scan(path: Path, max_megapixels: float | None) -> Proposal:
         scan = read_sinogram(path, max_megapixels=max_megapixels)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
     except Exception as error:  # decoders raise nearly every type
-        reason = reason_of(error)
+        reason = _reason(path, error)
     if path.suffix.lower() in K_SPACES:
         with contextlib.suppress(Exception):
             found = read_kspace(path, max_megapixels=max_megapixels)
@@ -118,7 +118,14 @@ def _scan(path: Path, max_megapixels: float | None) -> Proposal:
         with contextlib.suppress(Exception):
             planes = count_planes(path, max_megapixels)
             return Proposal(path, f"a volume of {planes} planes", "denoise")
-    return Proposal(path, f"it cannot be read as a sinogram: {reason}")
+    return Proposal(path, reason)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """The reason why a file cannot be read, without its name, which is printed before it."""
+    text = reason_of(error)
+    bare = text.removeprefix(f"{path} ")
+    return f"cannot be read: {text}" if bare == text else bare
 
 
 def plan(reconstructor: Reconstructor, source: Source) -> list[str]:

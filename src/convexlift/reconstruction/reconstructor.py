@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexlift.descriptions import Described, Description
 from convexlift.images import psnr, ssim
 from convexlift.json_values import finite
 from convexlift.models.files import names, sheet
@@ -156,13 +157,11 @@ class Reconstructor(Options, ABC):
             if solution.proof.problem.batch_size < len(data) or len(images) > 1:
                 problem = self.problem(image) if keep_duals else solution.proof.problem
                 own = select_solution(solution, rows, problem)
-            found.append(
-                Reconstruction(
-                    **vars(image), x=image.restored(own.x.cpu()), solution=own,
-                    gap_map=None if gap_map is None else gap_map[rows],
-                    record=record_of(image, own, settings),
-                )
-            )  # fmt: skip
+            found.append(Reconstruction(
+                **vars(image), x=image.restored(own.x.cpu()), solution=own,
+                gap_map=None if gap_map is None else gap_map[rows],
+                record=record_of(image, own, settings),
+            ))  # fmt: skip
         return found
 
     def problem(self, image: PreparedImage) -> VariationalProblem:
@@ -289,8 +288,8 @@ class PreparedImage:
         return alike and self.data.joinable(other.data)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Reconstruction(PreparedImage):
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Reconstruction(Described, PreparedImage):
     """A reconstructed image with its proof, and the attributes of its ``PreparedImage``.
 
     Attributes:
@@ -302,10 +301,10 @@ class Reconstruction(PreparedImage):
         record: everything as plain values: ``convexlift reconstruct --json`` writes the same.
     """
 
-    x: Tensor = field(repr=False)
-    solution: Solution = field(repr=False)
-    gap_map: Tensor | None = field(default=None, repr=False)
-    record: dict[str, Any] = field(repr=False)
+    x: Tensor
+    solution: Solution
+    gap_map: Tensor | None = None
+    record: dict[str, Any]
 
     @property
     def weight_map(self) -> Tensor | None:
@@ -317,8 +316,11 @@ class Reconstruction(PreparedImage):
         """The problem that was solved."""
         return self.solution.proof.problem
 
-    def _repr_html_(self) -> str:
-        return self.solution._repr_html_()
+    def _description(self, *, figures: bool) -> Description:
+        found = self.solution._description(figures=figures)
+        facts = {} if self.noise is None else {"noise": str(self.noise)}
+        facts |= {"weight": f"{self.weight.value:.3g}", **found.facts}
+        return replace(found, title=self.name + found.title.removeprefix("Solution"), facts=facts)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the image, atomically: a file like the input, in the format of the name's ending.
@@ -350,7 +352,7 @@ def record_of(
     noise, guarantee = prepared.noise, _summary(columns["guarantee"])
     gap = finite(float(relative_gap(objective, bound)))
     premise = solution.proof.problem.regularizer.premise
-    record: dict[str, Any] = {
+    return {
         "input": prepared.name,
         "output": None,
         "size": list(solution.x.shape[-2:]),
@@ -372,8 +374,7 @@ def record_of(
             for plane in zip(*columns.values(), strict=True)
         ],
         "settings": settings,
-    }
-    return record | ({"notes": list(prepared.notes)} if prepared.notes else {})
+    } | ({"notes": list(prepared.notes)} if prepared.notes else {})
 
 
 def _quality(prepared: PreparedImage, x: Tensor) -> dict[str, Any]:

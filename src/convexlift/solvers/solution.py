@@ -72,8 +72,8 @@ class Status(Enum):
     )
     PRECISION_LIMIT = (
         "Rounding keeps the certified gap above the tolerance: the numbers of the problem are too "
-        "far apart for this precision. Solve it in double precision, "
-        "problem.to(dtype=torch.float64), or remove a large offset from the data."
+        "far apart for this precision. Allow a larger gap, remove a large offset from the data, or "
+        "solve single-precision problems in double, problem.to(dtype=torch.float64)."
     )
     NOT_FINITE = (
         "The iterates became infinite or NaN; x is the best finite one. Check the step sizes and "
@@ -179,11 +179,6 @@ class Solution(Described):
         found = zip(self.gap.tolist(), self.guarantee, strict=True)
         return tuple(": ".join(in_words(gap, scope, premise)) for gap, scope in found)
 
-    def __str__(self) -> str:
-        lines = [f"{len(self.status)} image(s), {self.seconds:.2f} s"]
-        lines += [f"  [{i}] {self._line(i)}" for i in range(len(self.status))]
-        return "\n".join([*lines, *(f"  {text}" for text in self._premises())])
-
     def _line(self, i: int) -> str:
         return (
             f"{self.status[i].name.lower()} after {int(self.iterations[i])} iterations: "
@@ -191,10 +186,6 @@ class Solution(Described):
             f"lower bound {float(self.lower_bound[i]):.6g}, gap {float(self.gap[i]):.1e} "
             f"({self.guarantee[i].name.lower().replace('_', ' ')})"
         )
-
-    def _premises(self) -> list[str]:
-        """The meaning of the bounds if they hold under a condition; else nothing."""
-        return list(dict.fromkeys(self.meaning)) if self.proof.problem.regularizer.premise else []
 
     def _description(self, *, figures: bool) -> Description:
         images = len(self.status)

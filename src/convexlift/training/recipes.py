@@ -188,11 +188,12 @@ AnyRecipe = AdversarialRecipe | BilevelRecipe
 
 @dataclass(frozen=True, eq=False)
 class RecipeResult:
-    """A trained network and its weight for each task."""
+    """A trained network, its weight for each task, and the number of images it was trained on."""
 
     trained: Trained
     weights: dict[str, float]
     validation: Validation | None
+    images: int
 
 
 def follow(
@@ -271,7 +272,7 @@ def follow(
     else:
         found = weight if trained.score is None else trained.score["weight"]
         weights = {} if checked is None else {checked.name: found}
-    return RecipeResult(trained, weights, validation)
+    return RecipeResult(trained, weights, validation, len(training))
 
 
 def validated_task(recipe: AnyRecipe) -> Task | None:
@@ -303,7 +304,7 @@ def training_card(
         version: the version of the code.
         processes: number of processes.
     """
-    trained = result.trained
+    trained, used = result.trained, result.images
     kind = "adversarial" if isinstance(recipe, AdversarialRecipe) else "bilevel"
     task = next(iter(result.weights), "given damaged images")
     results = {}
@@ -314,12 +315,12 @@ def training_card(
     where = f" from {', '.join(source)}" if source else ""
     return ModelCard(
         name=name,
-        summary=f"A regularizer from {kind} training on {len(images)} images.",
+        summary=f"A regularizer from {kind} training on {used} image{'s' * (used != 1)}.",
         task=task,
         weight=result.weights.get(task, 1.0),
         weights=result.weights,
         weight_choice=_weight_choice(recipe, result),
-        data=f"{len(images)} images{where}; SHA-256 {images.fingerprint()}",
+        data=f"{used} of {len(images)} images{where}; SHA-256 of all {images.fingerprint()}",
         license=UNKNOWN_LICENSE,
         recipe=plain_settings(recipe),
         command=command,
@@ -381,7 +382,8 @@ def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
         return "taken from the recipe"
     if result.validation is None:
         return "not chosen: nothing was validated; find a weight for your data"
-    return f"best PSNR on {len(result.validation.images)} held-out images"
+    count = len(result.validation.images)
+    return f"best PSNR on {count} held-out image{'s' * (count != 1)}"
 
 
 def _processor() -> str:

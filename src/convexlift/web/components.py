@@ -192,6 +192,10 @@ class Controls:
         return (state for state in computation.states() if self.site.keeps_up(request))
 
 
+COMPARED = {"ct": "Filtered back projection, and after"}
+"""The labels of sliders in tabs where the first picture is not the data."""
+
+
 class RunDisplay:
     """Status, picture, plot, numbers, maps and downloads of a run."""
 
@@ -204,8 +208,9 @@ class RunDisplay:
                     html.chosen_picture(picture), padding=False, elem_id=f"{name}-picture"
                 )
                 self.slider = gr.ImageSlider(
-                    visible=False, label="Before and after", elem_id=f"{name}-slider",
-                    interactive=False, buttons=["fullscreen"], type="filepath",
+                    visible=False, label=COMPARED.get(name, "Before and after"),
+                    elem_id=f"{name}-slider", interactive=False, buttons=["fullscreen"],
+                    type="filepath",
                 )  # fmt: skip
             with gr.Column(min_width=260):
                 self.plot = gr.HTML(
