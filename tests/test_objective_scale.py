@@ -105,4 +105,5 @@ def test_the_box_gets_a_step_in_proportion_to_the_objective_though_its_dual_is_z
     u, v = lifted_start(stated, saddle, stated.initial_image())
     assert not v[BOX_DUAL].any()
     sigma = first_sigma(saddle, solver.coupling, u, v)[BOX_DUAL] / w
-    assert (sigma > 1e-6).all() and (sigma < 1e2).all()
+    assert (sigma > 1e-6).all()
+    assert (sigma < 1e2).all()
