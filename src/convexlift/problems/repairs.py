@@ -1,4 +1,4 @@
-"""Dual variables repaired for images that are bounded on one side only.
+"""Dual variables repaired, so that their bound no longer lags behind the images.
 
 For x >= lower alone, <g, x> with g = A* v + sum_i V_i* p_i is bounded below only if g >= 0 at every
 pixel. A solver's dual variables violate this a little, mostly at single pixels. A multiple of d
@@ -9,7 +9,8 @@ images. Two moves lift only the pixels in question and keep (v, p) feasible:
     v   <- v + A (-g - theta)_+ / q             lifts the remainder, by the data of the pixel,
 
 where m > 0 is a small margin, q = |A e_j|^2 at the worst pixel j, and theta the level below which d
-is cheaper. Everything is mirrored for x <= upper.
+is cheaper. Everything is mirrored for x <= upper. For any box behind an operator, the first move
+with another right-hand side makes |g| small where it costs much (``tightened``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from convexlift.tensors import Blocks, converted, expand_per_image, sum_per_imag
 STEPS = 20
 """Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
 CLOSE = 0.1
-"""Distance from the box, relative to the range of the image, within which g may push outwards."""
+"""Distance from a bound, relative to the range of the image, below which g matters less."""
 MARGIN = 1e-3
 """m, relative to the deficit of the worst pixel."""
 LEVELS = tuple(2.0**-k for k in range(13))
@@ -60,11 +61,10 @@ def repaired(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Bl
 
 
 def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
-    """The dual variables with p_1 changed so that |g| is smaller, except where g costs nothing.
+    """The dual variables with another p_1, which makes g small where it costs much.
 
-    A pixel adds g (x - lower) or -g (upper - x) to the gap. Nearly all of the gap behind an operator
-    consists of these terms while Fenchel-Young terms are a thousandth of it, since v and p agree
-    with x before they agree with each other.
+    A pixel adds g (x - lower) or -g (upper - x) to the gap. These terms are nearly all of it: v and
+    p fit the image long before A* v and V* p fit each other.
     """
     v, box = problem.fidelity.clip_to_conjugate_domain(witness[DATA_DUAL]), problem.bounds
     flat = at.x.flatten(1)
@@ -115,7 +115,7 @@ def _pulled(
     seen: Tensor,
     pull: Callable[[Tensor], Tensor],
 ) -> Blocks:
-    """p_1 <- Pi(p_1 + V_1 pull(g) / |V_1|^2), accelerated; -pull is a gradient in g, 1-Lipschitz."""
+    """p_1 <- Pi(p_1 + V_1 pull(g) / |V_1|^2), accelerated, for a pull of slope -1 or less steep."""
     network = problem.network
     layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
     h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]

@@ -83,7 +83,7 @@ def expected_sizes(saddle: SaddlePointProblem, coupling: Coupling, v: Blocks) ->
     def force(*left_out: str) -> Tensor:
         """||K* v|| at x, without some of the duals."""
         others = Blocks({n: 0 * part if n in left_out else part for n, part in v.items()})
-        return saddle.K.adjoint(others)["x"].flatten(1).norm(dim=1)
+        return saddle.K.adjoint(others).norms()["x"]
 
     if DATA_DUAL in v:
         balance = force(DATA_DUAL) / coupling.weights[DATA_DUAL]["x"] ** 0.5
