@@ -14,7 +14,7 @@ from convexlift.phantoms import shepp_logan
 from convexlift.problems import certificate
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import DATA_DUAL, feasible_duals, made_feasible
-from convexlift.problems.repairs import repaired
+from convexlift.problems.repairs import repaired, tightened
 
 SIZE = 24
 
@@ -64,6 +64,38 @@ def test_bounds_over_all_images_no_longer_lag(monkeypatch):
     repaired_gap = float(after(problem, 120).gap)
     without_repairs(monkeypatch)
     assert repaired_gap < float(after(problem, 120).gap) / 3
+
+
+@pytest.mark.parametrize("box", [(0, 1), (-1, 2), None])
+def test_tightened_variables_are_feasible_and_their_bound_is_nearer(box):
+    problem = scan(box)
+    solution = after(problem, 120)
+    duals = solution.state.duals
+    at, bounds = judge(problem, solution.state.x, duals)
+    found = tightened(problem, at, duals)
+    feasible = feasible_duals(problem.network, problem.weight, at.x, found)
+    name = "v1"
+    assert torch.allclose(found[name], feasible[name], rtol=1e-12, atol=0)
+    assert torch.equal(found[DATA_DUAL], duals[DATA_DUAL])
+    again = judge(problem, solution.state.x, found)[1]
+    assert float(again.near.gap) < float(bounds.near.gap) / 2
+
+
+def test_gaps_are_tightened_near_the_tolerance_only(monkeypatch):
+    problem, tried = scan((0, 1)), []
+    original = certificate.tightened
+
+    def counted(problem, at, witness):
+        tried.append(1)
+        return original(problem, at, witness)
+
+    monkeypatch.setattr(certificate, "tightened", counted)
+    stop = cl.StopWhen(gap=1e-3, max_iterations=400)
+    solution = cl.solve(problem, stop=stop)
+    assert solution.status == (cl.Status.CONVERGED,)
+    assert 1 <= len(tried) <= 4
+    monkeypatch.setattr(certificate, "tightened", lambda problem, at, witness: witness)
+    assert int(solution.iterations) < int(cl.solve(problem, stop=stop).iterations)
 
 
 def test_nothing_is_repaired_where_that_is_not_what_lacks(monkeypatch):

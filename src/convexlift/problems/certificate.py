@@ -45,7 +45,7 @@ from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
 from convexlift.problems.minorant import Minorant, OnePass, minorant_at
 from convexlift.problems.packed_slopes import CODES
-from convexlift.problems.repairs import repaired
+from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 from convexlift.tf32 import full_precision
@@ -54,6 +54,8 @@ CLEARANCE = 1e-10
 """Of slopes from 0, relative to the largest: far above all bounds of rounding errors."""
 ROUNDING = 64
 """Objectives and gaps have relative errors below this many units of the last place."""
+CLOSE = 8.0
+"""Gaps of at most this many tolerances are tightened, which leaves about a fifth of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +196,8 @@ def judge(
     """The objective at the images of a solver, and the best bounds there.
 
     Uses one pass over the first layer, without storing it, where possible. Dual variables are
-    repaired, at the cost of a few iterations, where the relative gap near x is within the
-    tolerance but the gap over all images is not.
+    repaired, at the cost of a few iterations: behind an operator where the relative gap is a few
+    tolerances, and where the gap near x is within the tolerance but the gap over all images is not.
     """
     one_pass = None if duals is None else OnePass.of(problem.network)
     if one_pass is None or duals is None:
@@ -245,18 +247,42 @@ def _best_of(
     )
     best = best_of(candidates, _keep)
     packed = any(part.dtype is CODES for part in best.near.witness.values())
-    if not tolerance or not problem.bounds.is_one_sided or packed:  # too large to be repaired
+    if not tolerance or packed:  # too large to be repaired
         return best
-    everywhere, near = best.everywhere.gap, best.near.gap
     enough = tolerance * evaluation.objective.abs()
-    lagging = (near < everywhere) & (near <= enough) & ((everywhere > enough) | enough.isinf())
-    if not decided(lagging.any()):
+    known = minorants[-1][1]
+    if known is not None and problem.operator.diagonal is None:
+        close = (best.near.gap > enough) & (best.near.gap <= CLOSE * enough)
+        best = _with_repairs(problem, evaluation, best, close, radius, known)
+    if problem.bounds.is_one_sided:
+        everywhere, near = best.everywhere.gap, best.near.gap
+        short = (everywhere > enough) | enough.isinf()
+        best = _with_repairs(
+            problem, evaluation, best, (near < everywhere) & (near <= enough) & short, radius
+        )
+    return best
+
+
+def _with_repairs(
+    problem: VariationalProblem,
+    evaluation: Evaluation,
+    best: Scopes[Bound],
+    images: Tensor,
+    radius: float,
+    known: Tensor | None = None,
+) -> Scopes[Bound]:
+    """The bounds, or those of repaired dual variables where they are better, for some images."""
+    if not decided(images.any()):
         return best
-    duals = repaired(problem, evaluation, best.near.witness)
+    duals = best.near.witness
+    if known is None:
+        duals = repaired(problem, evaluation, duals)
+    else:
+        duals = tightened(problem, evaluation, Blocks({**duals, DATA_DUAL: known}))
     minorant, v = minorant_at(problem, evaluation, duals), duals.get(DATA_DUAL)
     others = _bounds(problem, evaluation, minorant, v, radius)
-    # Images are independent: only the lagging ones take another bound.
-    return best_of([best, *others], lambda one, other: _keep(one, other) | ~lagging)
+    # Images are independent: only these ones take another bound.
+    return best_of([best, *others], lambda one, other: _keep(one, other) | ~images)
 
 
 def _keep(first: Bound, second: Bound) -> Tensor:

@@ -195,10 +195,12 @@ def linear_excess(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(g > 0, rising, torch.where(g < 0, falling, 0.0))
 
 
-def levels(fidelity: Fidelity) -> list[float]:
-    """``LEVELS``, relative to the nearest end of the domain of f*."""
+def levels(fidelity: Fidelity, v: Tensor) -> list[Tensor]:
+    """``LEVELS``, (B,) each, relative to the nearest end of the domain of f*, else to max |v|."""
     ends = [abs(end) for end in fidelity.conjugate_domain if math.isfinite(end) and end]
-    return [fraction * min(ends, default=1.0) for fraction in LEVELS]
+    largest = v.abs().flatten(1).amax(1)
+    unit = torch.full_like(largest, min(ends)) if ends else largest
+    return [fraction * unit for fraction in LEVELS]
 
 
 def _general_bounds(
@@ -243,8 +245,10 @@ def _general_bounds(
         yield bound(inside, gradient, one)
     if slack.constant is None:
         return
-    for level in levels(problem.fidelity):
-        m = level * push  # the gradient of the mixture's other end, (v, p) = (level d, 0)
+    for size in levels(problem.fidelity, v):
+        level = expand_per_image(size, v)
+        # The gradient of the mixture's other end, (v, p) = (level d, 0).
+        m = expand_per_image(size, push) * push
         keep = torch.where(wrong, torch.where(usable, m / (m - g), 0.0), 1.0)
         theta = keep.flatten(1).amin(1)
         # Again with a few roundings to spare, relative to the share that is given up.

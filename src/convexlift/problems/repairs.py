@@ -1,4 +1,4 @@
-"""Dual variables repaired for images that are bounded on one side only.
+"""Dual variables repaired, so that their bound no longer lags behind the images.
 
 For x >= lower alone, <g, x> with g = A* v + sum_i V_i* p_i is bounded below only if g >= 0 at every
 pixel. A solver's dual variables violate this a little, mostly at single pixels. A multiple of d
@@ -9,12 +9,14 @@ images. Two moves lift only the pixels in question and keep (v, p) feasible:
     v   <- v + A (-g - theta)_+ / q             lifts the remainder, by the data of the pixel,
 
 where m > 0 is a small margin, q = |A e_j|^2 at the worst pixel j, and theta the level below which d
-is cheaper. Everything is mirrored for x <= upper.
+is cheaper. Everything is mirrored for x <= upper. For any box behind an operator, the first move
+with another right-hand side makes |g| small where it costs much (``tightened``).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,6 +31,8 @@ from convexlift.tensors import Blocks, converted, expand_per_image, sum_per_imag
 
 STEPS = 20
 """Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
+CLOSE = 0.1
+"""Distance from a bound, relative to the range of the image, below which g matters less."""
 MARGIN = 1e-3
 """m, relative to the deficit of the worst pixel."""
 ROUNDING = 64
@@ -65,6 +69,24 @@ def repaired(
     return witness
 
 
+def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
+    """The dual variables with another p_1, which makes g small where it costs much.
+
+    A pixel adds g (x - lower) or -g (upper - x) to the gap. These terms are nearly all of it: v and
+    p fit the image long before A* v and V* p fit each other.
+    """
+    v, box = problem.fidelity.clip_to_conjugate_domain(witness[DATA_DUAL]), problem.bounds
+    flat = at.x.flatten(1)
+    close = CLOSE * (flat.amax(1) - flat.amin(1)).clamp_min(torch.finfo(flat.dtype).tiny)
+    above, below = (((at.x - end).abs() / expand_per_image(close, at.x)).clamp_max(1.0)
+                    for end in (box.lower, box.upper))  # fmt: skip
+
+    def pull(g: Tensor) -> Tensor:
+        return -torch.where(g > 0, above, below) * g
+
+    return _pulled(problem, at, witness, problem.operator.adjoint(v), pull)
+
+
 def _slope_at_infinity(problem: VariationalProblem, x: Tensor, sign: float) -> Tensor:
     """The slope of D(d x) where x is not bounded; infinite where D alone bounds a pixel."""
     assert problem.operator.diagonal is not None
@@ -84,6 +106,26 @@ def _with_p(
     clearance: float,
 ) -> Blocks:
     """New dual variables of the first layer, by the accelerated projected gradient method."""
+    slopes = made_feasible(problem.network, problem.weight, at.x, witness)
+    lacking = torch.where(exposed, -sign * (seen + slopes.c), 0.0)
+    least = clearance * slopes.c.abs().flatten(1).amax(1)
+    margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + least
+    margin = expand_per_image(margin, seen)
+
+    def pull(g: Tensor) -> Tensor:
+        return torch.where(exposed, sign * (margin - sign * g).clamp_min(0), 0.0)
+
+    return _pulled(problem, at, witness, seen, pull)
+
+
+def _pulled(
+    problem: VariationalProblem,
+    at: Evaluation,
+    witness: Blocks,
+    seen: Tensor,
+    pull: Callable[[Tensor], Tensor],
+) -> Blocks:
+    """p_1 <- Pi(p_1 + V_1 pull(g) / |V_1|^2), accelerated, for a pull of slope -1 or less steep."""
     network = problem.network
     layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
     h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]
@@ -91,15 +133,9 @@ def _with_p(
         return witness
     p = ahead = backward.p[0]
     others = seen + backward.c - V.adjoint(p)
-    step = sign / norm**2
-    lacking = torch.where(exposed, -sign * (others + V.adjoint(p)), 0.0)
-    least = clearance * backward.c.abs().flatten(1).amax(1)
-    margin = MARGIN * lacking.flatten(1).amax(1).clamp_min(0) + least
-    margin = expand_per_image(margin, seen)
     for k in range(STEPS):
         g = others + V.adjoint(ahead)
-        lacking = torch.where(exposed, (margin - sign * g).clamp_min(0), 0.0)
-        p, before = feasible(h, ahead + step * V(lacking), t), p
+        p, before = feasible(h, ahead + V(pull(g)) / norm**2, t), p
         ahead = p + k / (k + 3) * (p - before)
     return Blocks({**witness, dual_names(1, len(network.layers))[0]: p})
 

@@ -378,8 +378,9 @@ def _behind_operator(
     yield bounds(inside, gradient, one)
     if decided(minorant.constant.isinf().any()):
         return
-    for level in levels(problem.fidelity):
-        gain = level * (sign * push.value - SPARE * push.error)  # with (v, p) = (level d, 0)
+    for level in levels(problem.fidelity, v):
+        # With (v, p) = (level d, 0).
+        gain = expand_per_image(level, x) * (sign * push.value - SPARE * push.error)
         keep = torch.where(missing > 0, gain / (gain + missing), 1.0)
         keep = torch.where((missing > 0) & ~usable, 0.0, keep)
         theta = keep.flatten(1).amin(1)

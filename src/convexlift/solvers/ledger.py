@@ -44,8 +44,8 @@ Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
-PATIENCE, PROGRESS = 3, 0.9
-"""A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled."""
+PATIENCE, PROGRESS = 3, 0.5
+"""A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled (measured)."""
 HOPELESS = 3
 """Refused claims after which an image ends if rounding dominates a gap that hardly shrinks."""
 
@@ -159,7 +159,7 @@ class Ledger:
 
     @property
     def stalled(self) -> bool:
-        """Whether the gap of some image, below 1, has hardly changed at the last few checks."""
+        """Whether the gap of some image, below 1, has not halved in the last few checks."""
         records = self.history.records
         if self.tolerance is None or len(records) <= PATIENCE:
             return False

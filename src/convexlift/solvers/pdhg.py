@@ -20,11 +20,12 @@ from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.claims import InSinglePrecision, in_double
-from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, lift
+from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
@@ -40,9 +41,6 @@ from convexlift.solvers.primal_dual import (
     pdhg_update,
 )
 from convexlift.solvers.restart_rules import (
-    ALIVE,
-    FIRST_MOVE,
-    ORDINARY,
     RestartMemory,
     RestartRules,
     lateness,
@@ -182,49 +180,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             x = x.to(self.problem.fidelity.y)
             duals = None if duals is None else duals.to_dtype(x.dtype)
         u, v = lifted_start(self.problem, self.saddle, x, duals)
-        target = self.coupling.balanced_sigma(self.coupling.reach(self._moves(u)), self._sizes(v))
-        sigma = {}
-        for name, value in target.items():
-            # Duals that start at zero and rows that do not move do not determine sigma.
-            usable = torch.isfinite(value) & (value > 0)
-            sigma[name] = torch.where(usable, value, 1.0)
-        return self._from(u, v, Blocks(sigma))
-
-    def _moves(self, u: Blocks) -> Blocks:
-        """The expected moves of primal blocks, (B,) each, x first and z_i after it.
-
-        The size of a nearly dead layer, z_i = 1e-38 say, is uninformative: z_i moves with a_i.
-        """
-        moves: dict[str, Tensor] = {}
-        for name, size in u.norms().items():
-            if name == "x":  # a move of every pixel, for images of any scale
-                flat = u[name].flatten(1)
-                spread = flat.amax(1) - flat.amin(1)
-                unit = torch.where(spread > 0, spread / spread.clamp(*ORDINARY), 1.0)
-                size = unit * flat.shape[1] ** 0.5
-            moves[name] = FIRST_MOVE * size
-            row = self.coupling.weights.get(f"v{name[1:]},1", {})
-            for source in row.keys() & moves.keys() - {name}:
-                with_a = ALIVE * moves[source] * torch.as_tensor(row[source]).to(size).sqrt()
-                moves[name] = torch.maximum(moves[name], with_a)
-        return Blocks(moves)
-
-    def _sizes(self, v: Blocks) -> Blocks:
-        """The expected sizes of dual blocks, (B,) each: the sizes of the first ones.
-
-        An image that fits the data has v_0 = 0, but at the solution A* v_0 balances the force of R.
-        Slopes of a layer that is nearly dead are no measure either: v_{i,1} = h' t, v_{i,2} = -t.
-        """
-        squares = self.coupling.dual_squares(v)
-        sizes = {name: part.sqrt().to(v[name]) for name, part in squares.items()}
-        for name in [name for name in sizes if name.endswith(",1")]:
-            sizes[name] = torch.maximum(sizes[name], ALIVE * sizes[name[:-1] + "2"])
-        if DATA_DUAL in v:
-            others = Blocks({n: p if n != DATA_DUAL else 0 * p for n, p in v.items()})
-            force = self.saddle.K.adjoint(others)["x"].flatten(1).norm(dim=1)
-            balance = force / self.coupling.weights[DATA_DUAL]["x"] ** 0.5
-            sizes[DATA_DUAL] = torch.maximum(sizes[DATA_DUAL], balance)
-        return Blocks(sizes)
+        return self._from(u, v, first_sigma(self.saddle, self.coupling, u, v))
 
     def in_double(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
         """The same iteration in double precision, if rounding is a large part of a step.

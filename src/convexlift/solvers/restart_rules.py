@@ -37,12 +37,6 @@ RELAXED_AT_FIRST = 160
 """Relaxed iterations at the start, where R has kinks and the fidelity is smooth."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
-FIRST_MOVE = 0.05
-"""Guessed move of a pixel from the first image to the solution, for an ordinary range of pixels."""
-ORDINARY = (0.1, 10.0)
-"""Ranges of the first image's pixels that count as 1; smaller and larger ones scale the guess."""
-ALIVE = 1e-3
-"""Least slope of a layer, and least part of a move it passes on, in the first step sizes."""
 FIRST = 5
 """Iterations before the first restart, which corrects the guessed step sizes."""
 LARGEST_CHANGE = 10.0
