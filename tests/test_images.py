@@ -25,7 +25,7 @@ def test_examples_are_grey_pictures():
 
 def test_a_written_picture_reads_back(tmp_path):
     picture = torch.rand(1, 1, 6, 9, dtype=torch.float32)
-    images.save_image(tmp_path / "new" / "a.png", picture)
+    images.save_image(str(tmp_path / "new" / "a.png"), picture)
     again = images.load_image(tmp_path / "new" / "a.png")
     assert (again - picture).abs().max() <= 0.5 / 255 + 1e-6
     assert [f.name for f in (tmp_path / "new").iterdir()] == ["a.png"]

@@ -58,7 +58,7 @@ def save_image(path: Path, image: Tensor) -> None:
         raise ValueError(f"cannot write {path}: the image is {float(image[place])} at {place}")
     plane = image.detach().cpu().reshape(image.shape[-2:]).clamp(0, 1)
     pixels = (255 * plane).round().to(torch.uint8).numpy()
-    with atomic_path(path) as part:
+    with atomic_path(Path(path)) as part:
         pillow().fromarray(pixels).save(part, format="PNG")
 
 
