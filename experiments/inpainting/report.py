@@ -157,13 +157,15 @@ def searched_runs(found: SideBySide) -> dict[str, Run]:
 def time_comparisons(theirs: Times, times: Times, values: InpaintingSettings) -> list[Comparison]:
     """Beside the paper's Table 1: seconds, then speed-ups; ours is our default throughout."""
     keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
-    other = OTHER_NETWORK if theirs is times else ""
+    whose, other = "As the authors", ""
+    if theirs is times:
+        whose, other = "As the authors, with our R", OTHER_NETWORK
     default, rows = times.mean("default"), []
     for name, key in keys.items():
-        remark = f"As the authors: {theirs.iterations_text(key)}, another machine. "
+        remark = f"{whose}: {theirs.iterations_text(key)}, another machine. "
         if not theirs.all_reached(key):
             goal = f"{values.race.error:g} within {values.race.iterations} iterations"
-            remark = f"As the authors: {theirs.reached(key)} images reach an error of {goal}. "
+            remark = f"{whose}: {theirs.reached(key)} images reach an error of {goal}. "
         remark += "Ours: our default"
         if (better := times.fastest(PRINTED_FAMILIES[name])) is not None:
             remark += f"; {times.label(better)}: {number(times.mean(better))} s"
@@ -177,7 +179,7 @@ def time_comparisons(theirs: Times, times: Times, values: InpaintingSettings) ->
     for name, printed in PAPER_SPEED_UP.items():
         faster = theirs.speed_up("proposed", keys[name])
         ours = times.speed_up("default", keys[name])
-        remark = "As the authors: of Proposed. Ours: of our default"
+        remark = f"{whose}: of Proposed. Ours: of our default"
         remark += (
             "." if ours else f"; with our R, {times.label(keys[name])} does not reach the error."
         )
