@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.document import Comparison, Printed, Table, number, percent, small
+from experiments.document import (
+    OTHER_DATA,
+    Comparison,
+    Printed,
+    Table,
+    number,
+    percent,
+    small,
+)
 from experiments.figures import Line, Panel, Tile
 from experiments.measuring import Curve
 from experiments.runner import Array, Part, Parts
@@ -182,6 +190,8 @@ class SideBySide:
             limits = (1e-6, 2.0 * max(first, 0.5))
         elif quantity == "gap":
             limits = (1e-5, 5.0)
+        elif quantity == "psnr":
+            limits = psnr_limits([line.y for line in lines])
         unknown = float(self.optimum.gap[0]) if quantity == "error" else None
         return Panel(f"{title}, {name}" if name else title, label, lines, log, limits,
                      (self.early, self.late), unknown=unknown)  # fmt: skip
@@ -271,6 +281,12 @@ PANELS: dict[str, tuple[str, str, bool, Callable[[SideBySide, Curve], Array]]] =
 """Title, label of the axis, whether it is logarithmic, and values (K, B) of each quantity."""
 
 
+def psnr_limits(curves: Sequence[Array]) -> tuple[float, float] | None:
+    """From 0 dB where a curve falls below, so that it does not flatten the others."""
+    values = np.concatenate([each[np.isfinite(each)] for each in curves])
+    return (0.0, max(1.05 * float(values.max()), 1.0)) if (values < 0).any() else None
+
+
 @dataclass(frozen=True, eq=False)
 class Column:
     """Runs for one column of a comparison with the paper's pictures."""
@@ -279,6 +295,8 @@ class Column:
     data: Part  # the part of the data
     runs: Mapping[str, Run]  # by the paper's names of the methods
     note: str = ""  # the network, or what else a reader must know
+    data_note: str = ""  # the same of the data
+    other: str = ""  # see ``Comparison``
 
     def data_psnr(self) -> float:
         """Of the data, mean over the images."""
@@ -290,10 +308,10 @@ class Column:
         return None if run is None else self.found.psnr(run, self._moment(late))
 
     def text(self, label: str, late: bool) -> str:
-        """Steps and iterations of one picture."""
+        """Steps, iterations and note of one picture."""
         run, k = self.runs[label], self._moment(late)
-        steps = f"{run.steps_text}, " if run.parameters else ""
-        return f"{steps}{k} iterations"
+        steps = run.steps_text if run.parameters else run.label.lower()
+        return ", ".join(filter(None, [steps, f"{k} iterations", self.note]))
 
     def tiles(self, runs: Mapping[str, Run] | None = None) -> list[list[Tile]]:
         """Pictures of its runs, under their names or others."""
@@ -319,30 +337,33 @@ def psnr_comparisons(
         authors: the runs with the authors' choices, if there are any.
         ours: the runs with our choices, if there are any.
     """
-    columns = [each for each in (authors, ours) if each is not None]
-    comparable = all(each.data.values["faithful"] for each in columns)
-    other = "" if comparable else "Another image."
+    columns = {
+        name: column
+        for name, column in (("As the authors", authors), ("Ours", ours))
+        if column is not None
+    }
+    faithful = all(column.data.values["faithful"] for column in columns.values())
+    notes = [f"{name}: {each.data_note}." for name, each in columns.items() if each.data_note]
     rows = [
         Comparison(
             "Data", paper_data, None if ours is None else ours.data_psnr(),
-            None if authors is None else authors.data_psnr(), "neither", 0.05, other,
-            comparable=comparable,
+            None if authors is None else authors.data_psnr(), 0.05, " ".join(notes),
+            other="" if faithful else OTHER_DATA,
         )
     ]  # fmt: skip
     for label, printed in paper.items():
+        shown = {name: column for name, column in columns.items() if label in column.runs}
+        other = next((column.other for column in shown.values()), "") if faithful else OTHER_DATA
         for late in (False, True):
-            remarks = [
-                f"{name}: {column.text(label, late)}{', ' + column.note if column.note else ''}."
-                for name, column in (("As the authors", authors), ("Ours", ours))
-                if column is not None and label in column.runs
-            ]
+            remarks = [f"{name}: {column.text(label, late)}." for name, column in shown.items()]
+            if "Ours" in columns and "Ours" not in shown:
+                remarks.append("Ours: only our default was run.")
             rows.append(
                 Comparison(
                     f"{label}, {moments[late]} iterations", printed[late],
                     None if ours is None else ours.psnr(label, late),
                     None if authors is None else authors.psnr(label, late),
-                    "higher" if label == "Proposed" and authors is None else "neither",
-                    remark=" ".join(filter(None, [*remarks, other])), comparable=comparable,
+                    remark=" ".join(remarks), other=other,
                 )
             )  # fmt: skip
     return rows

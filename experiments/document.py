@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from experiments.figures import Figure, tile_file
 
@@ -45,11 +45,13 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, or two digits of a number below 0.1; a dash for None and NaN."""
+    """Two decimals, two digits below 0.1, none from 100 on; a dash for None and NaN."""
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 
 
@@ -78,12 +80,16 @@ class Printed:
 
     def __str__(self) -> str:
         spread = "" if self.deviation is None else f" ± {self.deviation:g}"
-        return f"{self.value:.2f}{spread}"
+        return f"{number(self.value)}{spread}"
 
 
 def psnr(value: float, where: str) -> Printed:
     """A PSNR in dB."""
     return Printed(value, where, "dB")
+
+
+OTHER_DATA, OTHER_NETWORK = "other data", "another network"
+"""Verdicts on numbers that cannot be compared with the printed ones."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,11 @@ class Comparison:
     paper: Printed  # the printed number
     ours: float | None  # with our choices
     authors: float | None = None  # the same quantity here, with the authors' choices
-    better: Literal["higher", "lower", "neither"] = "higher"  # which direction is an improvement
     tolerance: float = 0.5  # a difference up to this counts as agreement, in the unit of the number
     remark: str = ""  # why they differ, or what a reader must know, in sentences
     deviation: float | None = None  # the standard deviation of ours, if there is one
     authors_deviation: float | None = None  # and of the other
-    comparable: bool = True  # whether both numbers are of the same kind of data at all
+    other: str = ""  # why they cannot be compared: ``OTHER_DATA`` or ``OTHER_NETWORK``
 
     @property
     def judged(self) -> float | None:
@@ -116,19 +121,16 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In a word: agrees, better, worse, higher, lower, or why there is none."""
+        """In a word: agrees, higher, lower, or why there is none."""
         if self.difference is None:
             return "not measured"
         if not math.isfinite(self.difference):
             return "not reached"
-        if not self.comparable:
-            return "other data"
+        if self.other:
+            return self.other
         if abs(self.difference) <= self.tolerance:
             return "agrees"
-        higher = self.difference > 0
-        if self.better == "neither":
-            return "higher" if higher else "lower"
-        return "better" if higher == (self.better == "higher") else "worse"
+        return "higher" if self.difference > 0 else "lower"
 
     @property
     def cells(self) -> tuple[str, ...]:

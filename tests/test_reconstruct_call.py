@@ -16,6 +16,7 @@ import convexlift as cl
 from convexlift.images import gaussian_noise, psnr, random_mask, salt_and_pepper, save_image
 from convexlift.phantoms import shepp_logan
 from convexlift.reconstruction import InputError, reconstructor_for
+from convexlift.reconstruction.solution import PiecewiseSolver
 
 FAST = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40}
 NOT_COMPARED = {"seconds", "input", "output", "inputs", "output_sha256", "settings"}
@@ -94,6 +95,19 @@ def test_an_array_gives_the_record_of_its_file(files):
     assert torch.equal(by_path.x, by_array.x)
     assert by_array.record["range"] == [0, 4095]
     assert np.abs(by_array.x.numpy() - values).mean() < 300
+
+
+def test_a_result_says_that_it_was_solved_in_tiles(monkeypatch):
+    given = {"regularizer": "tv", "sigma": 0.1, "tolerance": 1e-2}
+    image = torch.rand(288, 288)
+    assert "notes" not in cl.reconstruct(image, **given, tiles=128).record  # as asked for
+    monkeypatch.setattr(PiecewiseSolver, "_needed", lambda self, data, pixels=288**2: pixels)
+    monkeypatch.setattr(PiecewiseSolver, "_free", lambda self: 288**2 + 288**2 // 2 + 2**15)
+    found = cl.reconstruct(image, **given)
+    assert found.record["notes"] == [
+        "it is too large for the free memory, so it is solved in tiles of 128 x 128 pixels, with "
+        "one certificate for the whole"
+    ]
 
 
 # Images in memory --------------------------------------------------------------------------------

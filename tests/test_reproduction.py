@@ -265,7 +265,7 @@ def test_the_command_keeps_parts_on_ctrl_c_and_resumes(tmp_path):
     assert done.exit_code == 0, done.output
     assert calls == ["a", "b", "c"]
     assert "Agrees" not in done.output
-    assert "Better" in done.output
+    assert "Higher" in done.output
     content = json.loads(results.read_text())
     assert content == json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["comparisons"][0]["difference"] == 1.0
@@ -353,7 +353,7 @@ def test_other_images_in_the_folder_of_faces_are_not_called_the_papers(tmp_path,
     data = Part({"psnr": [11.0], "names": found.names[:1], "source": found.source,
                  "faithful": found.faithful})  # fmt: skip
     rows = psnr_comparisons(Printed(10.9, "Figure"), {}, (1, 2), None, Column(None, data, {}))
-    assert rows[0].cells[-1] == "Other data. Another image."
+    assert rows[0].cells[-1] == "Other data."
     assert "of the paper" not in sentence("images_used", data.values)
 
 

@@ -8,8 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing import Column, Optimum, Run, SideBySide, psnr_comparisons
-from experiments.document import Comparison, Document, Printed, Section, Table, page
+from experiments.comparing import Column, Optimum, Run, SideBySide, psnr_comparisons, psnr_limits
+from experiments.document import (
+    OTHER_DATA,
+    OTHER_NETWORK,
+    Comparison,
+    Document,
+    Printed,
+    Section,
+    Table,
+    number,
+    page,
+)
 from experiments.figures import Line, Panel, curves
 from experiments.measuring import Curve
 from experiments.runner import Part
@@ -38,6 +48,17 @@ def test_both_columns_say_what_they_are():
         "10.00", "10.00", "30.00",
         "Agrees. As the authors: step 1, 10 iterations, our R. Ours: step 3, 10 iterations.",
     )  # fmt: skip
+    elsewhere = replace(theirs, other=OTHER_NETWORK, data_note="as released")
+    without = replace(ours, runs={})
+    first, _, last = psnr_comparisons(
+        Printed(11.0, "Figure"), printed, (15, 200), elsewhere, without
+    )
+    assert first.cells[-1] == "Agrees. As the authors: as released."
+    assert last.cells[3:] == (
+        "10.00", "not measured",
+        "Another network. As the authors: step 1, 10 iterations, our R. "
+        "Ours: only our default was run.",
+    )  # fmt: skip
     alone = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, ours)[-1]
     assert alone.cells[3:5] == ("not measured", "30.00")
     nothing = psnr_comparisons(Printed(11.0, "Figure"), printed, (15, 200), None, None)[-1]
@@ -45,22 +66,36 @@ def test_both_columns_say_what_they_are():
 
 
 @pytest.mark.parametrize(
-    ("ours", "better", "verdict"),
+    ("ours", "verdict"),
     [
-        (10.4, "higher", "agrees"),
-        (12.0, "higher", "better"),
-        (12.0, "lower", "worse"),
-        (8.0, "neither", "lower"),
-        (None, "higher", "not measured"),
-        (math.inf, "lower", "not reached"),
+        (10.4, "agrees"),
+        (12.0, "higher"),
+        (8.0, "lower"),
+        (None, "not measured"),
+        (math.inf, "not reached"),
     ],
 )
-def test_verdicts(ours, better, verdict):
-    comparison = Comparison("x", Printed(10.0, "1"), ours, better=better)
+def test_verdicts(ours, verdict):
+    comparison = Comparison("x", Printed(10.0, "1"), ours)
     assert comparison.verdict == verdict
     if not verdict.startswith("not"):
-        assert replace(comparison, comparable=False).verdict == "other data"
+        assert replace(comparison, other=OTHER_DATA).verdict == "other data"
         assert replace(comparison, authors=10.0).verdict == "agrees"  # which counts more
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1155.82, "1156"), (99.5, "99.50"), (0.0312, "0.031"), (None, "-"), (math.inf, "∞")],
+)
+def test_numbers_have_as_many_decimals_as_they_need(value, text):
+    assert number(value) == text
+
+
+def test_a_diverging_curve_does_not_flatten_the_others():
+    good, bad = np.array([10.0, 20.0]), np.array([10.0, -200.0, -np.inf, np.nan])
+    assert psnr_limits([good]) is None
+    assert psnr_limits([good, bad]) == (0.0, 21.0)
+    assert psnr_limits([-good]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("length", [5, 30, 60])

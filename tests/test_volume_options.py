@@ -11,6 +11,7 @@ from reconstruct_runs import noisy, run
 from test_cluster import OPTIONS
 
 import convexlift as cl
+from convexlift import cluster
 from convexlift.cli.look import describe_run
 from convexlift.files.formats import MEGAPIXELS
 from convexlift.files.volume_stores import read_planes
@@ -42,6 +43,19 @@ def masks(folder):
         seen[k, k] = 0
     np.save(folder / "mask.npy", 255 * seen)
     return folder / "mask.npy", seen
+
+
+def test_an_unreachable_scheduler_leaves_stores_as_they_are(tmp_path, volume, monkeypatch):
+    monkeypatch.setattr(cluster, "SECONDS", 0.5)
+    path, values = volume
+    target = tmp_path / "out.zarr"
+    arguments = ["denoise", path, "-o", target, "--scheduler", "tcp://127.0.0.1:9"]
+    assert run(*arguments).exit_code == 2
+    assert not target.exists()
+    zarr.create_array(target, data=values, chunks=(1, SIDE, SIDE))
+    result = run(*arguments, "--force")
+    assert "no scheduler answers" in result.output
+    assert (zarr.open_array(target)[:] == values).all()
 
 
 # What is read --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.common_steps import average_objective
 from experiments.comparing import Column, Run, SideBySide, psnr_comparisons
 from experiments.denoising.steps import AUTHORS, OURS, TRAINING, DenoisingSettings, ablation_name
-from experiments.document import Document, document, psnr
+from experiments.document import OTHER_NETWORK, Document, document, psnr
 from experiments.figures import Figure, Line, Panel, heat_map_with_curves
 from experiments.measuring import Curve
 from experiments.runner import Array, Parts
@@ -74,6 +74,9 @@ def report(parts: Parts, values: DenoisingSettings) -> Document:
             Figure.of_curves("curves", found.panels(panels, "objective", "error", "psnr")),
             Figure.of_curves("certificates", [found.proof_panels(everyone)]),
             found.table(),
+            Figure.of_curves(
+                "authors-curves", [theirs.found.psnr_and_objective(list(theirs.runs.values()))]
+            ),
             Figure.of_curves("duals", [theirs.found.psnr_and_objective(pdhg)]),
             Figure.of_pictures("authors-pictures", theirs.tiles()),
             Figure.of_pictures("pictures", found.tiles(data, {**shown, "Default": default})),
@@ -102,11 +105,14 @@ def columns_of(parts: Parts, values: DenoisingSettings) -> tuple[Column, Column]
     def runs(side: SideBySide, first: str) -> dict[str, Run]:
         return {label: side.runs[key] for label, key in zip(PAPER, [first, *keys], strict=True)}
 
-    note = "R trained as the authors did" if TRAINING in parts else "our R"
-    return (
-        Column(found, parts[f"{AUTHORS}data"], runs(found, "proposed"), note),
-        Column(mine, parts[f"{OURS}data"], runs(mine, "default")),
-    )
+    trained = TRAINING in parts
+    theirs = Column(
+        found, parts[f"{AUTHORS}data"], runs(found, "proposed"),
+        "R trained by the authors' recipe" if trained else "our R",
+        other="" if trained else OTHER_NETWORK,
+    )  # fmt: skip
+    ours = Column(mine, parts[f"{OURS}data"], runs(mine, "default"), f"`{values.model}`")
+    return theirs, ours
 
 
 def of_the_pairs(values: DenoisingSettings) -> str:

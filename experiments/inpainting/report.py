@@ -12,7 +12,16 @@ import numpy as np
 
 from experiments.authors import WEIGHTS
 from experiments.comparing import Column, Run, SideBySide, psnr_comparisons
-from experiments.document import Comparison, Document, Printed, Table, document, number, psnr
+from experiments.document import (
+    OTHER_NETWORK,
+    Comparison,
+    Document,
+    Printed,
+    Table,
+    document,
+    number,
+    psnr,
+)
 from experiments.figures import Figure
 from experiments.inpainting.steps import AUTHORS, OURS, TIMED, InpaintingSettings
 from experiments.runner import Array, Parts
@@ -78,6 +87,7 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
         blocks=[
             times.table(),
             their_times.table("authors-times", ("proposed",)),
+            *authors_curves(parts, values),
             Figure.of_curves("curves", found.panels(columns, "objective", "error", "psnr", "gap")),
             found.table(),
             Figure.of_pictures("authors-pictures", theirs.tiles()),
@@ -99,16 +109,29 @@ def report(parts: Parts, values: InpaintingSettings) -> Document:
     )  # fmt: skip
 
 
+def authors_curves(parts: Parts, values: InpaintingSettings) -> list[Figure]:
+    """Curves of Table 1 as the authors ran it, if its network was trained."""
+    if f"{TIMED}data" not in parts:
+        return []
+    found = SideBySide.of(parts, values.early, values.iterations, TIMED)
+    runs = list(found.runs.values())
+    return [
+        Figure.of_curves(
+            "authors-curves", [[found.panel("error", runs), found.panel("psnr", runs)]]
+        )
+    ]
+
+
 def columns_of(parts: Parts, values: InpaintingSettings) -> tuple[Column, Column]:
     """The face of the paper's pictures with the authors' choices, and with ours."""
     found = SideBySide.of(parts, values.authors_early, values.authors_iterations, AUTHORS)
     mine = SideBySide.of(parts, values.early, values.iterations, OURS)
     data = parts[f"{AUTHORS}data"]
-    theirs = Column(found, data, printed_runs(found, values), "")
-    note = "the authors' R" if released(theirs) else "our R"
-    return replace(theirs, note=note), Column(
-        mine, parts[f"{OURS}data"], dict(zip(PAPER, mine.runs.values(), strict=True))
-    )
+    theirs = Column(found, data, printed_runs(found, values), "the authors' R")
+    if not released(theirs):
+        theirs = replace(theirs, note="our R", other=OTHER_NETWORK)
+    runs = dict(zip(PAPER, mine.runs.values(), strict=True))
+    return theirs, Column(mine, parts[f"{OURS}data"], runs, f"`{values.bilevel}`")
 
 
 def released(column: Column) -> bool:
@@ -134,29 +157,36 @@ def searched_runs(found: SideBySide) -> dict[str, Run]:
 def time_comparisons(theirs: Times, times: Times, values: InpaintingSettings) -> list[Comparison]:
     """Beside the paper's Table 1: seconds, then speed-ups; ours is our default throughout."""
     keys = dict(zip(PAPER_SECONDS, (each.key for each in values.competitors), strict=False))
+    whose, other = "As the authors", ""
+    if theirs is times:
+        whose, other = "As the authors, with our R", OTHER_NETWORK
     default, rows = times.mean("default"), []
     for name, key in keys.items():
-        remark = f"Another machine; {theirs.iterations_text(key)}."
+        remark = f"{whose}: {theirs.iterations_text(key)}, another machine. "
         if not theirs.all_reached(key):
-            remark = f"Error above {values.race.error:g} for {values.race.iterations} iterations."
-        remark += "" if theirs is not times else " R ours."
+            goal = f"{values.race.error:g} within {values.race.iterations} iterations"
+            remark = f"{whose}: {theirs.reached(key)} images reach an error of {goal}. "
+        remark += "Ours: our default"
         if (better := times.fastest(PRINTED_FAMILIES[name])) is not None:
-            remark += f" {times.label(better)}, our R: {number(times.mean(better))} s."
+            remark += f"; {times.label(better)}: {number(times.mean(better))} s"
         rows.append(
             Comparison(
                 f"{times.label(key)}, time", PAPER_SECONDS[name], default,
-                theirs.mean(key) or math.inf, "neither", 0.0, remark, times.deviation("default"),
-                theirs.deviation(key),
+                theirs.mean(key) or math.inf, 0.0, f"{remark}.", times.deviation("default"),
+                theirs.deviation(key), other,
             )
         )  # fmt: skip
     for name, printed in PAPER_SPEED_UP.items():
         faster = theirs.speed_up("proposed", keys[name])
         ours = times.speed_up("default", keys[name])
-        remark = "As the authors: of Proposed. Ours: of our default."
+        remark = f"{whose}: of Proposed. Ours: of our default"
+        remark += (
+            "." if ours else f"; with our R, {times.label(keys[name])} does not reach the error."
+        )
         quantity, tolerance = f"Speed-up over {name.upper()}", 0.25 * printed.value
         rows.append(
-            Comparison(quantity, printed, ours or math.inf, faster or math.inf, "neither",
-                       tolerance, remark)
+            Comparison(quantity, printed, ours or math.inf, faster or math.inf, tolerance, remark,
+                       other=other)
         )  # fmt: skip
     return rows
 
@@ -187,6 +217,11 @@ class Times:
     def all_reached(self, key: str) -> bool:
         """Whether all images reached the error."""
         return self.mean(key) is not None
+
+    def reached(self, key: str) -> str:
+        """How many images reached the error."""
+        steps = self._values(key, "iterations")
+        return f"{np.isfinite(steps).sum()} of {len(steps)}"
 
     def iterations_text(self, key: str) -> str:
         """The mean number of iterations."""
@@ -226,7 +261,7 @@ class Times:
                     number(self.mean(key)) + (f" ± {number(deviation)}" if deviation else ""),
                     "-" if np.isnan(steps).any() else f"{steps.mean():.0f}",
                     *(number(self.speed_up(ours, key)) for ours in faster),
-                    f"{np.isfinite(steps).sum()} of {len(steps)}",
+                    self.reached(key),
                 )
             )
         factors = (f"{FASTER[ours]} is faster" for ours in faster)

@@ -61,7 +61,9 @@ def write(document: Document, folder: Path, content: Mapping[str, Any]) -> list[
 
 def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
     machine = content.get("machine") or {}
-    place = machine.get("gpu") or f"{machine.get('processor')}, {machine.get('threads')} threads"
+    threads = machine.get("threads")
+    cores = f"{threads} thread" if threads == 1 else f"{threads} threads"
+    place = machine.get("gpu") or f"{machine.get('processor')}, {cores}"
     facts = {
         "convexlift": content.get("convexlift"),
         "commit": content.get("commit"),

@@ -19,14 +19,14 @@ from dataclasses import replace
 import convexlift as cl
 from experiments.catalogue import HEADINGS
 from experiments.common_steps import L_BFGS
-from experiments.document import psnr
+from experiments.document import OTHER_NETWORK, psnr
 from experiments.runner import Experiment
 from experiments.tomography.report import report
 from experiments.tomography.slices import SliceCounts
 from experiments.tomography.steps import Story, TomographySettings, steps
 
-BASELINE_NUMBERS = "its baseline, 5.2"
-FIGURE = "Fig. Visual comparison, 5.2"
+BASELINE_NUMBERS = "5.2, its baseline"
+FIGURE = "5.2, visual comparison"
 STORY = Story(
     title="Sparse-view tomography (section 5.2)",
     paper_data=psnr(21.29, FIGURE),
@@ -75,9 +75,10 @@ DEEP_STORY = Story(
         method: (replace(early, where=BASELINE_NUMBERS), replace(late, where=BASELINE_NUMBERS))
         for method, (early, late) in STORY.paper.items()
     },
-    remark="The paper prints no PSNR for this network, only that it is on par with the baseline or "
-    "slightly worse: the numbers beside ours are those of its baseline, and ours of the baseline "
-    "are in the report of `ct`.",
+    remark="The paper prints no PSNR for this network and says only that it is on par with the "
+    "baseline or slightly worse. The printed numbers in the table are those of its baseline; our "
+    "numbers for the baseline are in the report of `ct`.",
+    other=OTHER_NETWORK,
 )
 DEEP = TomographySettings(
     DEEP_STORY,

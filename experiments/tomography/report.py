@@ -14,6 +14,7 @@ from experiments.figures import Figure, Tile, magnified
 from experiments.measuring import Curve
 from experiments.runner import Parts
 from experiments.tomography.steps import (
+    AS_PRINTED,
     AUTHORS,
     BOX,
     OURS,
@@ -72,7 +73,7 @@ def report(parts: Parts, values: TomographySettings) -> Document:
             Figure.of_curves("certificates", [found.proof_panels(everyone)]),
             found.table(),
             Figure.of_pictures("pictures", tiles, high=WHITE),
-            *released_pictures(theirs, mine),
+            *released_figures(theirs, mine),
         ],
         results={
             "data": dict(data.values),
@@ -97,10 +98,14 @@ def report(parts: Parts, values: TomographySettings) -> Document:
     )  # fmt: skip
 
 
-def released_pictures(theirs: Column | None, mine: Column | None) -> list[Figure]:
+def released_figures(theirs: Column | None, mine: Column | None) -> list[Figure]:
     """The slice of the paper's figure, with the authors' choices and with ours, as far as run."""
     found = []
     if theirs is not None and theirs.runs:
+        runs = list(theirs.runs.values())
+        panels = [[theirs.found.panel(quantity, runs) for quantity in row]
+                  for row in (("objective", "psnr"), ("data", "regularizer"))]  # fmt: skip
+        found.append(Figure.of_curves("authors-curves", panels))
         found.append(Figure.of_pictures("authors-pictures", theirs.tiles(), high=WHITE))
     if mine is not None:
         tiles = mine.tiles({"Default": mine.runs["Proposed"]})
@@ -114,13 +119,28 @@ def columns_of(parts: Parts, values: TomographySettings) -> tuple[Column | None,
     if f"{AUTHORS}data" in parts:
         found = SideBySide.of(parts, values.authors_early, values.iterations, AUTHORS)
         runs = dict(zip(values.story.paper, found.runs.values(), strict=False))  # perhaps none
-        note = "R trained as the authors did, on our slices"
-        theirs = Column(found, parts[f"{AUTHORS}data"], runs, note)
+        theirs = Column(
+            found, parts[f"{AUTHORS}data"], runs, trained_note(parts), other=values.story.other
+        )
     if f"{OURS}data" in parts:
         found = SideBySide.of(parts, values.early, values.released_iterations, OURS)
         runs = {"Proposed": found.runs["default"]}
-        mine = Column(found, parts[f"{OURS}data"], runs, f"`{values.shipped}`")
+        mine = Column(
+            found, parts[f"{OURS}data"], runs, f"`{values.shipped}`",
+            "filtered back projection with Hann's window", values.story.other,
+        )  # fmt: skip
     return theirs, mine
+
+
+def trained_note(parts: Parts) -> str:
+    """How the network of the authors' column was trained."""
+    if AS_PRINTED not in parts:
+        return ""
+    trained = parts[AS_PRINTED].values
+    return (
+        "R trained by the authors' recipe on our slices, "
+        f"{trained['steps']} steps of {trained['batch_size']}"
+    )
 
 
 def regularizers_table(parts: Parts, values: TomographySettings) -> Table:

@@ -47,6 +47,7 @@ class Story:
     paper: Mapping[str, tuple[Printed, Printed]]
     network: str  # a short description
     remark: str = ""  # a further paragraph
+    other: str = ""  # see ``Comparison``
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -94,7 +95,7 @@ def run_job(
     table: Path | None, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
-    with one_sentence_errors(debug):
+    with one_sentence_errors(debug), contextlib.ExitStack() as connection:
         if force and resume:
             raise UserError(
                 "--resume keeps finished results and --force replaces them. Leave one of them out."
@@ -117,6 +118,8 @@ def run_job(
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
                 tables=[] if table is None else [table],
             )  # fmt: skip
+            # Before a store is created, or replaced by --force.
+            client = None if scheduler is None else connection.enter_context(connected(scheduler))
             if is_volume(sources):
                 reconstructor, sources = divide(
                     reconstructor, sources[0], force=force, resume=resume
@@ -145,10 +148,10 @@ def run_job(
             warnings.showwarning = narrator.warn
             run: dict[str, Any] = {"proof": proof, "resume": resume, "command": command}
             try:
-                if scheduler is None:
+                if client is None:
                     result = reconstruct_files(sources, reconstructor, narrator, **run)
                 else:
-                    with explained(), connected(scheduler) as client:
+                    with explained():
                         result = distribute_files(
                             sources, reconstructor, narrator, client=client, **run
                         )

@@ -118,7 +118,11 @@ class Denoiser(DenoiseOptions, Reconstructor):
         reads_noise = solver.network.reads_data and noise.kind == "gaussian"
         level = max(noise.level, LEAST_SIGMA) if reads_noise else None
         data = Measurement(fidelity, operator, self.box or contents.box, grouped(y), level)
-        solver.tiles_for(data)  # raises if the memory is too small
+        tiles = solver.tiles_for(data)  # raises if the memory is too small
+        divided = "" if self.tiles != "auto" or tiles is None else (
+            "it is too large for the free memory, so it is solved in tiles of "
+            f"{tiles.size} x {tiles.size} pixels, with one certificate for the whole"
+        )  # fmt: skip
         task = GaussianDenoising.name if seen is None else Inpainting.name
         task = SaltAndPepper.name if noise.kind == "salt-and-pepper" else task
         weight = self.choose_weight(data, task, noise, solver)
@@ -133,7 +137,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             about=contents.about() | missing | self._used(contents),
             notes=(
                 *contents.scale.notes, *self._notes(contents, task),
-                *filter(None, [weight.note, self._shared(contents, images, noise)]),
+                *filter(None, [weight.note, self._shared(contents, images, noise), divided]),
             ),
         )  # fmt: skip
 
