@@ -47,7 +47,7 @@ def reproduce_command(headings: Mapping[str, Heading], load: "Load") -> Callable
             Path | None,
             typer.Option(
                 help="Folder with faces/test and ct/test. Unless given: the environment variable "
-                "CONVEXLIFT_DATA, then ../shared/data, then images inside the package."
+                "CONVEXLIFT_DATA, then images inside the package."
             ),
         ] = None,
         authors: Annotated[

@@ -6,8 +6,7 @@ A data folder has the layout
     ct/train, ct/test                           512 x 512
     paper-ct                                    files of the paper's authors, see ``authors``
 
-It is the folder of ``--data``, or of the environment variable CONVEXLIFT_DATA, or
-``../shared/data``.
+It is the folder of ``--data``, or of the environment variable CONVEXLIFT_DATA.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ TUNING_EXAMPLE = "camera"
 """Step sizes are chosen on this picture, which is never measured."""
 
 VARIABLE = "CONVEXLIFT_DATA"
-NEIGHBOUR = Path("../shared/data")
 FACE_SIZE = 256
 TEST_FACES = tuple(f"{i:05d}.png" for i in range(20))
 """The names of the paper's test faces in its split."""
@@ -52,7 +50,7 @@ def find_data(given: Path | None) -> Path | None:
         return _require_folder(given, "--data")
     if named := os.environ.get(VARIABLE):
         return _require_folder(Path(named), VARIABLE)
-    return NEIGHBOUR if NEIGHBOUR.is_dir() else None
+    return None
 
 
 def load_faces(data: Path | None, count: int, size: int = FACE_SIZE) -> Images:

@@ -74,7 +74,7 @@ def denoised(tmp_path_factory):
     )  # fmt: skip
     experiment = replace(denoising.EXPERIMENT, quick=tiny)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # where there is no ../shared/data
+        patch.delenv("CONVEXLIFT_DATA", raising=False)
         reproduce(experiment, folder)
         before = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
         parts = compute(experiment, Study(quick=True), folder)  # resumes: everything is there
