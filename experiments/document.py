@@ -45,12 +45,12 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, two digits below 0.1, none from 100 on; a dash for None and NaN."""
+    """Two decimals, two digits below 0.1, none from 100 on, or as an int; a dash for None, NaN."""
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if abs(value) >= 100:
+    if abs(value) >= 100 or isinstance(value, int):
         return f"{value:.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 

@@ -170,8 +170,8 @@ def comparisons(row: SchemeRow, authors: SchemeRow | None) -> list[Comparison]:
     other = "" if row.data.values["faithful"] else OTHER_DATA
     found = [
         Comparison(f"{row.title}, training time", PAPER_SECONDS[row.scheme],
-                   row.training.values["seconds"],
-                   None if authors is None else authors.training.values["seconds"], 10.0,
+                   round(row.training.values["seconds"]),
+                   None if authors is None else round(authors.training.values["seconds"]), 10.0,
                    "Another machine; with `--jobs`, other steps ran beside it.", other=other)
     ]  # fmt: skip
     for solver, value in zip(PAPER_SOLVERS, PAPER[row.scheme], strict=True):
