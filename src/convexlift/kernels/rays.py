@@ -152,7 +152,7 @@ def backproject_fans(
             way = tl.where(step > 0, 1.0, -1.0).to(tl.float64)
             minus -= way * tl.load(a + 9)
             below -= way * tl.load(a + 10)
-            before, f = _split(_shifted(minus / below, kind), kind)
+            before, f = _split(_shifted(_quotient(minus, below, kind), kind), kind)
             ray, first, count = tl.load(b), tl.load(b + 1), tl.load(b + 2)
             begin = tl.maximum(before + 1, first)
             scale, bins = (way * below).to(kind), (begin - before).to(kind) - f
@@ -239,6 +239,16 @@ def _split(c, kind: tl.constexpr):
         bits = c.to(tl.int64, bitcast=True)
         fraction = bits.to(tl.uint32).to(tl.float32) * UNIT
         return (bits >> 32).to(tl.int32) - SHIFT_BITS, fraction
+
+
+@triton.jit
+def _quotient(a, b, kind: tl.constexpr):
+    """a / b in double precision, with 14 digits for images in single precision."""
+    if kind == tl.float64:
+        return a / b
+    else:  # one step of Newton's method, since divisions of double precision are slow
+        inverse = (1 / b.to(tl.float32)).to(tl.float64)
+        return a * (inverse * (2 - b * inverse))
 
 
 @triton.jit
