@@ -377,6 +377,8 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
     taken from the first record.
     """
     first = records[0]
+    if len(records) == 1:  # without a copy: dual variables are large
+        return replace(first, **others)  # type: ignore[type-var]
 
     def joined(values: list[Any]) -> Any:
         if isinstance(values[0], Blocks):
