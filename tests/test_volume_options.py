@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 import typer
-from reconstruct_runs import noisy, run
-from test_cluster import OPTIONS
+from reconstruct_runs import OPTIONS, noisy, run
 
 import convexlift as cl
 from convexlift import cluster
