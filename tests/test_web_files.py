@@ -16,14 +16,7 @@ from PIL import Image
 from web_files import contents, linked, listening, png, server_root, strange_files
 from web_runs import two_widths
 
-from soak.page_visitor import (
-    API,
-    PageVisitor,
-    file_data,
-    result_path,
-    serving,
-    wait_until,
-)
+from soak.page_visitor import API, PageVisitor, file_data, result_path, serving, wait_until
 
 require_gradio()
 
@@ -63,12 +56,7 @@ def visitor(server):
     visitor.leave()
 
 
-@pytest.fixture
-def other(server):
-    visitor = PageVisitor(server)
-    visitor.stay()
-    yield visitor
-    visitor.leave()
+other = visitor  # pytest makes one visitor for each name
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
-"""HTML fragments of the web page: escaped texts, and plots."""
+"""HTML fragments of the web page: escaped texts, plots, and verdicts."""
 
 from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from web_runs import crop
+
+from convexlift.solvers.solution import Status
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
@@ -18,6 +21,7 @@ from convexlift.web.html import (
     nice_steps,
     race_plot,
     standings,
+    verdict,
 )
 from convexlift.web.pictures import InputPicture
 from convexlift.web.race import Lap, Race
@@ -85,3 +89,27 @@ def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():
         assert labels
         for right, label in labels:
             assert float(right) >= 0.6 * 16 * len(label), label
+
+
+@pytest.mark.parametrize(
+    ("status", "gap", "guarantee", "kind", "said"),
+    [
+        (Status.CONVERGED, 6e-4, "GLOBAL", "good", "Solved to within 0.06 %:"),
+        (Status.STOPPED, 0.03, "GLOBAL", "partial", "Stopped by you. Solved to within 3 %: no"),
+        (Status.TIME_LIMIT, 0.4, "GLOBAL", "partial", "Not solved yet: another picture may fit"),
+        (Status.PRECISION_LIMIT, 2e-3, "GLOBAL", "partial", "single precision. Solved to within"),
+        (Status.STOPPED, None, "NONE", "bad", "Stopped by you. Nothing is proved yet"),
+        (Status.NOT_FINITE, 0.5, "GLOBAL", "bad", "not finite. Not solved yet"),
+        (Status.CONVERGED, 6e-4, "WITHIN_RADIUS", "good", "no picture close to this one fits"),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_no_more_than_is_proved(status, gap, guarantee, kind, said):
+    found = SimpleNamespace(
+        record={"gap": gap, "guarantee": guarantee},
+        problem=SimpleNamespace(regularizer=SimpleNamespace(premise="")),
+    )
+    shown = verdict(SimpleNamespace(reconstruction=found, status=status))
+    assert f'class="banner {kind}"' in shown
+    text = " ".join(re.sub("<[^>]*>", " ", shown).split())
+    assert said in text
+    assert ("Solved" in text) == text.endswith("better. It does not say that the picture is true.")

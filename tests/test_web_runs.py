@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from web_runs import LIMITS, crop, denoising, finished, letters, long_job
+from web_runs import LIMITS, crop, denoising, finished, inpainting, jobs, letters, long_job
 
 import convexlift as cl
 from convexlift.images import load_example, psnr, salt_and_pepper
-from convexlift.phantoms import shepp_logan
 from convexlift.solvers.solution import Status
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, data_url, false_colours
@@ -100,11 +97,6 @@ def test_the_noise_of_text_is_not_guessed(planes):
     assert (noise.kind, noise.level, noise.estimated) == ("gaussian", 0.1, False)
 
 
-def inpainting(picture, **options):
-    defaults = {"simulate": True, "sigma": 0.03, "regularizer": TV, "tolerance": 1e-2}
-    return PageJob("inpaint", picture, {**defaults, **options})
-
-
 def test_bad_masks_are_named():
     for mask, said in (
         (torch.ones(48, 48), "No pixel is missing"),
@@ -123,25 +115,6 @@ def test_an_error_says_that_noise_cannot_be_estimated():
     job = inpainting(crop(), simulate=False, mask=mask, sigma=None)
     with pytest.raises(PageError, match=r"Too few pixels.*fewer pixels as missing"):
         finished(job)
-
-
-def jobs():
-    mask = torch.ones(48, 48)
-    mask[10:20, 15:30] = 0
-    camera = load_example("camera")
-    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True, clean=True)
-    scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
-    return {
-        "gaussian": denoising(InputPicture(camera, "camera", example=True, clean=True)),
-        "impulses": denoising(
-            crop(), noise="salt-and-pepper", sigma=0.2, regularizer="photo-any-size"
-        ),
-        "noisy": denoising(crop(), simulate=False, noise=None, sigma=None),
-        "random": inpainting(crop(planes=3), missing=0.3, seed=3, regularizer="photo-open"),
-        "drawn": inpainting(crop(), mask=mask, simulate=False, sigma=None),
-        "phantom": PageJob("ct", phantom, scan),
-        "slice": PageJob("ct", crop(), {**scan, "regularizer": TV, "views": 20, "tolerance": 0.3}),
-    }
 
 
 @pytest.mark.parametrize("name", ["gaussian", "random", "drawn", "phantom"])
@@ -223,30 +196,6 @@ def test_nothing_is_compared_with_a_slice_that_is_not_known_to_be_clean(executor
     files = write_files(result, numbers, tmp_path)
     for kind in ("json", "script"):
         assert "psnr" not in files[kind].read_text().lower()
-
-
-@pytest.mark.parametrize(
-    ("status", "gap", "guarantee", "kind", "said"),
-    [
-        (Status.CONVERGED, 6e-4, "GLOBAL", "good", "Solved to within 0.06 %:"),
-        (Status.STOPPED, 0.03, "GLOBAL", "partial", "Stopped by you. Solved to within 3 %: no"),
-        (Status.TIME_LIMIT, 0.4, "GLOBAL", "partial", "Not solved yet: another picture may fit"),
-        (Status.PRECISION_LIMIT, 2e-3, "GLOBAL", "partial", "single precision. Solved to within"),
-        (Status.STOPPED, None, "NONE", "bad", "Stopped by you. Nothing is proved yet"),
-        (Status.NOT_FINITE, 0.5, "GLOBAL", "bad", "not finite. Not solved yet"),
-        (Status.CONVERGED, 6e-4, "WITHIN_RADIUS", "good", "no picture close to this one fits"),
-    ],
-)  # fmt: skip
-def test_the_verdict_says_no_more_than_is_proved(status, gap, guarantee, kind, said):
-    found = SimpleNamespace(
-        record={"gap": gap, "guarantee": guarantee},
-        problem=SimpleNamespace(regularizer=SimpleNamespace(premise="")),
-    )
-    shown = verdict(SimpleNamespace(reconstruction=found, status=status))
-    assert f'class="banner {kind}"' in shown
-    text = " ".join(re.sub("<[^>]*>", " ", shown).split())
-    assert said in text
-    assert ("Solved" in text) == text.endswith("better. It does not say that the picture is true.")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
