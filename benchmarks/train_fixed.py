@@ -18,9 +18,11 @@ from pathlib import Path
 
 import torch
 import train_adaptive
+import training_crops
 from crop_kernels import Reading
 from torch import Tensor, nn
-from train_adaptive import Data, Training, read, train
+from train_adaptive import Training, train
+from training_crops import Data, read_both
 
 import convexlift as cl
 from convexlift import networks
@@ -121,11 +123,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    train_adaptive.HIGHEST = LEVELS[-1]
-    pictures, held_out = (part.cuda() for part in read([given.folder], False))
-    others, held_out_others = pictures, held_out
-    if given.others:
-        others, held_out_others = (part.cuda() for part in read(given.others, False))
+    training_crops.HIGHEST = LEVELS[-1]
+    both = read_both(given.folder, given.others, colour=False)
+    (pictures, held_out), (others, held_out_others) = both
     if given.start:
         network = cl.load(given.start)
     else:
