@@ -279,23 +279,29 @@ def train(
             print(f"{spent:4.0f} s, step {step}: {look()}", flush=True)
 
 
-def main() -> None:
-    """Train and save."""
+def arguments(description: str | None, seconds: float) -> argparse.ArgumentParser:
+    """What trainings for three tasks are told."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--colour", action="store_true")
-    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--start", help="a model to continue from")
+    parser.add_argument(
+        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
+    )
+    return parser
+
+
+def main() -> None:
+    """Train and save."""
+    parser = arguments(__doc__, seconds=540.0)
+    parser.add_argument("--colour", action="store_true")
     parser.add_argument("--widths", type=int, nargs="+", default=[48, 64, 80])
     parser.add_argument("--blocks", type=int, help="residual blocks of the guide at each scale")
     parser.add_argument("--biases", action="store_true", help="which the guide reads as well")
     parser.add_argument("--from-fraction", type=float, default=0.0, help="of the schedule")
-    parser.add_argument(
-        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
-    )
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

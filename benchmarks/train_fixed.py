@@ -12,9 +12,7 @@ end R absorbs gamma(0.1), so that its weight for that noise is 1.
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import torch
 import train_adaptive
@@ -108,18 +106,9 @@ def validate(training: FixedTraining, pictures: Tensor, name: str) -> str:
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--start", help="a model to continue from")
+    parser = train_adaptive.arguments(__doc__, seconds=300.0)
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--kernel", type=int, default=7)
-    parser.add_argument(
-        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
-    )
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True

@@ -40,14 +40,9 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--use-gl=angle",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-        "--disable-background-networking",
-        f"--window-size={width},{height}",
+        *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--use-gl=angle"),
+        *("--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
+        *("--disable-background-networking", f"--window-size={width},{height}"),
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})

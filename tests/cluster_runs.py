@@ -60,15 +60,9 @@ class Machines:
         folder.mkdir()
         self.folder, self.processes = folder, []
         self.file = folder / "scheduler.json"
-
-    def __enter__(self):
         self.scheduler = self.start("scheduler", "--port", "0", "--no-dashboard", "--no-show")
-        return self
 
-    def __exit__(self, *_):
-        self.end()
-
-    def end(self):
+    def close(self):
         for process in self.processes:
             process.kill()
             process.wait()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 from cluster_runs import (
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.single_precision
 
 @pytest.fixture
 def machines(tmp_path):
-    with Machines(tmp_path / "machines") as found:
+    with closing(Machines(tmp_path / "machines")) as found:
         yield found
 
 
@@ -125,8 +126,8 @@ def test_everything_that_can_be_killed_is_killed(tmp_path, machines):
     assert status == 1, output
     assert "--resume does the others" in output
 
-    machines.end()
-    with Machines(tmp_path / "again") as others:
+    machines.close()
+    with closing(Machines(tmp_path / "again")) as others:
         others.worker()
         process = begun(folder, others, "--resume", "--json", str(folder / "all.json"))
         status, output = ended(process, 240)

@@ -154,15 +154,23 @@ def rewrite(path, content):
     assert path.parent.stat().st_mtime_ns == before
 
 
+def exchange(folder):
+    """The first two slices."""
+    first, second = (folder / f"{n}.dcm" for n in "01")
+    one, other = first.read_bytes(), second.read_bytes()
+    rewrite(first, other)
+    rewrite(second, one)
+
+
 def test_a_slice_that_changes_is_reconstructed_again(tmp_path):
     folder = pictures(tmp_path)
-    options = OPTIONS | {"sigma": 0.05, "weight": 0.05, "resume": True}
-    cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    options = {"sigma": 0.05, "weight": 0.05, "resume": True}
+    solved(folder, tmp_path / "out.npy", **options)
     before = np.load(tmp_path / "out.npy")
-    kept = cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    kept = solved(folder, tmp_path / "out.npy", **options)
     assert (len(kept.earlier), len(kept.records)) == (2, 0)
     rewrite(folder / "3.png", (folder / "9.png").read_bytes())
-    again = cl.reconstruct_many(folder, tmp_path / "out.npy", **options)
+    again = solved(folder, tmp_path / "out.npy", **options)
     assert again.records
     after = np.load(tmp_path / "out.npy")
     assert (after[3] != before[3]).any()
@@ -172,27 +180,22 @@ def test_a_slice_that_changes_is_reconstructed_again(tmp_path):
 def test_a_chunk_that_changes_is_reconstructed_again(tmp_path):
     values = np.stack([noisy(size=SIDE, seed=k) for k in range(COUNT)])
     zarr.create_array(tmp_path / "in.zarr", data=values, chunks=(2, SIDE, SIDE))
-    options = OPTIONS | {"sigma": 0.05, "weight": 0.05, "resume": True}
-    cl.reconstruct_many(tmp_path / "in.zarr", tmp_path / "out.zarr", **options)
+    options = {"sigma": 0.05, "weight": 0.05, "resume": True}
+    solved(tmp_path / "in.zarr", tmp_path / "out.zarr", **options)
     chunks = tmp_path / "in.zarr" / "c"
     rewrite(chunks / "0" / "0" / "0", (chunks / "5" / "0" / "0").read_bytes())
-    assert cl.reconstruct_many(tmp_path / "in.zarr", tmp_path / "out.zarr", **options).records
+    assert solved(tmp_path / "in.zarr", tmp_path / "out.zarr", **options).records
 
 
 def test_headers_of_slices_that_change_are_read_again(tmp_path):
     folder = series(tmp_path / "ct", "CT")
     assert [header.path.stem for header in series_headers(folder)[:2]] == ["0", "1"]
     assert read_slab(series(tmp_path / "mr", "MR"), slice(1)).stored.mean() > 100
-    first, second = (folder / f"{n}.dcm" for n in "01")
-    one, other = first.read_bytes(), second.read_bytes()
-    rewrite(first, other)
-    rewrite(second, one)
+    exchange(folder)
     assert [header.path.stem for header in series_headers(folder)[:2]] == ["1", "0"]
     slices = tmp_path / "mr"
     assert [path.stem for path in slice_files(slices)[:2]] == ["0", "1"]
-    one, other = (slices / "0.dcm").read_bytes(), (slices / "1.dcm").read_bytes()
-    rewrite(slices / "0.dcm", other)
-    rewrite(slices / "1.dcm", one)
+    exchange(slices)
     assert [path.stem for path in slice_files(slices)[:2]] == ["1", "0"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -328,22 +329,18 @@ def test_a_volume_of_sinograms(tmp_path):
     projections = rays(phantom)[0].expand(10, -1, -1).clone()
     scan = cl.scans.Sinogram(projections, geometry, "line integrals")
     cl.scans.write_sinogram(scan, tmp_path / "scan.npy")
-    options = OPTIONS | {"weight": 0.01, "sigma": 0.01}
+    options, place = {"weight": 0.01, "sigma": 0.01}, tmp_path / "scan.npy"
     with pytest.raises(InputError, match="rows= FIRST:END is needed"):
-        cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", **options)
-    result = cl.reconstruct_many(
-        tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", rows=(0, 10), **options
-    )
+        solved(place, tmp_path / "out.zarr", "ct", **options)
+    result = solved(place, tmp_path / "out.zarr", "ct", rows=(0, 10), **options)
     assert not result.failures
-    whole = cl.reconstruct(tmp_path / "scan.npy", "ct", **options)
+    whole = cl.reconstruct(place, "ct", **OPTIONS | options)
     truth = cl.scans.attenuation_to_hounsfield(phantom.expand(10, -1, -1, -1))
     options |= {"truth": truth, "rows": (1, 10)}
-    compared = cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "again.zarr", "ct", **options)
+    compared = solved(place, tmp_path / "again.zarr", "ct", **options)
     assert ["psnr" in record for record in compared.records] == [True, True]
     with pytest.raises(InputError, match="the truth has 4 slices, and there are rows up to 10"):
-        cl.reconstruct_many(
-            tmp_path / "scan.npy", tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]}
-        )
+        solved(place, tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]})
     assert np.abs(stored(tmp_path / "out.zarr") - whole.x.numpy()).max() < 1.0  # HU
 
 
@@ -366,7 +363,7 @@ def test_the_command_line_writes_a_volume(tmp_path, values):
 def test_a_volume_survives_a_killed_worker(tmp_path, values):
     place = written(tmp_path, "zarr", np.concatenate([values] * 8))
     with (
-        Machines(tmp_path / "machines") as machines,
+        closing(Machines(tmp_path / "machines")) as machines,
         machines.connected() as (client, workers),
     ):
         listener = Killer(workers[0], 2)

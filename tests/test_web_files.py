@@ -25,12 +25,10 @@ SLOW = {
     "denoise-regularizer": "photo-any-size",
 }  # fmt: skip
 """A run that takes seconds."""
-FILE_EVENTS = {
-    "denoise": ("denoise-file", "upload"),
-    "inpaint": ("inpaint-file", "upload"),
-    "mask": ("inpaint-mask-file", "upload"),
-    "ct": ("ct-file", "upload"),
-}
+UPLOADS = {
+    "denoise": "denoise-file", "inpaint": "inpaint-file", "mask": "inpaint-mask-file",
+    "ct": "ct-file",
+}  # fmt: skip
 EDITOR = ("background", "layers", "composite")
 
 
@@ -65,9 +63,9 @@ def listener():
         yield found
 
 
-@pytest.mark.parametrize("event", FILE_EVENTS)
+@pytest.mark.parametrize("event", UPLOADS)
 def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, listener):
-    element, kind = FILE_EVENTS[event]
+    element, kind = UPLOADS[event], "upload"
     strange = strange_files(tmp_path, folder, other, listener)
     strange["link"] = linked(visitor, tmp_path)
     mine = visitor.send("mine.png", png()).json()[0]
@@ -206,16 +204,10 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
 
 
 def test_files_of_the_machine_are_not_served(visitor, listener, folder):
+    root = server_root(folder)
     places = (
-        "/etc/passwd",
-        "etc/passwd",
-        str(server_root(folder) / "server.lock"),
-        str(server_root(folder)),
-        listener[0],
-        f"/{listener[0]}",
-        "//etc/passwd",
-        "../../etc/passwd",
-        "%00",
+        *("/etc/passwd", "etc/passwd", str(root / "server.lock"), str(root), listener[0]),
+        *(f"/{listener[0]}", "//etc/passwd", "../../etc/passwd", "%00"),
     )
     for place in places:
         for route in (f"file={place}", f"file/{place}", f"proxy={place}", f"stream/{place}"):

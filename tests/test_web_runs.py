@@ -25,15 +25,7 @@ from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
-from convexlift.web.html import (
-    details,
-    facts,
-    live_picture,
-    progress,
-    race_plot,
-    standings,
-    verdict,
-)
+from convexlift.web import html
 from convexlift.web.result import record, script, write_files
 from convexlift.web.uploads import read_upload
 from soak.page_visitor import wait_until
@@ -158,8 +150,8 @@ def repeat(job, folder):
 
 def test_a_result_is_shown_with_the_maps_that_are_known():
     result = finished(jobs()["impulses"])
-    assert "Solved to within" in verdict(result)
-    maps, said = details("denoise", result), facts("denoise", result, record(result))
+    assert "Solved to within" in html.verdict(result)
+    maps, said = html.details("denoise", result), html.facts("denoise", result, record(result))
     assert maps.count("<img") == 2
     assert "Black: not at all." in maps
     assert "of white." in maps
@@ -167,8 +159,8 @@ def test_a_result_is_shown_with_the_maps_that_are_known():
     assert "PSNR" in said
     assert "Note" not in said
     unknown = finished(jobs()["noisy"])
-    assert details("denoise", unknown).count("<img") == 1
-    assert "PSNR" not in facts("denoise", unknown, record(unknown))
+    assert html.details("denoise", unknown).count("<img") == 1
+    assert "PSNR" not in html.facts("denoise", unknown, record(unknown))
 
 
 def test_a_picture_that_may_be_damaged_is_not_damaged_again():
@@ -188,11 +180,11 @@ def test_nothing_is_compared_with_a_slice_that_is_not_known_to_be_clean(executor
     run = Run(job, 60.0, executor).start()
     result = run.result()
     assert all(point.psnr is None for point in result.points)
-    assert "dB" not in live_picture(run.state, job)
+    assert "dB" not in html.live_picture(run.state, job)
     numbers = record(result)
     assert not {"psnr", "ssim", "psnr_before", "ssim_before"} & set(numbers)
-    assert "PSNR" not in facts("ct", result, numbers)
-    assert "Error" not in details("ct", result)
+    assert "PSNR" not in html.facts("ct", result, numbers)
+    assert "Error" not in html.details("ct", result)
     files = write_files(result, numbers, tmp_path)
     for kind in ("json", "script"):
         assert "psnr" not in files[kind].read_text().lower()
@@ -222,7 +214,7 @@ def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
     assert float(psnr(before, truth)) == pytest.approx(numbers["psnr_before"], abs=0.2)
     error = (solution.x - truth).abs().mean((0, 1))
     highest = float(error.flatten().kthvalue(int(0.995 * error.numel())).values)
-    shown = details("denoise", result)
+    shown = html.details("denoise", result)
     assert data_url(false_colours(error, highest)) in shown
     assert shown.count("<img") == 3  # and the maps of gap and weights
 
@@ -250,7 +242,7 @@ def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypa
     assert LIMITS.seconds_for(50, 50) == LIMITS.seconds
     job = denoising(picture, simulate=False, sigma=0.05)
     run = Run(job, 60.0, executor).start()
-    seen = [progress(state.points, 1e-2) for state in run.states()]
+    seen = [html.progress(state.points, 1e-2) for state in run.states()]
     result = run.result()
     assert result.status is Status.CONVERGED
     assert result.points[-1].tiles == 4
@@ -259,7 +251,7 @@ def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypa
     files = write_files(result, record(result), tmp_path)
     with Image.open(files["image"]) as image:
         assert image.size == (256, 200)
-    assert "Gap" not in details("denoise", result)
+    assert "Gap" not in html.details("denoise", result)
     assert "tiles=128" in script(result)
     with pytest.raises(PageError, match="too large for a race"):
         Race(job, ["default"], 1.0, executor)
@@ -281,7 +273,7 @@ def test_stop_stops_the_solver(executor):
 def test_the_time_limit_ends_a_run_with_its_proof():
     result = finished(long_job(), seconds=0.3)
     assert result.status is Status.TIME_LIMIT
-    assert "Stopped at the time limit" in verdict(result)
+    assert "Stopped at the time limit" in html.verdict(result)
 
 
 def test_runs_wait_for_a_thread_even_if_nobody_watches_the_others(executor):
@@ -305,8 +297,8 @@ def test_the_given_picture_comes_before_the_first_iteration(executor):
     run = Run(long_job(), 60.0, executor).start()
     states = run.states(pause=0.001)
     first = next(state for state in states if state.prepared is not None)
-    assert "Given" in live_picture(replace(first, x=None), run.job)
-    assert "<img" in live_picture(first, run.job)
+    assert "Given" in html.live_picture(replace(first, x=None), run.job)
+    assert "<img" in html.live_picture(first, run.job)
     states.close()
     assert run.result(60.0).status is Status.STOPPED
 
@@ -326,7 +318,7 @@ def test_a_race(regularizer, planes, executor):
     names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
     race = Race(job, names, 1.0, executor).start()
     assert list(race.states(pause=0.01))
-    table, plot = standings(race), race_plot(race)
+    table, plot = html.standings(race), html.race_plot(race)
     assert plot.count("<polyline") == 6
     for lap in race.laps:
         assert lap.name in table
