@@ -25,7 +25,7 @@ from training_crops import Data, read_both
 import convexlift as cl
 from convexlift import networks
 from convexlift.networks.adaptive import UNSTATED_NOISE
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
+from convexlift.tasks import GaussianDenoising
 from convexlift.training.initialization import start_from_filters_
 
 LEVELS = [2 / 255, 5 / 255, 10 / 255, 15 / 255, 25 / 255, 35 / 255, 55 / 255]
@@ -93,13 +93,9 @@ class FixedTraining(Training):
 
 def validate(training: FixedTraining, pictures: Tensor, name: str) -> str:
     """Mean PSNR, the largest gap and the most iterations on damaged pictures."""
-    tests: dict[str, tuple[Task, float]] = {
-        f"sigma {n}": (GaussianDenoising(n / 255, box=None), training.weight(n / 255))
-        for n in (15, 25, 50)
-    }
-    tests["inpainting"] = (Inpainting(missing=0.3, noise=0.03), training.weight(0.03))
-    tests["salt and pepper"] = (SaltAndPepper(fraction=0.25), training.weights()["salt and pepper"])
-    task, weight = tests[name]
+    task, _ = train_adaptive.TESTS[name]
+    others = {"inpainting": training.weight(0.03)} | training.weights()
+    weight = training.weight(task.sigma) if isinstance(task, GaussianDenoising) else others[name]
     train_adaptive.TESTS[name] = (task, weight / training.weight(LEVEL))
     return train_adaptive.validate(training.finished(), pictures, name)  # type: ignore[arg-type]
 

@@ -103,11 +103,8 @@ def test_every_event_is_checked(visitor, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_bytes(png())
     for i, event in enumerate(visitor.config["dependencies"]):
-        body = {
-            "data": [file_data(str(secret))] * max(1, len(event["inputs"])),
-            "fn_index": event["id"],
-            "session_hash": visitor.session,
-        }
+        body = {"fn_index": event["id"], "session_hash": visitor.session}
+        body["data"] = [file_data(str(secret))] * max(1, len(event["inputs"]))
         for route in ("queue/join", "run/predict"):
             assert visitor.http.post(f"{API}/{route}", json=body).status_code == 403
         if i % 4:  # what follows is refused before anybody looks which event it is
@@ -118,9 +115,8 @@ def test_every_event_is_checked(visitor, tmp_path):
         hidden = {**body, "data": [], "event_data": {"value": file_data(str(secret))}}
         assert visitor.http.post(f"{API}/queue/join", json=hidden).status_code == 403
         twice = json.dumps({**body, "data": []})[:-1] + f', "data": {json.dumps(body["data"])}}}'
-        answer = visitor.http.post(
-            f"{API}/queue/join", content=twice, headers={"content-type": "application/json"}
-        )
+        kind = {"content-type": "application/json"}
+        answer = visitor.http.post(f"{API}/queue/join", content=twice, headers=kind)
         assert answer.status_code == 403
 
 
@@ -249,9 +245,8 @@ def test_only_the_routes_of_the_page_exist(visitor, server):
     # Without the cookie, or with an invalid one, there is no visitor.
     assert httpx.post(f"{server}{API}/upload", files={"files": b"x"}).status_code == 403
     for cookie in ("convexlift-visitor=../../etc", "convexlift-visitor=", "a=b"):
-        answer = httpx.post(
-            f"{server}{API}/upload", files={"files": b"x"}, headers={"Cookie": cookie}
-        )
+        given = {"files": {"files": b"x"}, "headers": {"Cookie": cookie}}
+        answer = httpx.post(f"{server}{API}/upload", **given)
         assert answer.status_code == 403
 
 
@@ -338,20 +333,15 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     def draw(who, name, index="0", content=None, kind="layer", function="accept_blobs"):
         fields = {"id": name, "type": kind, "index": index, "fn_name": function}
         fields |= {"component_id": "1", "session_hash": who.session}
-        return who.http.post(
-            f"{API}/component_server/",
-            data=fields,
-            files={"file": ("l.png", content or file.getvalue())},
-        ).status_code
+        files = {"file": ("l.png", content or file.getvalue())}
+        return who.http.post(f"{API}/component_server/", data=fields, files=files).status_code
 
     assert draw(visitor, "stroke") == 200
     assert draw(visitor, "stroke", index="1000000000000") == 200  # and is not kept
     assert draw(visitor, "stroke", content=b"GIF89a") == 400
     assert draw(visitor, "stroke", function="postprocess") == 404
-    values = {
-        "inpaint-mask": "brush",
-        "inpaint-editor": {"background": None, "layers": [], "composite": None, "id": "stroke"},
-    }
+    drawn = {"background": None, "layers": [], "composite": None, "id": "stroke"}
+    values = {"inpaint-mask": "brush", "inpaint-editor": drawn}
     assert "Nothing is painted" in other.ask("inpaint-start", "click", values)[1]
     success, text = visitor.ask("inpaint-start", "click", values)
     assert success
