@@ -96,13 +96,9 @@ TERMS = ("L2", "weighted L2", "L1", "KL")
 
 
 def problem(
-    operator: str = "identity",
-    term: str = "L2",
-    kind: str = "huber",
-    batch: int = 2,
-    channels: int = 1,
-    **options,
-) -> cl.VariationalProblem:
+    operator: str = "identity", term: str = "L2", kind: str = "huber", batch: int = 2,
+    channels: int = 1, **options,
+) -> cl.VariationalProblem:  # fmt: skip
     """Noisy data behind an operator; impulses for L1, counts for KL, gaps for weighted L2."""
     generator = torch.Generator().manual_seed(5)
     A = OPERATORS[operator]((channels, *SHAPE[1:]))

@@ -26,12 +26,9 @@ pytestmark = pytest.mark.single_precision
 @pytest.fixture(scope="module")
 def client():
     """A scheduler and two workers, which are threads of this process."""
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as threads,
-        distributed.Client(threads) as found,
-    ):
+    with distributed.Client(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    ) as found:
         yield found
 
 

@@ -57,17 +57,12 @@ def test_only_fitting_regularizers_are_offered():
     [
         ({"regularizer": "ct-abdomen-chest"}, "does not fit"),
         ({"regularizer": "../../etc/passwd"}, "does not fit"),
-        ({"tolerance": math.nan}, "not a number"),
-        ({"tolerance": 0.0}, "tolerance is 0"),
-        ({"strength": 1e9}, "strength"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 1.5}, "seed"),
-        ({"sigma": 7.0}, "noise level is 7"),
-        ({"sigma": "0.1"}, "not a number"),
-        ({"sigma": None}, "no noise to simulate"),
-        ({"views": 10**6}, "number of views"),
+        ({"tolerance": math.nan}, "not a number"), ({"tolerance": 0.0}, "tolerance is 0"),
+        ({"strength": 1e9}, "strength"), ({"seed": -1}, "seed"), ({"seed": 1.5}, "seed"),
+        ({"sigma": 7.0}, "noise level is 7"), ({"sigma": "0.1"}, "not a number"),
+        ({"sigma": None}, "no noise to simulate"), ({"views": 10**6}, "number of views"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_named(change, said):
     with pytest.raises(PageError, match=said):
         denoising(crop(), **{"regularizer": "photo-open", **change})
