@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from train_adaptive import read
+from training_crops import read
 
 import convexlift as cl
 from convexlift.images import psnr

@@ -22,29 +22,25 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from crop_kernels import Reading, add_adjoint, dual_step, primal_step, weigh, with_margin
 from torch import Tensor, nn
+from training_crops import Crops, Data, read_both
 
 import convexlift as cl
 from convexlift import networks
-from convexlift.inpaint_guess import median_of_neighbours
 from convexlift.networks import AdaptiveNetwork
 from convexlift.networks.adaptive import UNSTATED_NOISE
 from convexlift.networks.guides import UNetGuide
-from convexlift.problems.guesses import IMPULSE
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.tf32 import full_precision
-from convexlift.training import ImageSet
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 
-LOWEST, HIGHEST = 2 / 255, 75 / 255
-BATCH, CROP, EDGE = 16, 72, 6
+EDGE = 6
 DUAL_STEPS, RESTART = 60, 40
 PDHG_STEPS, RATIO, RELAXATION = 80, 1.0, 1.8
 LINEAR_STEPS, DAMPING = 24, 1e-3
@@ -54,22 +50,12 @@ TURNS = "GGGIGGGS"
 """Gaussian noise, inpainting, salt and pepper."""
 
 
-class Data(NamedTuple):
-    """What a task makes of clean crops x, and what the guide sees."""
-
-    x: Tensor
-    y: Tensor
-    picture: Tensor
-    noise: Tensor
-    seen: Tensor
-    """1 where the picture holds data, (B, 1, H, W)."""
-
-
-class Training:
+class Training(Crops):
     """One step of each task as a function without arguments, for a CUDA graph."""
 
     def __init__(self, network: AdaptiveNetwork, pictures: Tensor, others: Tensor) -> None:
-        self.network, self.pictures, self.others = network, pictures, others
+        super().__init__(pictures, others)
+        self.network = network
         layer = network.layers[0]
         assert layer.skip is not None
         self.filters: Tensor = layer.skip.weight  # type: ignore[assignment]
@@ -120,69 +106,6 @@ class Training:
         self.network.project_()
         subtract_means_(self.network)
 
-    def gaussian(self) -> Data:
-        """Noise of all levels; one crop in 32 is no photograph."""
-        x = self.crops(self.pictures)
-        x[0] = torch.where(torch.rand((), device=x.device) < 0.5, self.drawing(x[0]), x[0])
-        noise = LOWEST + (HIGHEST - LOWEST) * self.uniform(x)
-        y = x + noise * torch.randn_like(x)
-        return Data(x, y, y, noise, torch.ones_like(x[:, :1]))
-
-    def missing(self) -> Data:
-        """Single pixels are missing, or small connected holes; the others have noise."""
-        x = self.crops(self.others)
-        noise = 0.01 + 0.05 * self.uniform(x)
-        field = torch.randn_like(x[:, :1])
-        connected = 3 * F.avg_pool2d(field, 3, 1, 1)
-        fraction = 0.1 + 0.4 * self.uniform(x)
-        mixed = torch.where(self.uniform(x) < 0.3, connected, field)
-        seen = (mixed > torch.special.ndtri(fraction)).to(x)
-        y = seen * (x + noise * torch.randn_like(x))
-        return Data(x, y, filled(y, seen), noise, seen)
-
-    def impulses(self) -> Data:
-        """Values become 0 or 1."""
-        x = self.crops(self.others)
-        hit = torch.rand_like(x) < 0.1 + 0.3 * self.uniform(x)
-        y = torch.where(hit, (torch.rand_like(x) < 0.5).to(x), x)
-        medians = median_of_neighbours(y)
-        clean = (y - medians).abs() <= IMPULSE
-        noise = torch.full_like(x[:, :1, :1, :1], UNSTATED_NOISE)
-        seen = clean.to(x).amin(1, keepdim=True)
-        return Data(x, y, torch.where(clean, y, medians), noise, seen)
-
-    def crops(self, pictures: Tensor) -> Tensor:
-        """Clean crops, turned and mirrored."""
-        count, channels, height, width = pictures.shape
-        device = pictures.device
-        place = {"size": (BATCH, 1, 1, 1), "device": device}
-        side = torch.arange(CROP, device=device)  # made there: a graph cannot copy from the host
-        rows = torch.randint(height - CROP + 1, **place) + side[:, None]
-        columns = torch.randint(width - CROP + 1, **place) + side
-        every = torch.arange(channels, device=device)[:, None, None]
-        x = pictures[torch.randint(count, **place), every, rows, columns].float() / 255
-        for turned in (x.flip(-1), x.flip(-2), x.transpose(-1, -2)):
-            x = torch.where(torch.rand(**place) < 0.5, turned, x)
-        return x.contiguous()  # the last may have left columns one after another
-
-    def drawing(self, photograph: Tensor) -> Tensor:
-        """Tiles of 2 x 2 or 4 x 4 pixels, bars, outlines or a dithered photograph, in two colours.
-
-        A regularizer that saw photographs only takes them for noise.
-        """
-        place = {"device": photograph.device}
-        tiles = [
-            (torch.rand(1, n, n, **place) < 0.5).repeat(1, CROP // n, CROP // n) for n in (2, 4)
-        ]
-        side, angle = torch.arange(CROP, **place), math.pi * torch.rand((), **place)
-        way = angle.cos() * side[:, None] + angle.sin() * side
-        bars = (way / (2 + 10 * torch.rand((), **place))).remainder(1.0)[None] < 0.5
-        grey = photograph.mean(0, keepdim=True)
-        every = torch.stack([*tiles, bars, grey < grey.mean(), grey < torch.rand_like(grey)])
-        shape = every.index_select(0, torch.randint(5, (1,), **place))[0]
-        one, other = torch.rand(2, len(photograph), 1, 1, **place)
-        return torch.where(shape, one, other)
-
     def unit(self, data: Data) -> Tensor | float:
         """Of images in the lower level."""
         return data.noise
@@ -190,10 +113,6 @@ class Training:
     def ratio(self, robust: bool) -> float:
         """Of the steps of x and p, times ||V||."""
         return RATIO
-
-    def uniform(self, like: Tensor) -> Tensor:
-        """One number for each crop."""
-        return torch.rand_like(like[:, :1, :1, :1])
 
     def read(self, data: Data) -> Reading:
         """W(y) and, if the guide gives them, b(y) at the interior, in units of the noise."""
@@ -281,32 +200,6 @@ def squared_norm(filters: Tensor) -> Tensor:
     return torch.einsum("kcij,kdij->cdij", spectra.conj(), spectra).abs().sum(0).amax()
 
 
-def filled(y: Tensor, seen: Tensor) -> Tensor:
-    """Missing pixels by means of their neighbours; three rounds, since a graph cannot ask."""
-    for _ in range(3):
-        count, total = (F.avg_pool2d(t, 5, 1, 2, divisor_override=1) for t in (seen, seen * y))
-        y = torch.where(seen > 0, y, total / count.clamp_min(1))
-        seen = torch.maximum(seen, (count > 0).to(seen))
-    return y
-
-
-def read(folders: Sequence[Path], colour: bool) -> tuple[Tensor, Tensor]:
-    """Training and held-out pictures, 8-bit, cut into pieces of the size of the smallest."""
-    sets = [ImageSet.from_folder(folder, colour=colour) for folder in folders]
-    sizes = [images.size(i) for images in sets for i in range(len(images))]
-    height, width = (min(f(size) for size in sizes) for f in (min, max))
-    pieces: dict[bool, list[Tensor]] = {False: [], True: []}
-    for images in sets:
-        for i in range(len(images)):
-            picture = (255 * images[i]).round().to(torch.uint8)
-            picture = picture if picture.shape[1] <= picture.shape[2] else picture.mT
-            for top in range(0, picture.shape[1] - height + 1, height):
-                for left in range(0, picture.shape[2] - width + 1, width):
-                    piece = picture[:, top : top + height, left : left + width]
-                    pieces[i % 13 == 6].append(piece)
-    return torch.stack(pieces[False]), torch.stack(pieces[True])
-
-
 def grown(network: AdaptiveNetwork, *, biases: bool, blocks: int | None) -> AdaptiveNetwork:
     """The same regularizer, whose guide has more blocks, or gives biases as well, of 0 at first."""
     guide = network.guide
@@ -335,18 +228,23 @@ TESTS: dict[str, tuple[Task, float]] = {
 }
 
 
+def score(solution: cl.Solution, clean: Tensor) -> str:
+    """Mean PSNR, the largest gap and the most iterations."""
+    error = (solution.x.clamp(0, 1) - clean).square().flatten(1).mean(1)
+    return (
+        f"{float(-10 * error.log10().mean()):.3f} dB, gap {float(solution.gap.max()):.1e}, "
+        f"{int(solution.iterations.max())} iterations"
+    )
+
+
 def validate(network: AdaptiveNetwork, pictures: Tensor, name: str) -> str:
-    """Mean PSNR, the largest gap and the most iterations on damaged pictures."""
+    """The score on damaged pictures."""
     task, weight = TESTS[name]
     clean = pictures.float() / 255
     generators = [torch.Generator().manual_seed(i) for i in range(len(clean))]
     problem = task.measure(clean.cpu(), generators).to(device=clean.device).problem(network, weight)
     solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=600))
-    error = (solution.x.clamp(0, 1) - clean).square().flatten(1).mean(1)
-    return (
-        f"{name}: {float(-10 * error.log10().mean()):.3f} dB, gap {float(solution.gap.max()):.1e}, "
-        f"{int(solution.iterations.max())} iterations"
-    )
+    return f"{name}: {score(solution, clean)}"
 
 
 def captured(training: Training, task: str) -> torch.cuda.CUDAGraph:
@@ -381,31 +279,35 @@ def train(
             print(f"{spent:4.0f} s, step {step}: {look()}", flush=True)
 
 
-def main() -> None:
-    """Train and save."""
+def arguments(description: str | None, seconds: float) -> argparse.ArgumentParser:
+    """What trainings for three tasks are told."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--colour", action="store_true")
-    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--start", help="a model to continue from")
+    parser.add_argument(
+        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
+    )
+    return parser
+
+
+def main() -> None:
+    """Train and save."""
+    parser = arguments(__doc__, seconds=540.0)
+    parser.add_argument("--colour", action="store_true")
     parser.add_argument("--widths", type=int, nargs="+", default=[48, 64, 80])
     parser.add_argument("--blocks", type=int, help="residual blocks of the guide at each scale")
     parser.add_argument("--biases", action="store_true", help="which the guide reads as well")
     parser.add_argument("--from-fraction", type=float, default=0.0, help="of the schedule")
-    parser.add_argument(
-        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
-    )
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    pictures, held_out = (part.cuda() for part in read([given.folder], given.colour))
-    others, held_out_others = pictures, held_out
-    if given.others:
-        others, held_out_others = (part.cuda() for part in read(given.others, given.colour))
+    both = read_both(given.folder, given.others, given.colour)
+    (pictures, held_out), (others, held_out_others) = both
     if given.start:
         network = cl.load(given.start)
     else:

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from crop_kernels import Reading, add_adjoint, dual_step, weigh, with_margin
 from torch import Tensor
-from train_adaptive import Data, Training, dot, precise_conv2d, slope_of_error
+from train_adaptive import Training, dot, precise_conv2d, score, slope_of_error
+from training_crops import Data
 
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork
@@ -132,11 +133,7 @@ def validate(network: AdaptiveNetwork, slices: Tensor, task: SparseViewCT) -> st
     measured = task.measure(slices, _generators(len(slices), 10_000))
     problem = measured.problem(network, WEIGHT)
     solution = cl.solve(problem, stop=cl.StopWhen(gap=2e-3, max_iterations=300))
-    error = (solution.x.clamp(0, 1) - slices).square().flatten(1).mean(1)
-    return (
-        f"{float(-10 * error.log10().mean()):.3f} dB, gap {float(solution.gap.max()):.1e}, "
-        f"{int(solution.iterations.max())} iterations"
-    )
+    return score(solution, slices)
 
 
 def main() -> None:

@@ -12,20 +12,20 @@ end R absorbs gamma(0.1), so that its weight for that noise is 1.
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import torch
 import train_adaptive
+import training_crops
 from crop_kernels import Reading
 from torch import Tensor, nn
-from train_adaptive import Data, Training, read, train
+from train_adaptive import Training, train
+from training_crops import Data, read_both
 
 import convexlift as cl
 from convexlift import networks
 from convexlift.networks.adaptive import UNSTATED_NOISE
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
+from convexlift.tasks import GaussianDenoising
 from convexlift.training.initialization import start_from_filters_
 
 LEVELS = [2 / 255, 5 / 255, 10 / 255, 15 / 255, 25 / 255, 35 / 255, 55 / 255]
@@ -93,39 +93,24 @@ class FixedTraining(Training):
 
 def validate(training: FixedTraining, pictures: Tensor, name: str) -> str:
     """Mean PSNR, the largest gap and the most iterations on damaged pictures."""
-    tests: dict[str, tuple[Task, float]] = {
-        f"sigma {n}": (GaussianDenoising(n / 255, box=None), training.weight(n / 255))
-        for n in (15, 25, 50)
-    }
-    tests["inpainting"] = (Inpainting(missing=0.3, noise=0.03), training.weight(0.03))
-    tests["salt and pepper"] = (SaltAndPepper(fraction=0.25), training.weights()["salt and pepper"])
-    task, weight = tests[name]
+    task, _ = train_adaptive.TESTS[name]
+    others = {"inpainting": training.weight(0.03)} | training.weights()
+    weight = training.weight(task.sigma) if isinstance(task, GaussianDenoising) else others[name]
     train_adaptive.TESTS[name] = (task, weight / training.weight(LEVEL))
     return train_adaptive.validate(training.finished(), pictures, name)  # type: ignore[arg-type]
 
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--start", help="a model to continue from")
+    parser = train_adaptive.arguments(__doc__, seconds=300.0)
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--kernel", type=int, default=7)
-    parser.add_argument(
-        "--others", type=Path, nargs="+", help="folders for inpainting and salt and pepper"
-    )
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    train_adaptive.HIGHEST = LEVELS[-1]
-    pictures, held_out = (part.cuda() for part in read([given.folder], False))
-    others, held_out_others = pictures, held_out
-    if given.others:
-        others, held_out_others = (part.cuda() for part in read(given.others, False))
+    training_crops.HIGHEST = LEVELS[-1]
+    both = read_both(given.folder, given.others, colour=False)
+    (pictures, held_out), (others, held_out_others) = both
     if given.start:
         network = cl.load(given.start)
     else:

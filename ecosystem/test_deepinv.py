@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # theirs are many
 
 SIZE = 16
 TV = cl.TotalVariation()
+QUIET = {"device": "cpu", "verbose": False, "show_progress_bar": False}
 
 
 def coil_maps(coils: int = 3) -> torch.Tensor:
@@ -39,7 +40,7 @@ def physics(name: str, noise: float = 0.05) -> deepinv.physics.LinearPhysics:
     shape = (1, SIZE, SIZE)
     kernel = deepinv.physics.functional.gaussian_blur(sigma=(1.0, 1.5))
     generator = torch.Generator().manual_seed(1)  # which deepcopy cannot copy
-    made = {
+    kinds = {
         "denoising": lambda: deepinv.physics.Denoising(),
         "inpainting": lambda: deepinv.physics.Inpainting(shape, mask=0.6),
         "blur": lambda: deepinv.physics.Blur(kernel, padding="circular"),
@@ -51,11 +52,9 @@ def physics(name: str, noise: float = 0.05) -> deepinv.physics.LinearPhysics:
         "fan": lambda: deepinv.physics.Tomography(20, SIZE, normalize=False, fan_beam=True),
         "mri": lambda: deepinv.physics.MRI(sampling()),
         "coils": lambda: deepinv.physics.MultiCoilMRI(sampling(), coil_maps=coil_maps()),
-        "stacked": lambda: deepinv.physics.stack(
-            deepinv.physics.Inpainting(shape, mask=0.6),
-            deepinv.physics.Downsampling(shape, filter="gaussian", factor=2),
-        ),
-    }[name]()
+        "stacked": lambda: deepinv.physics.stack(kinds["inpainting"](), kinds["downsampling"]()),
+    }
+    made = kinds[name]()
     made.set_noise_model(GaussianNoise(noise, rng=generator))
     return made
 
@@ -198,17 +197,15 @@ def test_bad_inputs_are_named():
 # Gradients ----------------------------------------------------------------------------------------
 
 
-def ridge() -> cl.InputConvexNetwork:
+def ridge(in_channels: int = 1) -> cl.InputConvexNetwork:
     torch.manual_seed(0)
-    return cl.networks.ridge(channels=4, kernel=3, smoothing=0.05)
+    return cl.networks.ridge(channels=4, kernel=3, smoothing=0.05, in_channels=in_channels)
 
 
 @pytest.mark.parametrize("name", ["denoising", "blur", "tomography", "coils"])
 def test_gradients_through_the_reconstructor_are_finite_differences(name):
     A, x = physics(name), images(name).double()
-    channels = x.shape[1]
-    torch.manual_seed(0)
-    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.05, in_channels=channels).double()
+    network = ridge(in_channels=x.shape[1]).double()
     weight = torch.nn.Parameter(torch.tensor(0.3).double())
     model = cl.deepinv.CertifiedReconstructor(
         network, weight, stop=cl.StopWhen(gap=1e-9), differentiable=True
@@ -244,9 +241,8 @@ def test_their_trainer_trains_a_regularizer_and_its_weight(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     model.keep_convex(optimizer)
     trainer = deepinv.Trainer(
-        model, A, optimizer=optimizer, train_dataloader=loader, epochs=8,
-        losses=deepinv.loss.SupLoss(), metrics=deepinv.loss.metric.PSNR(), device="cpu",
-        save_path=tmp_path, verbose=False, show_progress_bar=False,
+        model, A, optimizer=optimizer, train_dataloader=loader, epochs=8, save_path=tmp_path,
+        losses=deepinv.loss.SupLoss(), metrics=deepinv.loss.metric.PSNR(), **QUIET,
     )  # fmt: skip
     before = trainer.test(loader)["PSNR"]
     first = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -381,9 +377,8 @@ def test_the_reconstructor_passes_their_test_bench(curves, tmp_path):
     loader = DataLoader(TensorDataset(x, A(x)), batch_size=2)
     model = cl.deepinv.CertifiedReconstructor(TV, 0.05, box=(0, 1))
     results = deepinv.test(
-        model, loader, A, metrics=deepinv.loss.metric.PSNR(), device="cpu",
-        plot_convergence_metrics=curves, save_folder=tmp_path, verbose=False,
-        show_progress_bar=False,
+        model, loader, A, metrics=deepinv.loss.metric.PSNR(),
+        plot_convergence_metrics=curves, save_folder=tmp_path, **QUIET,
     )  # fmt: skip
     assert results["PSNR"] > results["PSNR no learning"] + 5
     if curves:
@@ -398,7 +393,6 @@ def test_the_reconstructor_is_evaluated_by_their_trainer(tmp_path):
     loader = DataLoader(TensorDataset(x, A(x)), batch_size=2)
     trainer = deepinv.Trainer(
         cl.deepinv.CertifiedReconstructor(TV, 0.05), A, optimizer=None, train_dataloader=loader,
-        eval_dataloader=loader, metrics=deepinv.loss.metric.PSNR(), device="cpu",
-        save_path=tmp_path, verbose=False, show_progress_bar=False,
+        eval_dataloader=loader, metrics=deepinv.loss.metric.PSNR(), save_path=tmp_path, **QUIET,
     )  # fmt: skip
     assert trainer.test(loader)["PSNR"] > 25

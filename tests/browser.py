@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from marks import require_gradio
+
 from soak.page_visitor import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
+SMALL = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "300", "--runs", "2")
+"""Options of a server with small limits."""
+SOLVED = re.compile(
+    r"^Solved to within 0\.\d+ %:.*It does not say that the picture is true\.$", re.S
+)
+
+
+def require_browser() -> None:
+    """Skip a module without Gradio, Selenium or Chromium."""
+    require_gradio()
+    pytest.importorskip("selenium", reason="the browser is driven by selenium")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
 
 
 @contextmanager
@@ -23,14 +40,9 @@ def browser(downloads: Path, width: int = 1400, height: int = 1000):
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--use-gl=angle",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-        "--disable-background-networking",
-        f"--window-size={width},{height}",
+        *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--use-gl=angle"),
+        *("--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
+        *("--disable-background-networking", f"--window-size={width},{height}"),
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
@@ -141,6 +153,53 @@ class Visitor:
         )
         field.send_keys(str(path))
 
+    def give(self, tab: str, path: Path, said: str) -> None:
+        """Upload a picture, and wait until the page describes it so."""
+        self.upload(f"#{tab}-file", path)
+        self.wait(lambda: said in self.text(f"#{tab}-picture"), f"the upload {said}")
+
+    def paint(self) -> None:
+        """A stroke of the brush. The editor loses strokes while it sends its picture."""
+        from selenium.webdriver import ActionChains
+
+        def sent() -> int:
+            return self.driver.execute_script(
+                "return performance.getEntriesByType('resource')"
+                ".filter(e => e.name.endsWith('/upload')).length"
+            )
+
+        def quiet() -> bool:
+            before = sent()
+            time.sleep(1.0)
+            return sent() == before
+
+        def painted() -> bool:
+            canvas = self.find("#inpaint-editor canvas")
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+            ActionChains(self.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
+            ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
+            time.sleep(0.5)
+            undo = self.find("#inpaint-editor button[aria-label=Undo]")
+            return undo is not None and undo.is_enabled()
+
+        self.wait(quiet, "the editor")
+        self.wait(painted, "a stroke")
+        self.wait(quiet, "the editor with the stroke")
+
+    def run(self, tab: str) -> None:
+        """Press start, see a picture, and wait for the verdict."""
+        self.click(f"#{tab}-start")
+        shown = re.compile("Given|Start|Iteration")
+
+        def verdict():
+            return SOLVED.search(self.text(f"#{tab}-status").strip())
+
+        # A short run ends between two looks.
+        self.wait(lambda: shown.search(self.text(f"#{tab}-picture")) or verdict(), "a picture")
+        self.wait(verdict, "a verdict", 300)
+        self.wait(lambda: self.find(f"#{tab}-slider img"), "the slider")
+        assert self.find(f"#{tab}-plot polyline")
+
     def toast(self) -> str:
         return self.wait(lambda: self.text(".toast-body"), "a message")
 
@@ -150,6 +209,12 @@ class Visitor:
         time.sleep(0.2)
         element.click()  # by the mouse: Chromium saves scripts only after a click
         return self.wait(lambda: path.exists() and path.stat().st_size and path, str(path))
+
+    def record(self, tab: str, folder: Path) -> dict[str, object]:
+        """The downloaded record of a run."""
+        return json.loads(
+            self.download(f"#{tab}-json", folder / f"convexlift-{tab}.json").read_text()
+        )
 
     def requested(self) -> set[str]:
         """Hosts to which the page sent requests."""

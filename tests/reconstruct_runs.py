@@ -8,15 +8,22 @@ import numpy as np
 import torch
 from typer.testing import CliRunner
 
+import convexlift as cl
 from convexlift.cli import app
 from convexlift.images import gaussian_noise, load_example
 
 QUICK = ["--tolerance", "1e-2", "--max-iterations", "40", "--regularizer", "tv"]
+OPTIONS = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40, "device": "cpu"}
 
 
 def run(*arguments, quick=True):
     words = [str(a) for a in arguments]
     return CliRunner().invoke(app, ["reconstruct", *words, *(QUICK if quick else [])])
+
+
+def solved(inputs, output, *task, **more):
+    """The same call in Python."""
+    return cl.reconstruct_many(inputs, output, *task, **OPTIONS | more)
 
 
 def crop(name="camera", size=32):

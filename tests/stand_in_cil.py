@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
+from functools import partialmethod
 from numbers import Number
 
 import numpy as np
@@ -57,7 +58,7 @@ class Container:
     def copy(self):
         return copy.deepcopy(self)
 
-    def _binary(self, function, other, out):
+    def _binary(self, function, other, out=None):
         if not isinstance(other, (Number, np.ndarray, Container)):
             raise TypeError(f"expected a number or a container, got {type(other)}")
         other = getattr(other, "array", other)
@@ -66,17 +67,12 @@ class Container:
         function(self.array, other, out=out.as_array())
         return out
 
-    def add(self, other, out=None):
-        return self._binary(np.add, other, out)
-
-    def subtract(self, other, out=None):
-        return self._binary(np.subtract, other, out)
-
-    def multiply(self, other, out=None):
-        return self._binary(np.multiply, other, out)
-
-    def divide(self, other, out=None):
-        return self._binary(np.divide, other, out)
+    add = partialmethod(_binary, np.add)
+    subtract = partialmethod(_binary, np.subtract)
+    multiply = partialmethod(_binary, np.multiply)
+    divide = partialmethod(_binary, np.divide)
+    __mul__ = __rmul__ = multiply
+    __sub__ = subtract
 
     def sapyb(self, a, y, b, out=None):
         """a self + b y, in the precision of ``out``, which may be self or y."""
@@ -85,19 +81,11 @@ class Container:
         out.array[...] = a * self.array + b * y.array
         return out
 
-    def __mul__(self, other):
-        return self.multiply(other)
-
-    __rmul__ = __mul__
-
     def __iadd__(self, other):
         return self.add(other, out=self)
 
     def __imul__(self, other):
         return self.multiply(other, out=self)
-
-    def __sub__(self, other):
-        return self.subtract(other)
 
     def dot(self, other):
         return np.dot(self.array.ravel(), other.array.ravel())
@@ -221,16 +209,17 @@ class LeastSquares(Function):
         super().__init__(L=2 * c * A.norm() ** 2)
         self.A, self.b, self.c = A, b, c
 
-    def __call__(self, x):
+    def _residual(self, x):
         residual = self.A.direct(x)
-        residual.subtract(self.b, out=residual)
+        return residual.subtract(self.b, out=residual)
+
+    def __call__(self, x):
+        residual = self._residual(x)
         return residual.dtype.type(self.c) * residual.dot(residual)
 
     def gradient(self, x, out=None):
         out = x * 0.0 if out is None else out
-        residual = self.A.direct(x)
-        residual.subtract(self.b, out=residual)
-        self.A.adjoint(residual, out=out)
+        self.A.adjoint(self._residual(x), out=out)
         return out.multiply(2.0 * self.c, out=out)
 
 

@@ -16,16 +16,7 @@ from oracle import optimum
 from parts import OPERATORS
 
 import convexlift as cl
-from convexlift.networks import (
-    AdaptiveNetwork,
-    AveragePool,
-    Chain,
-    Convolution,
-    Dense,
-    Guide,
-    NoiseGuide,
-    UNetGuide,
-)
+from convexlift.networks import AdaptiveNetwork, Convolution, Guide, NoiseGuide, UNetGuide
 from convexlift.problems.lifting import lift
 from convexlift.proof_checker import ProofRejected, verify
 from convexlift.solvers import iterations as tiled_iterations
@@ -105,13 +96,9 @@ TERMS = ("L2", "weighted L2", "L1", "KL")
 
 
 def problem(
-    operator: str = "identity",
-    term: str = "L2",
-    kind: str = "huber",
-    batch: int = 2,
-    channels: int = 1,
-    **options,
-) -> cl.VariationalProblem:
+    operator: str = "identity", term: str = "L2", kind: str = "huber", batch: int = 2,
+    channels: int = 1, **options,
+) -> cl.VariationalProblem:  # fmt: skip
     """Noisy data behind an operator; impulses for L1, counts for KL, gaps for weighted L2."""
     generator = torch.Generator().manual_seed(5)
     A = OPERATORS[operator]((channels, *SHAPE[1:]))
@@ -383,7 +370,7 @@ def test_a_saturated_last_layer_has_its_weights_by_pixel(holds, tmp_path):
 
 
 def test_last_layers_without_pixels_are_refused():
-    maps = Dense(36, 4, nonnegative=True)
+    maps = cl.networks.Dense(36, 4, nonnegative=True)
     dense = cl.ConvexLayer(cl.ReLU(), channels=4, previous=maps, bias=False)
     with pytest.raises(ValueError, match=r"as large as the image.* make a layer of \(4,\)"):
         AdaptiveNetwork([*layers(), dense], NoiseGuide(1, 4, levels=[0.1]))
@@ -393,7 +380,7 @@ def test_last_layers_without_pixels_are_refused():
 def test_smaller_last_layers_are_refused(last, tmp_path):
     maps = {
         "stride": Convolution(1, 4, 3, stride=2),
-        "pool": Chain(Convolution(1, 4, 3), AveragePool(2)),
+        "pool": cl.networks.Chain(Convolution(1, 4, 3), cl.networks.AveragePool(2)),
     }
     small = cl.ConvexLayer(cl.Abs(), channels=4, skip=maps[last], bias=False)
     with pytest.raises(ValueError, match="without strides, pooling or dense maps"):

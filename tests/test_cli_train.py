@@ -12,24 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch.distributed.run import get_args_parser
-from training_runs import crops
-from typer.testing import CliRunner
+from train_commands import FAST, adversarial, bilevel, flat, run, training_folder
 
 import convexlift as cl
-from convexlift.cli.app import app, load
-from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainingTask
-from convexlift.cli.training_recipe import changed_recipe
-from convexlift.images import save_image
-from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
-from convexlift.training import ImageSet, Validation, plain_settings
+from convexlift.training import ImageSet, Validation
 from convexlift.training.initialization import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
-from convexlift.training.recipes import AdversarialRecipe, validated_task
-
-FAST = ("--batch-size", "2", "--held-out", "2", "--device", "cpu")
-"""With ``--start``, a tiny network, and a preset that searches no weights."""
 
 pytestmark = pytest.mark.single_precision
 
@@ -45,54 +33,13 @@ def _one_weight_of_total_variation(monkeypatch):
     monkeypatch.setattr(Validation, "total_variation", score)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["train", *map(str, arguments)])
-
-
-def flat(result):
-    return " ".join(result.output.split())
-
-
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Pictures, others that are no good, and a tiny model to start from."""
-    torch.set_default_dtype(torch.float32)
-    folder = tmp_path_factory.mktemp("training")
-    images = crops(6, 16)
-    for place in ("pictures", "noisy", "few", "mixed"):
-        (folder / place).mkdir()
-    for i in range(len(images)):
-        save_image(folder / "pictures" / f"{i}.png", images[i])
-        save_image(folder / "noisy" / f"{i}.png", images[i] + 0.1 * torch.randn(1, 16, 16))
-    save_image(folder / "few" / "0.png", images[0])
-    for i, size in enumerate((16, 16, 20, 16)):
-        save_image(folder / "mixed" / f"{i}.png", torch.zeros(size, size))
-    save_image(folder / "mask.png", (torch.rand(16, 16) > 0.3).float())
-    save_image(folder / "small-mask.png", torch.ones(8, 8))
-    (folder / "empty").mkdir()
-    (folder / "broken").mkdir()
-    (folder / "broken" / "bad.png").write_bytes(b"no picture")
-    cl.save(cl.networks.ridge(channels=2, kernel=3), folder / "tiny")
-    return folder
-
-
-def adversarial(here, output, *more):
-    return run(
-        *("adversarial", here / "pictures", "--preset", "paper-salt-and-pepper"),
-        *("--start", here / "tiny", "--output", output, "--steps", 4, *FAST, *more),
-    )
-
-
-def bilevel(here, output, *more):
-    return run(
-        *("bilevel", here / "pictures", "--start", here / "tiny", "--output", output),
-        *("--steps", 3, "--crop", 12, *FAST, *more),
-    )
+    return training_folder(tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture(scope="module")
 def finished(here):
-    torch.set_default_dtype(torch.float32)
     result = adversarial(here, here / "out", "--validate-every", 2, "--json", here / "out.json")
     return here / "out", result
 
@@ -233,14 +180,8 @@ def test_bilevel_learning_absorbs_the_weight_of_its_start(here, tmp_path):
 
 def test_a_fixed_mask(here, tmp_path):
     result = run(
-        *(
-            "bilevel",
-            here / "pictures",
-            "--preset",
-            "faces-inpainting-bilevel",
-            "--mask",
-            here / "mask.png",
-        ),
+        *("bilevel", here / "pictures", "--preset", "faces-inpainting-bilevel"),
+        *("--mask", here / "mask.png"),
         *("--start", here / "tiny", "--output", tmp_path, "--steps", 1, "--images", 3, *FAST),
     )
     assert result.exit_code == 0, result.output
@@ -254,82 +195,9 @@ def test_of_few_pictures_a_fifth_is_held_out(tmp_path, here):
     assert "5 to train on, 1 held out for validation" in result.output
 
 
-SP = ("--preset", "paper-salt-and-pepper")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["adversarial", "nowhere"], "nowhere does not exist; give a folder with pictures"),
-        (["adversarial", "empty"], "empty has no pictures; their names must end in"),
-        (["adversarial", "broken"], "bad.png cannot be read as a picture"),
-        (["adversarial", "mask.png"], "mask.png is not a folder"),
-        (["adversarial", "few"], "a split needs at least two images"),
-        (["adversarial", "mixed", "--preset", "faces-denoising", "--held-out", "1"],
-         "not 16 x 16; use images of one size"),
-        (["adversarial", "pictures", "pictures"], "is given twice"),
-        (["bilevel", "nowhere"], "nowhere does not exist; give a folder with pictures"),
-        (["adversarial", "pictures", "--damaged", "nowhere"], "nowhere does not exist"),
-        (["adversarial", "pictures", "--held-out", "6"], "6 of 6 images cannot be held out "
-         "with some left for training. Use --held-out with a number from 0 to 5, or more images."),
-        (["bilevel", "pictures", "--held-out", "-1"], "a number from 0 to 5, or more images."),
-        (["adversarial", "pictures", "--preset", "best"], "no adversarial preset 'best'. Choose"),
-        (["adversarial", "pictures", "--preset", "photo-any-size"], "`convexlift train bilevel`"),
-        (["bilevel", "pictures", "--preset", "paper-ct"], "`convexlift train adversarial`"),
-        (["adversarial", "pictures", "--preset", "paper-ct"], "got (1, 16, 16)"),
-        (["adversarial", "pictures", "--damaged", "few"], "6 clean and 1 damaged images"),
-        (["adversarial", "pictures", "--preset", "faces-denoising", "--crop", "12"],
-         "must be a multiple of the pooling size"),
-        (["adversarial", "pictures", *SP, "--mask", "mask.png"], "--mask is for inpainting"),
-        (["bilevel", "pictures", "--preset", "paper-bilevel", "--images", "3", "--mask",
-          "small-mask.png"], "the mask is 8 x 8, but the images are 16 x 16"),
-        (["bilevel", "pictures", "--mask", "nothing.png"], "nothing.png cannot be read"),
-        (["bilevel", "pictures", "--crop", "64"], "is 16 x 16, smaller than 64 x 64"),
-        (["bilevel", "pictures", "--steps", "0"], "steps must be at least 1, got 0"),
-        (["bilevel", "pictures", "--learning-rate", "-1"], "learning_rate must be positive"),
-        (["bilevel", "pictures", "--batch-size", "0"], "batch_size must be at least 1"),
-        (["bilevel", "pictures", "--images", "9"], "and 9 were asked for"),
-        (["bilevel", "pictures", "--start", "nothing"], "there is no model 'nothing'"),
-        (["bilevel", "pictures", "--json", "few"], "is a folder. Name a file in it"),
-        (["bilevel", "pictures", "--output", "mask.png"], "cannot be used as a folder"),
-        (["adversarial", "pictures", "--crop", "12", "--penalty", "-1"], "needs penalty >= 0"),
-        (["bilevel", "pictures", "--sigma", "0.1"], "Add --task denoise, for example."),
-        (["bilevel", "pictures", "--task", "denoise", "--sigma", "-1"], "needs sigma >= 0"),
-        (["bilevel", "pictures", "--preset", "paper-bilevel", "--task", "denoise"],
-         "paper-bilevel is the paper's recipe. Leave out --task"),
-        (["adversarial", "pictures", "--damaged", "noisy", "--sigma", "0.1"], "Leave out --sigma"),
-    ],
-    ids=lambda value: "-".join(value[1:]) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_mistakes_are_one_sentence(arguments, message, here, tmp_path, monkeypatch):
-    monkeypatch.chdir(here)
-    more = [] if "--output" in arguments else ["--output", tmp_path / "out"]
-    held_out = [] if "--held-out" in arguments else ["--held-out", 2]
-    result = run(*arguments, *more, *held_out)
-    assert result.exit_code == 2, result.output
-    assert message in flat(result)
-    assert result.stderr.startswith("convexlift: ")
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.output
-    assert not (tmp_path / "out" / "checkpoint.pt").exists()
-
-
-def test_wrong_choices_are_refused_by_typer(here):
-    result = run("bilevel", here / "pictures", "--hypergradient", "magic")
-    assert result.exit_code == 2
-    assert "jacobian-free" in result.output
-
-
-def test_debug_shows_the_cause(here, tmp_path):
-    arguments = ["train", "adversarial", str(here / "empty"), "--debug"]
-    with pytest.raises(Exception, match="has no pictures"):
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
-
-
 def test_a_failure_is_one_sentence_too(here, tmp_path):
-    np.save(tmp_path / "a.npy", np.full((16, 16), 1e30, dtype=np.float32))
-    np.save(tmp_path / "b.npy", np.full((16, 16), 1e30, dtype=np.float32))
-    np.save(tmp_path / "c.npy", np.full((16, 16), 1e30, dtype=np.float32))
+    for name in "abc":
+        np.save(tmp_path / f"{name}.npy", np.full((16, 16), 1e30, dtype=np.float32))
     result = run(
         *("adversarial", tmp_path, "--damaged", tmp_path, "--start", here / "tiny", *FAST),
         *("--output", tmp_path / "out", "--steps", 2, "--learning-rate", 1e30),
@@ -337,69 +205,6 @@ def test_a_failure_is_one_sentence_too(here, tmp_path):
     assert result.exit_code == 1, result.output
     assert "FloatingPointError: the gradient is" in result.output
     assert "Traceback" not in result.output
-
-
-def test_help():
-    overview = run("--help").output
-    assert "adversarial" in overview
-    assert "bilevel" in overview
-    common = (
-        *("--preset", "--output", "--steps", "--batch-size", "--learning-rate", "--crop"),
-        *("--images", "--held-out", "--seed", "--start", "--mask", "--resume", "--device"),
-        *("--json", "--debug"),
-    )
-    environment = {"COLUMNS": "200", "TERMINAL_WIDTH": "200"}
-    for command, own in (("adversarial", ("--damaged", "--penalty")), ("bilevel", ("--hyperg",))):
-        result = CliRunner().invoke(app, ["train", command, "--help"], env=environment)
-        assert result.exit_code == 0
-        for option in (*common, *own):
-            assert option in result.output
-        for name, recipe in PRESETS.items():
-            fits = isinstance(recipe, AdversarialRecipe) == (command == "adversarial")
-            assert (f"\n  {name}  " in result.output) == fits
-
-
-@pytest.mark.parametrize("kind", [AdversarialOptions, BilevelOptions])
-def test_the_help_repeats_the_recipes_and_their_numbers(kind):
-    """They are written down twice, since importing the recipes takes seconds."""
-    recipes = {
-        name
-        for name, recipe in PRESETS.items()
-        if isinstance(recipe, AdversarialRecipe) == (kind is AdversarialOptions)
-    }
-    assert set(kind.presets) == recipes
-    recipe = PRESETS[next(iter(kind.presets))]
-    for name, number in kind.defaults.items():
-        places = (recipe, recipe.options, recipe.network)
-        assert number in [getattr(place, name) for place in places if hasattr(place, name)], name
-    assert changed_recipe(kind(folders=[])) == recipe
-
-
-@pytest.mark.parametrize(
-    ("task", "sigma", "expected"),
-    [
-        ("denoise", None, GaussianDenoising(0.1)),
-        ("denoise", 0.05, GaussianDenoising(0.05)),
-        ("inpaint", 0.06, Inpainting(0.3, 0.06)),
-        ("salt-and-pepper", 0.4, SaltAndPepper(0.4)),
-    ],
-)
-def test_task_and_noise_level_of_the_options(task, sigma, expected):
-    options = {"folders": [], "task": TrainingTask(task), "sigma": sigma}
-    critic = changed_recipe(AdversarialOptions(**options))
-    learned = changed_recipe(BilevelOptions(**options))
-    ((found, weight),) = learned.tasks
-    assert plain_settings(critic.task) == plain_settings(found) == plain_settings(expected)
-    assert weight > 0
-    assert validated_task(learned) is found
-
-
-def test_larger_noise_starts_with_a_larger_weight():
-    def weight(sigma):
-        options = BilevelOptions(folders=[], task=TrainingTask.denoise, sigma=sigma)
-        return changed_recipe(options).tasks[0][1]
-
-    assert weight(0.05) < weight(0.1) == 1.0 < weight(0.2)
 
 
 def test_a_training_for_the_task_of_the_options(here, tmp_path):
@@ -449,17 +254,6 @@ def test_nothing_is_called_the_start_that_was_not_measured(here, tmp_path):
     assert result.exit_code == 0, result.output
     assert "at the start" not in result.output
     assert "best (step 2)" in result.output
-
-
-@pytest.mark.parametrize("command", ["adversarial", "bilevel"])
-def test_torchrun_leaves_our_options_alone(command):
-    """Its parser takes what could abbreviate one of its own options, wherever it stands."""
-    ours = [option for each in load("train").commands[command].params for option in each.opts]
-    ours = [option for option in ours if option.startswith("--") and option != "--start"]
-    assert "--start-from" in ours
-    command_line = ["--nproc-per-node", "2", "-m", "convexlift", "train", command, "images", *ours]
-    parsed = get_args_parser().parse_args(command_line)
-    assert parsed.training_script_args == ["train", command, "images", *ours]
 
 
 def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):

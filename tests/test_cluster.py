@@ -1,68 +1,40 @@
-"""Files reconstructed by workers of a Dask cluster: the same bytes, whoever fails."""
+"""Files and tiles reconstructed by workers of a Dask cluster: the same bytes."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from reconstruct_runs import QUICK, noisy, run
+from cluster_runs import assert_same, large_problem, many, pictures, tiled, with_pictures
+from reconstruct_runs import OPTIONS, run
 
 import convexlift as cl
 from convexlift import cluster
-from convexlift.images import save_image
 from convexlift.reconstruction import InputError, weight
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.solvers import tile_tasks, tiles
 
 distributed = pytest.importorskip("distributed")
-
-OPTIONS = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40, "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 @pytest.fixture(scope="module")
 def client():
     """A scheduler and two workers, which are threads of this process."""
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as threads,
-        distributed.Client(threads) as found,
-    ):
+    with distributed.Client(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    ) as found:
         yield found
 
 
 @pytest.fixture
 def folder(tmp_path):
     return with_pictures(tmp_path, 4, 16)
-
-
-def with_pictures(folder, count, size):
-    for i in range(count):
-        save_image(folder / "in" / f"{i:02d}.png", torch.from_numpy(noisy(size=size, seed=i)))
-    return folder
-
-
-def pictures(place):
-    return {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
-
-
-def many(folder, output, **more):
-    return cl.reconstruct_many(folder / "in", folder / output, **OPTIONS | more)
 
 
 def test_workers_write_the_bytes_that_a_loop_writes(folder, client):
@@ -133,29 +105,11 @@ def test_a_table_of_another_kind_is_refused_before_any_work(folder, client):
     assert not (folder / "out").exists()
 
 
-def large_problem(size=(80, 72)):
-    y = noisy(size=80)[: size[0], : size[1]]
-    return cl.LargeProblem(
-        fidelity=cl.SquaredL2(torch.from_numpy(y.copy())[None, None]), weight=0.05, box=(0, 1),
-        regularizer=cl.TotalVariation().float(),
-    )  # fmt: skip
-
-
-def assert_same(one, other):
-    assert torch.equal(one.x, other.x)
-    assert torch.equal(one.objective, other.objective)
-    assert torch.equal(one.lower_bound, other.lower_bound)
-    assert one.status == other.status
-
-
 @pytest.mark.parametrize("sweeps", [1, 2])
 def test_the_tiles_of_one_image_are_tasks(client, tmp_path, sweeps, monkeypatch):
     if sweeps == 2:  # the first one leaves tiles far from solved
         monkeypatch.setattr(tiles, "SHARE", 30.0)
-    options = {
-        "tiles": cl.Tiles(size=32, overlap=16, sweeps=sweeps, folder=tmp_path),
-        "stop": cl.StopWhen(gap=3e-3),
-    }
+    options = tiled(tmp_path, 3e-3, sweeps=sweeps)
     here = cl.solve_tiles(large_problem(), **options)
     seen = []
     there = cl.solve_tiles(large_problem(), client=client, callback=seen.append, **options)
@@ -167,8 +121,7 @@ def test_the_tiles_of_one_image_are_tasks(client, tmp_path, sweeps, monkeypatch)
 
 def test_a_guide_reads_on_workers_what_it_reads_here(client, tmp_path):
     problem = replace(large_problem((48, 64)), regularizer=cl.load("photo-open"), noise=0.05)
-    options = {"tiles": cl.Tiles(size=32, overlap=16, folder=tmp_path),
-               "stop": cl.StopWhen(gap=1e-2)}  # fmt: skip
+    options = tiled(tmp_path, 1e-2)
     here = cl.solve_tiles(problem, **options)
     there = cl.solve_tiles(problem, client=client, **options)
     assert_same(here, there)
@@ -379,190 +332,6 @@ def test_schedulers_that_cannot_be_reached_are_named(folder, scheduler, said, mo
     assert not list((folder / "out").glob("*.png"))
 
 
-# Processes -----------------------------------------------------------------------------------
-
-
-class Machines:
-    """A scheduler and workers, each a process."""
-
-    def __init__(self, folder):
-        self.folder, self.processes = folder, []
-        self.file = folder / "scheduler.json"
-        self.scheduler = self.start("scheduler", "--port", "0", "--no-dashboard", "--no-show")
-
-    def start(self, kind, *words, **variables):
-        log = (self.folder / f"{kind}-{len(self.processes)}.log").open("wb")
-        command = [sys.executable, "-m", "dask", kind, "--scheduler-file", self.file]
-        command += ["--host", "127.0.0.1", *words]
-        with log:
-            started = subprocess.Popen(
-                [str(word) for word in command], stdout=log, stderr=log, cwd=self.folder,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
-            )  # fmt: skip
-        self.processes.append(started)
-        return started
-
-    def worker(self, **variables):
-        return self.start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", **variables)
-
-    @property
-    def address(self):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if self.file.is_file() and (text := self.file.read_text()).endswith("}"):
-                return json.loads(text)["address"]
-            time.sleep(0.05)
-        raise TimeoutError
-
-    def end(self):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def machines(tmp_path):
-    place = tmp_path / "machines"
-    place.mkdir()
-    found = Machines(place)
-    yield found
-    found.end()
-
-
-def begun(folder, machines, *words):
-    files = (str(folder / "in"), "-o", str(folder / "out"))
-    command = [sys.executable, "-m", "convexlift", "reconstruct", "denoise", *files, *QUICK]
-    command += ["--scheduler", machines.address, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for(folder, count, process):
-    """Until there are so many results."""
-    deadline = time.monotonic() + 120
-    while len(list((folder / "out").glob("*.json"))) < count and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.01)
-
-
-def settled(folder):
-    """The number of results, once workers have ended what a client that is gone had asked for."""
-    count, before = len(list((folder / "out").glob("*.json"))), -1
-    while count != before:
-        time.sleep(2)
-        count, before = len(list((folder / "out").glob("*.json"))), count
-    return count
-
-
-class Killer(cl.reconstruction.BatchListener):
-    """Kills a process when three results are written."""
-
-    def __init__(self, process):
-        self.process, self.done = process, 0
-
-    def finished(self, source, record, previews):
-        self.done += 1
-        if self.done == 3:
-            os.kill(self.process.pid, signal.SIGKILL)
-
-
-def test_a_worker_that_is_killed_changes_no_byte(tmp_path, machines):
-    count = 12
-    folder = with_pictures(tmp_path, count, 48)
-    workers = [machines.worker(), machines.worker()]
-    with cluster.connected(machines.address) as client:
-        client.wait_for_workers(2, timeout=120)
-        result = many(folder, "out", client=client, listener=Killer(workers[0]))
-        options = {"tiles": cl.Tiles(size=32, overlap=16, folder=folder),
-                   "stop": cl.StopWhen(gap=1e-2)}  # fmt: skip
-        large = cl.solve_tiles(large_problem(), client=client, **options)
-    assert_same(large, cl.solve_tiles(large_problem(), **options))
-    assert workers[0].wait() == -signal.SIGKILL
-    assert len(result.records) == count
-    many(folder, "here")
-    assert pictures(folder / "out") == pictures(folder / "here")
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_changes_no_tile(tmp_path, machines):
-    problem = large_problem()
-    workers = [machines.worker(), machines.worker()]
-    options = {"tiles": cl.Tiles(size=16, overlap=16, folder=tmp_path),
-               "stop": cl.StopWhen(gap=1e-3)}  # fmt: skip
-
-    def kill(progress):
-        if progress.iteration == 5:
-            os.kill(workers[0].pid, signal.SIGKILL)
-
-    with cluster.connected(machines.address) as client:
-        client.wait_for_workers(2, timeout=120)
-        found = cl.solve_tiles(problem, client=client, callback=kill, **options)
-    assert workers[0].wait() == -signal.SIGKILL
-    assert_same(found, cl.solve_tiles(problem, **options))
-
-
-@pytest.mark.slow
-def test_everything_that_can_be_killed_is_killed(tmp_path, machines):
-    """The client, then all workers, then the scheduler; the run is resumed and ends the same."""
-    folder = with_pictures(tmp_path, 80, 64)
-    workers = [machines.worker(), machines.worker()]
-    process = begun(folder, machines)
-    wait_for(folder, 4, process)
-    process.kill()
-    process.communicate()
-    known = settled(folder)
-
-    process = begun(folder, machines, "--resume")
-    wait_for(folder, known + 4, process)
-    for worker in workers:
-        os.kill(worker.pid, signal.SIGKILL)
-    time.sleep(1)
-    machines.worker()
-    wait_for(folder, known + 12, process)
-    os.kill(machines.scheduler.pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
-    assert "--resume does the others" in output
-
-    machines.end()
-    again = tmp_path / "again"
-    again.mkdir()
-    others = Machines(again)
-    try:
-        others.worker()
-        process = begun(folder, others, "--resume", "--json", str(folder / "all.json"))
-        output, _ = process.communicate(timeout=240)
-    finally:
-        others.end()
-    assert process.returncode == 0, output
-    assert json.loads((folder / "all.json").read_text())["by_an_earlier_run"] >= known + 12
-    many(folder, "here")
-    assert pictures(folder / "out") == pictures(folder / "here")
-
-
-@pytest.mark.slow
-def test_workers_without_the_package_and_with_an_older_one_are_named(tmp_path, machines):
-    for name, text in (("without", "raise ImportError('gone')"), ("old", "__version__ = '0.0.1'")):
-        package = tmp_path / name / "convexlift"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(text)
-        machines.worker(PYTHONPATH=str(package.parent))
-    folder = with_pictures(tmp_path, 3, 16)
-    process = begun(folder, machines)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, output
-    assert "no worker can do the work" in output
-    machines.worker()
-    process = begun(folder, machines, "--resume")
-    output, _ = process.communicate(timeout=120)
-    if process.returncode == 2:  # the good worker was not there yet
-        process = begun(folder, machines, "--resume")
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert "it cannot import convexlift (gone); install it there" in output
-    assert f"it has convexlift 0.0.1, and this is {cl.__version__}" in output
-    assert "3 of 3 files done" in output
-
-
 def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
     """Their web servers have ports of their own."""
     monkeypatch.setattr(
@@ -570,24 +339,3 @@ def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
     )
     with cluster.connected("local[1]") as other:
         assert other.submit(double, 1, 1).result() == 3
-
-
-@pytest.mark.slow
-def test_two_processes_of_this_machine(tmp_path):
-    folder = with_pictures(tmp_path, 3, 16)
-    command = [
-        sys.executable,
-        "-m",
-        "convexlift",
-        "reconstruct",
-        "denoise",
-        str(folder / "in"),
-        "-o",
-    ]
-    command += [str(folder / "out"), *QUICK, "--scheduler", "local[2]"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    assert "3 of 3 files done" in ended.stdout
-    assert "distributed" not in ended.stderr
-    many(folder, "here")
-    assert pictures(folder / "out") == pictures(folder / "here")

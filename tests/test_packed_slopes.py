@@ -12,11 +12,7 @@ from convexlift.problems.packed_slopes import CODES, STEPS, can_be_packed, feasi
 from convexlift.solvers import iterations
 
 SIZE = 72
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.single_precision
 
 
 def denoising(fidelity="L2", smoothing=0.05, weight=0.3) -> cl.VariationalProblem:

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import crop_kernels as kernels  # noqa: E402
 import train_adaptive  # noqa: E402
 import train_adaptive_ct  # noqa: E402
+import training_crops  # noqa: E402
 
 
 def network(reads: Sequence[str] = ("output",)) -> cl.networks.AdaptiveNetwork:
@@ -96,17 +97,18 @@ class TestKernels:
 @pytest.mark.parametrize("biased", [False, True])
 def test_gradient(task: str, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the output weights, or the last biases of the guide, against finite differences."""
-    sizes = {"BATCH": 2, "CROP": 20, "EDGE": 3}
+    for name, value in {"BATCH": 2, "CROP": 20}.items():
+        monkeypatch.setattr(training_crops, name, value)
     steps = {"DUAL_STEPS": 300, "RESTART": 100, "PDHG_STEPS": 3000 if biased else 600}
     linear = {"LINEAR_STEPS": 100, "DAMPING": 1e-9}
-    for name, value in {**sizes, **steps, **linear}.items():
+    for name, value in {"EDGE": 3, **steps, **linear}.items():
         monkeypatch.setattr(train_adaptive, name, value)
     net = network(("output", "biases") if biased else ("output",))
     moved = net.guide.last.bias if biased else net.output
     pictures = (255 * torch.rand(3, 1, 6, 6)).repeat_interleave(4, -1).repeat_interleave(4, -2)
     training = train_adaptive.Training(net, pictures.byte(), pictures.byte())
     draw = {"G": "gaussian", "I": "missing", "S": "impulses"}[task]
-    data = train_adaptive.Data(*(t.double() for t in getattr(training, draw)()))
+    data = training_crops.Data(*(t.double() for t in getattr(training, draw)()))
     monkeypatch.setattr(training, draw, lambda: data)
     monkeypatch.setattr(training.optimiser, "step", lambda: None)
     monkeypatch.setattr(train_adaptive, "CLIP", float("inf"))
@@ -146,7 +148,7 @@ def test_gradient_for_tomography(monkeypatch: pytest.MonkeyPatch) -> None:
     direction = torch.randn(6, dtype=torch.float64)
     noise = torch.full((2, 1, 1, 1), train_adaptive_ct.UNSTATED_NOISE, dtype=torch.float64)
     x, y, picture = slices, training.counts, training.back_projections
-    data = train_adaptive.Data(x / noise, y, picture, noise, torch.ones_like(x))
+    data = training_crops.Data(x / noise, y, picture, noise, torch.ones_like(x))
 
     def log_error(move: float) -> float:
         with torch.no_grad():

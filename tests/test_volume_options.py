@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 import typer
-from reconstruct_runs import noisy, run
-from test_cluster import OPTIONS
+from reconstruct_runs import OPTIONS, noisy, run, solved
 
 import convexlift as cl
 from convexlift import cluster
@@ -77,18 +76,14 @@ def test_a_volume_replaces_no_mask_truth_or_regularizer(tmp_path, volume):
     for task, output, more in cases:
         kept = (output if output.exists() else hidden).read_bytes()
         with pytest.raises(InputError, match="are the same, or one is in the other"):
-            cl.reconstruct_many(path, output, task, force=True, **OPTIONS | more)
+            solved(path, output, task, force=True, **more)
         assert (output if output.exists() else hidden).read_bytes() == kept
     (tmp_path / "model.zarr").symlink_to(tmp_path / "model.json")
+    options = {"regularizer": str(tmp_path / "model"), "weight": 0.1}
     with pytest.raises(InputError, match="are the same, or one is in the other"):
-        cl.reconstruct_many(
-            path, tmp_path / "model.zarr", force=True,
-            **OPTIONS | {"regularizer": str(tmp_path / "model"), "weight": 0.1},
-        )  # fmt: skip
+        solved(path, tmp_path / "model.zarr", force=True, **options)
     with pytest.raises(InputError, match="is the name of a result"):
-        cl.reconstruct_many(
-            path, tmp_path / "out.npy", table=tmp_path / "out.npy.records" / "all.csv", **OPTIONS
-        )
+        solved(path, tmp_path / "out.npy", table=tmp_path / "out.npy.records" / "all.csv")
 
 
 @pytest.mark.parametrize("slices", [None, (3, 12)])
@@ -107,8 +102,8 @@ def test_masks_and_truths_have_a_page_for_each_plane(tmp_path, volume, slices):
     for record in result.records:
         assert record["psnr"] > 20
     arrays = {"mask": seen.astype(bool), "truth": values}
-    again = cl.reconstruct_many(path, tmp_path / "again.npy", "inpaint",
-                                **FIXED | arrays | {"slices": slices})  # fmt: skip
+    options = FIXED | arrays | {"slices": slices}
+    again = cl.reconstruct_many(path, tmp_path / "again.npy", "inpaint", **options)
     assert not again.failures
     assert (np.load(tmp_path / "again.npy") == np.load(tmp_path / "out.npy")).all()
 
@@ -132,32 +127,31 @@ def test_masks_with_other_numbers_of_pages_are_refused(tmp_path, volume):
 
 def test_every_slab_has_its_map(tmp_path, volume):
     path, _ = volume
-    result = cl.reconstruct_many(path, tmp_path / "out.h5", gap_map=True, **OPTIONS)
+    result = solved(path, tmp_path / "out.h5", gap_map=True)
     numbers = [np.load(record["gap_map"][0]) for record in result.records]
     assert [len(each) for each in numbers] == [8, 4]
     assert len({record["gap_map"][1] for record in result.records}) == 2
     for record, each in zip(result.records, numbers, strict=True):
         assert each.sum() == pytest.approx(record["objective"] - record["lower_bound"], rel=0.1)
     with pytest.raises(InputError, match="exists"):
-        cl.reconstruct_many(path, tmp_path / "out.h5", gap_map=True, **OPTIONS)
+        solved(path, tmp_path / "out.h5", gap_map=True)
 
 
 def test_results_of_one_stem_have_their_own_records(tmp_path, volume):
     path, _ = volume
     for ending in (".tif", ".h5", ".npy"):
-        result = cl.reconstruct_many(path, tmp_path / f"out{ending}", **OPTIONS)
+        result = solved(path, tmp_path / f"out{ending}")
         assert len(result.records) == 2
         assert len(list((tmp_path / f"out{ending}.records").glob("*.json"))) == 2
 
 
 def test_estimates_are_not_called_given(tmp_path, volume):
     path, _ = volume
-    result = cl.reconstruct_many(path, tmp_path / "out.npy", **OPTIONS)
+    result = solved(path, tmp_path / "out.npy")
     assert {record["noise"]["estimated"] for record in result.records} == {True}
     assert {record["weight"]["rule"] for record in result.records} == {"card"}
-    searched = cl.reconstruct_many(
-        path, tmp_path / "auto.npy", **OPTIONS | {"weight": "auto", "sigma": 0.05, "slices": (0, 8)}
-    )
+    more = {"weight": "auto", "sigma": 0.05, "slices": (0, 8)}
+    searched = solved(path, tmp_path / "auto.npy", **more)
     assert searched.records[0]["noise"]["estimated"] is False
     assert searched.records[0]["weight"]["rule"] == "auto"
     assert len(searched.records[0]["weight"]["trials"]) > 1
@@ -217,9 +211,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path):
     np.save(tmp_path / "scan.npy", projections)
     more = {"beam": "parallel", "bin_width": 1.0, "quantity": "line integrals", "photons": 1e4}
     with pytest.raises(InputError, match=r"row 9 \(rows=\) cannot be read"):
-        cl.reconstruct_many(
-            tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", rows=(0, 10), **OPTIONS | more
-        )
+        solved(tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", rows=(0, 10), **more)
     assert not (tmp_path / "out.zarr").exists()
 
 
@@ -236,7 +228,7 @@ def test_large_sinograms_are_no_stacks_of_pictures(tmp_path, monkeypatch):
 
 def test_no_inputs_are_an_error(tmp_path):
     with pytest.raises(InputError, match="there is no input"):
-        cl.reconstruct_many([], tmp_path / "out", **OPTIONS)
+        solved([], tmp_path / "out")
 
 
 # Dry runs ------------------------------------------------------------------------------------

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tracemalloc
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
+from cluster_runs import Killer, Machines
 from PIL import Image
-from reconstruct_runs import noisy, run
-from test_cluster import OPTIONS, Machines
+from reconstruct_runs import OPTIONS, noisy, run, solved
 
 import convexlift as cl
-from convexlift import cluster
 from convexlift.files.pictures import count_pages, read_picture
 from convexlift.files.volume_stores import write_planes
 from convexlift.reconstruction import InputError, results, sources
@@ -24,13 +22,9 @@ from convexlift.scans.volume_sources import count_planes, read_slab
 zarr = pytest.importorskip("zarr")
 tifffile = pytest.importorskip("tifffile")
 h5py = pytest.importorskip("h5py")
+pytestmark = pytest.mark.single_precision
 
 SHAPE = (20, 16, 24)
-
-
-@pytest.fixture(autouse=True)
-def _single_precision(_double_precision):
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +55,6 @@ def written(folder, kind, values):
     else:
         np.save(place, values)
     return place
-
-
-def solved(place, output, **more):
-    return cl.reconstruct_many(place, output, **OPTIONS | more)
 
 
 def test_every_format_gives_the_same_volume(tmp_path, values):
@@ -108,55 +98,6 @@ def test_a_folder_of_slices_is_read_slice_by_slice(tmp_path, values):
     assert [str(source)[-6:] for source, _ in result.failures] == ["[8:16]"]
     assert "slices of one size and type" in result.failures[0][1]
     assert len(result.records) == 2
-
-
-def test_a_series_in_hounsfield_units(tmp_path):
-    rng = np.random.default_rng(0)
-    head = np.where(np.hypot(*np.mgrid[-8:8, -8:8]) < 6, 40.0, -1000.0)
-    values = torch.from_numpy(head + rng.normal(0, 10, (10, 16, 16))).round().float()
-    positions = tuple((0.0, 0.0, 2.5 * k) for k in range(10))
-    volume = cl.scans.Volume(values, (0.75, 0.5), positions)
-    cl.scans.write_dicom(volume, tmp_path / "series")
-    solved(tmp_path / "series", tmp_path / "out.zarr")
-    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
-    image = dict(group.attrs)["ome"]["multiscales"][0]
-    assert image["axes"][0] == {"name": "z", "type": "space", "unit": "millimeter"}
-    steps = image["datasets"][0]["coordinateTransformations"]
-    assert steps == [{"type": "scale", "scale": [2.5, 0.75, 0.5]}]
-    found = stored(tmp_path / "out.zarr")
-    assert found.dtype == np.float32
-    assert np.abs(found - head).mean() < 0.7 * np.abs(values.numpy() - head).mean()
-    part = cl.reconstruct(tmp_path / "series", slices=(3, 5), **OPTIONS)
-    assert part.x.shape == (2, 16, 16)
-    (tmp_path / "tif").mkdir()
-    solved(tmp_path / "series", tmp_path / "tif" / "out.tif")
-    with tifffile.TiffFile(tmp_path / "tif" / "out.tif") as file:
-        across, down = file.pages[0].tags["XResolution"].value
-        assert across / down == pytest.approx(20)  # pixels in a centimetre
-        assert (file.asarray() == found).all()
-
-
-def test_slices_in_a_folder_share_noise_and_weight(tmp_path):
-    rng = np.random.default_rng(0)
-    noise = np.linspace(5, 20, 10)[:, None, None] * rng.normal(0, 1, (10, 16, 16))
-    head = np.where(np.hypot(*np.mgrid[-8:8, -8:8]) < 6, 40.0, -1000.0)
-    positions = tuple((0.0, 0.0, 2.5 * k) for k in range(10))
-    values = torch.from_numpy(head + noise).round().float()
-    cl.scans.write_dicom(cl.scans.Volume(values, (0.75, 0.5), positions), tmp_path / "series")
-    result = solved(tmp_path / "series", tmp_path / "clean", volume=True)
-    assert len({record["settings"]["sigma"] for record in result.records}) == 1
-    apart = solved(tmp_path / "series", tmp_path / "apart")
-    assert len({record["noise"]["level"] for record in apart.records}) > 1
-    series = cl.scans.read_dicom(tmp_path / "clean")  # raises unless it is one series
-    assert series.positions == positions
-    numbers = [int(each.InstanceNumber) for each in series.source]
-    assert numbers == list(range(1, 11))
-    assert len({each.SOPInstanceUID for each in series.source}) == 10
-    assert series.source[0].SeriesInstanceUID != cl.scans.read_dicom(
-        tmp_path / "series"
-    ).source[0].SeriesInstanceUID  # fmt: skip
-    with pytest.raises(InputError, match="takes one folder of slices"):
-        solved(tmp_path / "series" / "0001.dcm", tmp_path / "one", volume=True)
 
 
 def test_a_stack_that_is_not_read_at_once_becomes_one(tmp_path, values, monkeypatch):
@@ -388,22 +329,18 @@ def test_a_volume_of_sinograms(tmp_path):
     projections = rays(phantom)[0].expand(10, -1, -1).clone()
     scan = cl.scans.Sinogram(projections, geometry, "line integrals")
     cl.scans.write_sinogram(scan, tmp_path / "scan.npy")
-    options = OPTIONS | {"weight": 0.01, "sigma": 0.01}
+    options, place = {"weight": 0.01, "sigma": 0.01}, tmp_path / "scan.npy"
     with pytest.raises(InputError, match="rows= FIRST:END is needed"):
-        cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", **options)
-    result = cl.reconstruct_many(
-        tmp_path / "scan.npy", tmp_path / "out.zarr", "ct", rows=(0, 10), **options
-    )
+        solved(place, tmp_path / "out.zarr", "ct", **options)
+    result = solved(place, tmp_path / "out.zarr", "ct", rows=(0, 10), **options)
     assert not result.failures
-    whole = cl.reconstruct(tmp_path / "scan.npy", "ct", **options)
+    whole = cl.reconstruct(place, "ct", **OPTIONS | options)
     truth = cl.scans.attenuation_to_hounsfield(phantom.expand(10, -1, -1, -1))
     options |= {"truth": truth, "rows": (1, 10)}
-    compared = cl.reconstruct_many(tmp_path / "scan.npy", tmp_path / "again.zarr", "ct", **options)
+    compared = solved(place, tmp_path / "again.zarr", "ct", **options)
     assert ["psnr" in record for record in compared.records] == [True, True]
     with pytest.raises(InputError, match="the truth has 4 slices, and there are rows up to 10"):
-        cl.reconstruct_many(
-            tmp_path / "scan.npy", tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]}
-        )
+        solved(place, tmp_path / "no.zarr", "ct", **options | {"truth": truth[:4]})
     assert np.abs(stored(tmp_path / "out.zarr") - whole.x.numpy()).max() < 1.0  # HU
 
 
@@ -425,24 +362,12 @@ def test_the_command_line_writes_a_volume(tmp_path, values):
 @pytest.mark.slow
 def test_a_volume_survives_a_killed_worker(tmp_path, values):
     place = written(tmp_path, "zarr", np.concatenate([values] * 8))
-    (tmp_path / "machines").mkdir()
-    machines = Machines(tmp_path / "machines")
-
-    class Killer(cl.reconstruction.BatchListener):
-        done = 0
-
-        def finished(self, source, record, previews):
-            self.done += 1
-            if self.done == 2:
-                os.kill(workers[0].pid, signal.SIGKILL)
-
-    try:
-        workers = [machines.worker(), machines.worker()]
-        with cluster.connected(machines.address) as client:
-            client.wait_for_workers(2, timeout=120)
-            result = solved(place, tmp_path / "out.zarr", client=client, listener=Killer())
-    finally:
-        machines.end()
+    with (
+        closing(Machines(tmp_path / "machines")) as machines,
+        machines.connected() as (client, workers),
+    ):
+        listener = Killer(workers[0], 2)
+        result = solved(place, tmp_path / "out.zarr", client=client, listener=listener)
     assert not result.failures
     solved(place, tmp_path / "here.zarr")
     assert (stored(tmp_path / "out.zarr") == stored(tmp_path / "here.zarr")).all()

@@ -11,11 +11,11 @@ import json
 import math
 from pathlib import Path
 
+import published_regularizers
 import pytest
-import test_interop
 import torch
 from PIL import Image
-from test_interop import ORIGINAL, goujon_wcrr
+from published_regularizers import ORIGINAL, goujon_wcrr
 
 import convexlift as cl
 from convexlift.images import gaussian_noise, load_example, psnr
@@ -71,7 +71,7 @@ def accelerated_descent(state, y: torch.Tensor, steps: int = 100) -> torch.Tenso
 
 @pytest.fixture
 def loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(test_interop, "NOISE", SIGMA)
+    monkeypatch.setattr(published_regularizers, "NOISE", SIGMA)
     state = published_state()
     config = {
         "rho_wcvx": RHO, "noise_range": [0, 30],

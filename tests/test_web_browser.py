@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import os
 import re
-import time
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, DRIVER, Visitor, browser, served
-from marks import require_gradio
+from browser import SMALL, Visitor, browser, require_browser, served
 from PIL import Image
 from web_runs import letters
 
 from convexlift.images import load_example, load_image, save_image
 
-require_gradio()
-pytest.importorskip("selenium", reason="the browser is driven by selenium")
-if not (CHROMIUM and DRIVER):
-    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
-
+require_browser()
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with small limits."""
-    limits = ("--max-upload", "1", "--max-pixels", "270000", "--max-seconds", "300", "--runs", "2")
-    with served(tmp_path_factory.mktemp("server"), *limits) as address:
+    with served(tmp_path_factory.mktemp("server"), *SMALL) as address:
         yield address
 
 
@@ -60,26 +49,6 @@ def crop(path, size=96, top=40, left=80, name="camera"):
     return path
 
 
-SOLVED = re.compile(
-    r"^Solved to within 0\.\d+ %:.*It does not say that the picture is true\.$", re.S
-)
-
-
-def run(visitor, tab):
-    """Press start, see a picture, and wait for the verdict."""
-    visitor.click(f"#{tab}-start")
-    shown = re.compile("Given|Start|Iteration")
-
-    def verdict():
-        return SOLVED.search(visitor.text(f"#{tab}-status").strip())
-
-    # A short run ends between two looks.
-    visitor.wait(lambda: shown.search(visitor.text(f"#{tab}-picture")) or verdict(), "a picture")
-    visitor.wait(verdict, "a verdict", 300)
-    visitor.wait(lambda: visitor.find(f"#{tab}-slider img"), "the slider")
-    assert visitor.find(f"#{tab}-plot polyline")
-
-
 def noisy_crop(path, sigma=0.1, **place):
     """A photograph with noise, as a visitor has it."""
     image = load_image(crop(path, **place))
@@ -90,21 +59,18 @@ def noisy_crop(path, sigma=0.1, **place):
 
 def test_ones_own_noisy_photograph_is_restored_as_it_is(visitor, downloads, tmp_path):
     path = noisy_crop(tmp_path / "mine.png")
-    visitor.upload("#denoise-file", path)
-    visitor.wait(lambda: "mine.png, 96 x 96" in visitor.text("#denoise-picture"), "the upload")
+    visitor.give("denoise", path, "mine.png, 96 x 96")
     assert visitor.chosen("#denoise-mode") == "Restore my picture"
     visitor.wait(lambda: visitor.chosen("#denoise-kind") == "Detect", "unknown noise")
     assert not visitor.find("#denoise-choice")
     assert not visitor.find("#denoise-level")
     assert "restored as it is" in visitor.text("#denoise-plan")
-    run(visitor, "denoise")
+    visitor.run("denoise")
     assert not visitor.find("#denoise-quality")
     assert "PSNR" not in visitor.text("body")
     assert " dB" not in visitor.text("body")
     assert len(visitor.driver.find_elements("css selector", "#denoise-maps img")) == 2
-    record = json.loads(
-        visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
-    )
+    record = visitor.record("denoise", downloads)
     assert "psnr" not in record
     assert record["noise"]["estimated"]
     assert record["noise"]["level"] == pytest.approx(0.1, rel=0.2)
@@ -120,22 +86,19 @@ def test_ones_own_noisy_photograph_is_restored_as_it_is(visitor, downloads, tmp_
 
 
 def test_an_upload_is_damaged_only_if_its_owner_says_that_it_is_clean(visitor, downloads, tmp_path):
-    visitor.upload("#denoise-file", crop(tmp_path / "mine.png"))
-    visitor.wait(lambda: "mine.png, 96 x 96" in visitor.text("#denoise-picture"), "the upload")
+    visitor.give("denoise", crop(tmp_path / "mine.png"), "mine.png, 96 x 96")
     visitor.choose("#denoise-mode", "Try it on a clean picture")
     visitor.wait(lambda: "camera, 256 x 256" in visitor.text("#denoise-picture"), "an example")
     visitor.pick("#denoise-choice", "My upload, which is clean")
     visitor.wait(lambda: "mine.png" in visitor.text("#denoise-picture"), "the upload again")
-    run(visitor, "denoise")
+    visitor.run("denoise")
     text = visitor.text("#denoise-quality")
     assert "Compared with the clean picture" in text
     assert "PSNR" in text
     assert "SSIM" in text
     assert "PSNR" not in visitor.text("#denoise-numbers")
     assert len(visitor.driver.find_elements("css selector", "#denoise-maps img")) == 3
-    record = json.loads(
-        visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
-    )
+    record = visitor.record("denoise", downloads)
     assert record["input"] == "mine.png"
     assert record["gap"] <= record["settings"]["tolerance"] == 1e-3
     assert record["psnr"] > record["psnr_before"] + 3
@@ -150,8 +113,7 @@ def test_an_upload_is_damaged_only_if_its_owner_says_that_it_is_clean(visitor, d
     assert visitor.requested() == {visitor.address.split("/")[2]}  # no other server
     assert not visitor.complaints()
     # What was said of this picture does not hold for the next one.
-    visitor.upload("#denoise-file", noisy_crop(tmp_path / "next.png"))
-    visitor.wait(lambda: "next.png" in visitor.text("#denoise-picture"), "the next upload")
+    visitor.give("denoise", noisy_crop(tmp_path / "next.png"), "next.png")
     assert visitor.chosen("#denoise-mode") == "Restore my picture"
 
 
@@ -161,58 +123,24 @@ def test_a_noisy_photograph_in_colour(visitor, tmp_path):
     colours = np.stack([clean, clean**2, 1 - clean], axis=-1)
     noisy = np.clip(colours + 0.1 * generator.standard_normal(colours.shape), 0, 1)
     Image.fromarray((255 * noisy).astype(np.uint8)).save(tmp_path / "old.png")
-    visitor.upload("#denoise-file", crop(tmp_path / "first.png"))
-    visitor.wait(lambda: "first.png" in visitor.text("#denoise-picture"), "the first upload")
-    visitor.upload("#denoise-file", tmp_path / "old.png")
-    visitor.wait(lambda: "in colour" in visitor.text("#denoise-picture"), "the upload")
-    run(visitor, "denoise")
+    visitor.give("denoise", crop(tmp_path / "first.png"), "first.png")
+    visitor.give("denoise", tmp_path / "old.png", "in colour")
+    visitor.run("denoise")
     visitor.click("#denoise-numbers summary")
     assert re.search(r"sigma 0\.(08|09|1)", visitor.text("#denoise-numbers"))
 
 
-def paint(visitor):
-    """A stroke of the brush. The editor loses strokes while it sends its picture to the server."""
-    from selenium.webdriver import ActionChains
-
-    def sent() -> int:
-        return visitor.driver.execute_script(
-            "return performance.getEntriesByType('resource')"
-            ".filter(e => e.name.endsWith('/upload')).length"
-        )
-
-    def quiet():
-        before = sent()
-        time.sleep(1.0)
-        return sent() == before
-
-    def painted():
-        canvas = visitor.find("#inpaint-editor canvas")
-        visitor.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-        ActionChains(visitor.driver).move_to_element_with_offset(canvas, -20, 0).click_and_hold(
-        ).move_by_offset(20, 5).move_by_offset(20, 5).release().perform()  # fmt: skip
-        time.sleep(0.5)
-        undo = visitor.find("#inpaint-editor button[aria-label=Undo]")
-        return undo is not None and undo.is_enabled()
-
-    visitor.wait(quiet, "the editor")
-    visitor.wait(painted, "a stroke")
-    visitor.wait(quiet, "the editor with the stroke")
-
-
 def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
-    visitor.upload("#inpaint-file", crop(tmp_path / "torn.png", 128))
-    visitor.wait(lambda: "torn.png" in visitor.text("#inpaint-picture"), "the upload")
+    visitor.give("inpaint", crop(tmp_path / "torn.png", 128), "torn.png")
     assert visitor.chosen("#inpaint-mode") == "Restore my picture"
     canvas = visitor.wait(lambda: visitor.find("#inpaint-editor canvas"), "the editor")
     visitor.wait(canvas.is_displayed, "the canvas")
     visitor.click("#inpaint-start")
     assert "Nothing is painted" in visitor.toast()
-    paint(visitor)
-    run(visitor, "inpaint")
-    record = json.loads(
-        visitor.download("#inpaint-json", downloads / "convexlift-inpaint.json").read_text()
-    )
+    visitor.paint()
+    visitor.run("inpaint")
+    record = visitor.record("inpaint", downloads)
     assert record["settings"]["mask"] == "array of shape (128, 128)"
     assert 0.002 < record["missing"] < 0.5
     assert record["gap"] <= 1e-3
@@ -223,7 +151,7 @@ def test_ct_of_the_phantom(visitor):
     visitor.tab("CT")
     visitor.choose("#ct-size", "128 x 128")
     visitor.wait(lambda: "128 x 128" in visitor.text("#ct-picture"), "a smaller phantom")
-    run(visitor, "ct")
+    visitor.run("ct")
     assert "120 views" in visitor.text("#ct-sinogram")
     assert "Filtered back projection" in visitor.text("#ct-slider")
     assert visitor.find("#ct-sinogram img")
@@ -256,7 +184,7 @@ def test_bad_uploads_are_explained(visitor, tmp_path):
     visitor.upload("#denoise-file", tmp_path / "large.png")
     visitor.wait(lambda: "3000 x 3000" in visitor.toast(), "another message")
     assert "Traceback" not in visitor.text("body")
-    run(visitor, "denoise")  # the page still works
+    visitor.run("denoise")  # the page still works
 
 
 def test_a_picture_that_is_large_is_scaled_or_cut_or_taken_whole(visitor, tmp_path):
@@ -296,9 +224,7 @@ def test_stop_keeps_the_result_so_far(visitor, downloads):
         r"Stopped by you\.\s*(Solved to within|Not solved yet)", visitor.text("#denoise-status")
     )
     assert visitor.find("#denoise-slider img")
-    record = json.loads(
-        visitor.download("#denoise-json", downloads / "convexlift-denoise.json").read_text()
-    )
+    record = visitor.record("denoise", downloads)
     assert record["status"] == "STOPPED"
     assert record["gap"] > 1e-3
 
@@ -329,23 +255,20 @@ def test_two_visitors_at_once(visitor, server, tmp_path):
         assert not files & mine & his
 
 
-@pytest.mark.slow
 def test_the_noise_of_a_page_of_text_must_be_chosen(visitor, tmp_path):
     save_image(tmp_path / "page.png", letters())
-    visitor.upload("#denoise-file", tmp_path / "page.png")
-    visitor.wait(lambda: "page.png" in visitor.text("#denoise-picture"), "the upload")
+    visitor.give("denoise", tmp_path / "page.png", "page.png")
     visitor.wait(lambda: visitor.chosen("#denoise-kind") == "Detect", "unknown noise")
     visitor.click("#denoise-start")
     assert "as in text" in visitor.toast()
     visitor.wait(lambda: "as in text" in visitor.text("#denoise-status"), "the reason")
     visitor.choose("#denoise-kind", "Gaussian")  # as the message says
     visitor.wait(lambda: visitor.find("#denoise-level"), "a level")
-    run(visitor, "denoise")
+    visitor.run("denoise")
     visitor.click("#denoise-numbers summary")
     assert "sigma 0.1" in visitor.text("#denoise-numbers")
 
 
-@pytest.mark.slow
 def test_ct_of_a_slice(visitor, tmp_path):
     from convexlift.scans.files import write_volume
     from convexlift.scans.volumes import Volume
@@ -353,15 +276,13 @@ def test_ct_of_a_slice(visitor, tmp_path):
     values = 2000 * load_example("brick")[0, :, :96, :96].float() - 1000
     write_volume(Volume.stacked(values, (1.0, 1.0)), tmp_path / "slice.dcm")
     visitor.tab("CT")
-    visitor.upload("#ct-file", tmp_path / "slice.dcm")
-    visitor.wait(lambda: "slice.dcm, 96 x 96" in visitor.text("#ct-picture"), "the slice")
+    visitor.give("ct", tmp_path / "slice.dcm", "slice.dcm, 96 x 96")
     assert visitor.chosen("#ct-mode") == "Scan my slice"
-    run(visitor, "ct")
+    visitor.run("ct")
     assert not visitor.find("#ct-quality")
     assert "Error" not in visitor.text("#ct-maps")
 
 
-@pytest.mark.slow
 def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
     visitor.choose("#inpaint-mask", "File")
@@ -370,10 +291,9 @@ def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     save_image(tmp_path / "mask.png", mask)
     visitor.upload("#inpaint-mask-file", tmp_path / "mask.png")
     visitor.wait(lambda: "2% missing" in visitor.text("body"), "the mask")
-    run(visitor, "inpaint")
+    visitor.run("inpaint")
 
 
-@pytest.mark.slow
 def test_a_race(visitor):
     visitor.tab("Race")
     visitor.wait(lambda: "Problem: Denoise camera" in visitor.text("#race-problem"), "the problem")
@@ -383,109 +303,3 @@ def test_a_race(visitor):
     for name in ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"):
         assert name in table
     assert len(visitor.driver.find_elements("css selector", "#race-plot polyline")) == 6
-
-
-def test_a_run_with_the_keyboard_alone(visitor):
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    def press(*keys):
-        ActionChains(visitor.driver).send_keys(*keys).perform()
-
-    def tab_to(selector, most=60):
-        for _ in range(most):
-            press(Keys.TAB)
-            if visitor.driver.execute_script(
-                "return document.activeElement.matches(arguments[0])", selector
-            ):
-                outline = visitor.driver.execute_script(
-                    "const s = getComputedStyle(document.activeElement);"
-                    "return s.outlineStyle !== 'none' || s.boxShadow !== 'none'"
-                )
-                assert outline, f"{selector} does not show that it has the focus"
-                return
-        raise AssertionError(f"{selector} cannot be reached")
-
-    visitor.click("#denoise-plan")
-    tab_to("#denoise-kind input[value=salt-and-pepper]")
-    press(Keys.SPACE)
-    visitor.wait(lambda: visitor.chosen("#denoise-kind") == "Salt & pepper", "the other noise")
-    tab_to("#denoise-start")
-    press(Keys.ENTER)
-    visitor.wait(lambda: "iteration" in visitor.text("#denoise-status"), "iterations")
-    tab_to("#denoise-stop")
-    press(Keys.ENTER)
-    visitor.wait(lambda: "Stopped by you" in visitor.text("#denoise-status"), "the end")
-    tab_to("#denoise-numbers summary")
-    press(Keys.ENTER)
-    assert "Relative gap" in visitor.text("#denoise-numbers")
-    tab_to("#denoise-json")
-
-
-def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
-    driver = visitor.driver
-    note = (
-        "customElements.whenDefined('gradio-app').then(() => window.ran = performance.now());"
-        "new PerformanceObserver(list => window.painted ??= list.getEntries().find("
-        "entry => entry.element?.tagName === 'IMG')?.startTime"
-        ").observe({type: 'largest-contentful-paint', buffered: true});"
-    )
-    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": note})
-    visitor.open()
-    painted, ran = driver.execute_script("return [window.painted, window.ran]")
-    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    assert painted < ran
-    visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
-    # The late style sheet must not win over those of the components, which give tabs their space.
-    space = "return getComputedStyle(document.querySelector('button[role=tab]')).paddingLeft"
-    assert driver.execute_script(space) != "0px"
-
-
-@pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_screen_reader_finds_its_way(theme, visitor):
-    """By the rules of axe-core, an npm package."""
-    driver = visitor.driver
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    driver.set_script_timeout(60)
-    visitor.open()
-    run(visitor, "denoise")
-    visitor.click("#denoise-numbers summary")
-    driver.execute_script(Path(os.environ["AXE_CORE"]).read_text())
-    for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
-        visitor.tab(tab)
-        time.sleep(0.5)
-        found = driver.execute_async_script(
-            "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then(r => done("
-            "r.violations.map(v => [v.impact, v.id, v.nodes[0].html])))"
-        )
-        assert not [v for v in found if v[0] in ("serious", "critical")], tab
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-def test_nothing_is_cut_off_on_a_phone(visitor):
-    driver = visitor.driver
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True},
-    )
-    try:
-        visitor.open()
-        run(visitor, "denoise")
-        visitor.click("#denoise-numbers summary")
-        visitor.tab("Race")
-        visitor.click("#race-start")
-        visitor.wait(lambda: "Done." in visitor.text("#race-status"), "the end", 120)
-        for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
-            visitor.tab(tab)
-            time.sleep(0.5)
-            wide = driver.execute_script(
-                "return [...document.querySelectorAll('.tabitem *')].filter(e => e.offsetParent &&"
-                " e.getBoundingClientRect().right > 391)"
-                ".map(e => e.outerHTML.slice(0, 120))"
-            )
-            assert not wide, tab
-            assert driver.execute_script("return document.documentElement.scrollWidth") <= 390, tab
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

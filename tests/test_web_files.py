@@ -16,14 +16,7 @@ from PIL import Image
 from web_files import contents, linked, listening, png, server_root, strange_files
 from web_runs import two_widths
 
-from soak.page_visitor import (
-    API,
-    PageVisitor,
-    file_data,
-    result_path,
-    serving,
-    wait_until,
-)
+from soak.page_visitor import API, PageVisitor, file_data, result_path, serving, wait_until
 
 require_gradio()
 
@@ -32,12 +25,10 @@ SLOW = {
     "denoise-regularizer": "photo-any-size",
 }  # fmt: skip
 """A run that takes seconds."""
-FILE_EVENTS = {
-    "denoise": ("denoise-file", "upload"),
-    "inpaint": ("inpaint-file", "upload"),
-    "mask": ("inpaint-mask-file", "upload"),
-    "ct": ("ct-file", "upload"),
-}
+UPLOADS = {
+    "denoise": "denoise-file", "inpaint": "inpaint-file", "mask": "inpaint-mask-file",
+    "ct": "ct-file",
+}  # fmt: skip
 EDITOR = ("background", "layers", "composite")
 
 
@@ -63,12 +54,7 @@ def visitor(server):
     visitor.leave()
 
 
-@pytest.fixture
-def other(server):
-    visitor = PageVisitor(server)
-    visitor.stay()
-    yield visitor
-    visitor.leave()
+other = visitor  # pytest makes one visitor for each name
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +63,9 @@ def listener():
         yield found
 
 
-@pytest.mark.parametrize("event", FILE_EVENTS)
+@pytest.mark.parametrize("event", UPLOADS)
 def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, listener):
-    element, kind = FILE_EVENTS[event]
+    element, kind = UPLOADS[event], "upload"
     strange = strange_files(tmp_path, folder, other, listener)
     strange["link"] = linked(visitor, tmp_path)
     mine = visitor.send("mine.png", png()).json()[0]
@@ -117,11 +103,8 @@ def test_every_event_is_checked(visitor, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_bytes(png())
     for i, event in enumerate(visitor.config["dependencies"]):
-        body = {
-            "data": [file_data(str(secret))] * max(1, len(event["inputs"])),
-            "fn_index": event["id"],
-            "session_hash": visitor.session,
-        }
+        body = {"fn_index": event["id"], "session_hash": visitor.session}
+        body["data"] = [file_data(str(secret))] * max(1, len(event["inputs"]))
         for route in ("queue/join", "run/predict"):
             assert visitor.http.post(f"{API}/{route}", json=body).status_code == 403
         if i % 4:  # what follows is refused before anybody looks which event it is
@@ -132,9 +115,8 @@ def test_every_event_is_checked(visitor, tmp_path):
         hidden = {**body, "data": [], "event_data": {"value": file_data(str(secret))}}
         assert visitor.http.post(f"{API}/queue/join", json=hidden).status_code == 403
         twice = json.dumps({**body, "data": []})[:-1] + f', "data": {json.dumps(body["data"])}}}'
-        answer = visitor.http.post(
-            f"{API}/queue/join", content=twice, headers={"content-type": "application/json"}
-        )
+        kind = {"content-type": "application/json"}
+        answer = visitor.http.post(f"{API}/queue/join", content=twice, headers=kind)
         assert answer.status_code == 403
 
 
@@ -218,16 +200,10 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
 
 
 def test_files_of_the_machine_are_not_served(visitor, listener, folder):
+    root = server_root(folder)
     places = (
-        "/etc/passwd",
-        "etc/passwd",
-        str(server_root(folder) / "server.lock"),
-        str(server_root(folder)),
-        listener[0],
-        f"/{listener[0]}",
-        "//etc/passwd",
-        "../../etc/passwd",
-        "%00",
+        *("/etc/passwd", "etc/passwd", str(root / "server.lock"), str(root), listener[0]),
+        *(f"/{listener[0]}", "//etc/passwd", "../../etc/passwd", "%00"),
     )
     for place in places:
         for route in (f"file={place}", f"file/{place}", f"proxy={place}", f"stream/{place}"):
@@ -269,9 +245,8 @@ def test_only_the_routes_of_the_page_exist(visitor, server):
     # Without the cookie, or with an invalid one, there is no visitor.
     assert httpx.post(f"{server}{API}/upload", files={"files": b"x"}).status_code == 403
     for cookie in ("convexlift-visitor=../../etc", "convexlift-visitor=", "a=b"):
-        answer = httpx.post(
-            f"{server}{API}/upload", files={"files": b"x"}, headers={"Cookie": cookie}
-        )
+        given = {"files": {"files": b"x"}, "headers": {"Cookie": cookie}}
+        answer = httpx.post(f"{server}{API}/upload", **given)
         assert answer.status_code == 403
 
 
@@ -358,20 +333,15 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     def draw(who, name, index="0", content=None, kind="layer", function="accept_blobs"):
         fields = {"id": name, "type": kind, "index": index, "fn_name": function}
         fields |= {"component_id": "1", "session_hash": who.session}
-        return who.http.post(
-            f"{API}/component_server/",
-            data=fields,
-            files={"file": ("l.png", content or file.getvalue())},
-        ).status_code
+        files = {"file": ("l.png", content or file.getvalue())}
+        return who.http.post(f"{API}/component_server/", data=fields, files=files).status_code
 
     assert draw(visitor, "stroke") == 200
     assert draw(visitor, "stroke", index="1000000000000") == 200  # and is not kept
     assert draw(visitor, "stroke", content=b"GIF89a") == 400
     assert draw(visitor, "stroke", function="postprocess") == 404
-    values = {
-        "inpaint-mask": "brush",
-        "inpaint-editor": {"background": None, "layers": [], "composite": None, "id": "stroke"},
-    }
+    drawn = {"background": None, "layers": [], "composite": None, "id": "stroke"}
+    values = {"inpaint-mask": "brush", "inpaint-editor": drawn}
     assert "Nothing is painted" in other.ask("inpaint-start", "click", values)[1]
     success, text = visitor.ask("inpaint-start", "click", values)
     assert success

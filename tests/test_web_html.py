@@ -1,24 +1,19 @@
-"""HTML fragments of the web page: escaped texts, and plots."""
+"""HTML fragments of the web page: escaped texts, plots, and verdicts."""
 
 from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from web_runs import crop
 
+from convexlift.solvers.solution import Status
+
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
-from convexlift.web.html import (
-    banner,
-    chosen_picture,
-    convergence_plot,
-    fragment,
-    nice_steps,
-    race_plot,
-    standings,
-)
+from convexlift.web import html
 from convexlift.web.pictures import InputPicture
 from convexlift.web.race import Lap, Race
 from convexlift.web.run import Point
@@ -35,11 +30,11 @@ def race_of(*laps, bound=1.0):
 def test_texts_are_escaped():
     lap = Lap(HOSTILE, steps=HOSTILE, note=HOSTILE, checks=[(1.0, 2.0)])
     for text in (
-        banner(HOSTILE, "bad", HOSTILE),
-        chosen_picture(InputPicture(crop().values, HOSTILE)),
-        standings(race_of(lap)),
-        race_plot(race_of(lap)),
-        fragment("hint", HOSTILE, HOSTILE),
+        html.banner(HOSTILE, "bad", HOSTILE),
+        html.chosen_picture(InputPicture(crop().values, HOSTILE)),
+        html.standings(race_of(lap)),
+        html.race_plot(race_of(lap)),
+        html.fragment("hint", HOSTILE, HOSTILE),
     ):
         assert "<script" not in text
         assert 'alert("' not in text
@@ -48,12 +43,12 @@ def test_texts_are_escaped():
 
 def test_a_convergence_plot_leaves_out_what_is_not_finite():
     values = [(0, math.inf, -math.inf), (5, 3.0, 1.0), (10, 2.0, 1.9)]
-    drawn = convergence_plot([Point(i, 0.1, f, bound, 0.1, None) for i, f, bound in values])
+    drawn = html.convergence_plot([Point(i, 0.1, f, bound, 0.1, None) for i, f, bound in values])
     assert "nan" not in drawn
     assert "inf" not in drawn
     assert drawn.count("<polyline") == 2
     assert drawn.count("<polygon") == 1  # the gap
-    assert "<svg" in convergence_plot(())
+    assert "<svg" in html.convergence_plot(())
     # Nothing refers to ids: the page has several plots, some of them hidden.
     assert "id=" not in drawn
     assert "url(" not in drawn
@@ -61,18 +56,18 @@ def test_a_convergence_plot_leaves_out_what_is_not_finite():
 
 def test_a_race_plot_has_a_logarithmic_axis():
     good = Lap("good", checks=[(0.0, 2.0), (1.0, 1.001)])
-    drawn = race_plot(race_of(good, Lap("failed", checks=[(0.5, math.nan)])))
+    drawn = html.race_plot(race_of(good, Lap("failed", checks=[(0.5, math.nan)])))
     assert drawn.count("<polyline") == 1
     assert drawn.count("<span") == 2  # in the legend
     for level in ("1e-3", "1e-2", "1e-1", "1e0"):
         assert f">{level}<" in drawn
-    assert "no results yet" in race_plot(race_of(good, bound=-math.inf))
-    assert "no results yet" in race_plot(None)
+    assert "no results yet" in html.race_plot(race_of(good, bound=-math.inf))
+    assert "no results yet" in html.race_plot(None)
 
 
 def test_round_numbers_of_an_axis():
-    assert nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    drawn = convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
+    assert html.nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    drawn = html.convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
     for label in ("30.00", "30.25", "30.50", "30.75", "31.00"):
         assert f">{label}<" in drawn
 
@@ -80,8 +75,32 @@ def test_round_numbers_of_an_axis():
 def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():
     """There, letters have 16 units; digits are not wider than 0.6 of that."""
     for low, high in ((220.0, 220.9), (9990.2, 9999.8), (-9.3e5, 2e3), (1e-4, 3e-4)):
-        drawn = convergence_plot([Point(i, 0.1, high, low, 0.1, None) for i in (0, 5)])
+        drawn = html.convergence_plot([Point(i, 0.1, high, low, 0.1, None) for i in (0, 5)])
         labels = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
         assert labels
         for right, label in labels:
             assert float(right) >= 0.6 * 16 * len(label), label
+
+
+@pytest.mark.parametrize(
+    ("status", "gap", "guarantee", "kind", "said"),
+    [
+        (Status.CONVERGED, 6e-4, "GLOBAL", "good", "Solved to within 0.06 %:"),
+        (Status.STOPPED, 0.03, "GLOBAL", "partial", "Stopped by you. Solved to within 3 %: no"),
+        (Status.TIME_LIMIT, 0.4, "GLOBAL", "partial", "Not solved yet: another picture may fit"),
+        (Status.PRECISION_LIMIT, 2e-3, "GLOBAL", "partial", "single precision. Solved to within"),
+        (Status.STOPPED, None, "NONE", "bad", "Stopped by you. Nothing is proved yet"),
+        (Status.NOT_FINITE, 0.5, "GLOBAL", "bad", "not finite. Not solved yet"),
+        (Status.CONVERGED, 6e-4, "WITHIN_RADIUS", "good", "no picture close to this one fits"),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_no_more_than_is_proved(status, gap, guarantee, kind, said):
+    found = SimpleNamespace(
+        record={"gap": gap, "guarantee": guarantee},
+        problem=SimpleNamespace(regularizer=SimpleNamespace(premise="")),
+    )
+    shown = html.verdict(SimpleNamespace(reconstruction=found, status=status))
+    assert f'class="banner {kind}"' in shown
+    text = " ".join(re.sub("<[^>]*>", " ", shown).split())
+    assert said in text
+    assert ("Solved" in text) == text.endswith("better. It does not say that the picture is true.")

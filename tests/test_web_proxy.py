@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import threading
 from urllib.parse import urlsplit
 
 import pytest
-from browser import CHROMIUM, DRIVER, Visitor, browser, served
-from marks import require_gradio
+from browser import Visitor, browser, require_browser, served
 
-require_gradio()
-pytest.importorskip("selenium", reason="the browser is driven by selenium")
-if not (CHROMIUM and DRIVER):
-    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
-
+require_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 NAME, PATH = "images.localhost", "/convexlift"  # browsers resolve such names to this machine
@@ -85,11 +79,9 @@ def test_a_visit_through_a_proxy(tmp_path):
         visitor.wait(lambda: "Solved to within" in visitor.text("#denoise-status"), "the end")
         image = visitor.wait(lambda: visitor.find("#denoise-slider img"), "the slider")
         visitor.wait(lambda: image.get_attribute("naturalWidth") == "256", "its picture")
-        numbers = visitor.download("#denoise-json", downloads / "convexlift-denoise.json")
-        assert json.loads(numbers.read_text())["gap"] <= 1e-3
+        assert visitor.record("denoise", downloads)["gap"] <= 1e-3
         picture = visitor.download("#denoise-image", downloads / "convexlift-denoise.png")
-        visitor.upload("#denoise-file", picture)
-        visitor.wait(lambda: picture.name in visitor.text("#denoise-picture"), "the upload")
+        visitor.give("denoise", picture, picture.name)
         visitor.choose("#denoise-kind", "Salt & pepper")
         visitor.wait(
             lambda: "fraction of the pixels" in visitor.text("#denoise-level"), "its level"

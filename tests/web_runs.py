@@ -10,9 +10,10 @@ import torch
 from PIL import Image, ImageDraw
 
 from convexlift.images import load_example
+from convexlift.phantoms import shepp_logan
 from convexlift.web.limits import Limits
 from convexlift.web.pictures import InputPicture
-from convexlift.web.run import PageJob, Run
+from convexlift.web.run import TV, PageJob, Run
 
 LIMITS = Limits(pixels=100 * 100, upload_bytes=50_000)
 
@@ -53,6 +54,31 @@ def denoising(picture, **options):
     return PageJob("denoise", picture, {**defaults, "tolerance": 1e-2, **options})
 
 
+def inpainting(picture, **options):
+    defaults = {"simulate": True, "sigma": 0.03, "regularizer": TV, "tolerance": 1e-2}
+    return PageJob("inpaint", picture, {**defaults, **options})
+
+
 def long_job(**options):
     picture = InputPicture(load_example("camera"), "camera", example=True, clean=True)
     return denoising(picture, **{"regularizer": "photo-open", "tolerance": 1e-6, **options})
+
+
+def jobs():
+    """One of each kind, by name."""
+    mask = torch.ones(48, 48)
+    mask[10:20, 15:30] = 0
+    camera = load_example("camera")
+    phantom = InputPicture(shepp_logan(48), "Shepp-Logan phantom", example=True, clean=True)
+    scan = {"simulate": True, "regularizer": "ct-abdomen-chest", "views": 30, "tolerance": 5e-2}
+    return {
+        "gaussian": denoising(InputPicture(camera, "camera", example=True, clean=True)),
+        "impulses": denoising(
+            crop(), noise="salt-and-pepper", sigma=0.2, regularizer="photo-any-size"
+        ),
+        "noisy": denoising(crop(), simulate=False, noise=None, sigma=None),
+        "random": inpainting(crop(planes=3), missing=0.3, seed=3, regularizer="photo-open"),
+        "drawn": inpainting(crop(), mask=mask, simulate=False, sigma=None),
+        "phantom": PageJob("ct", phantom, scan),
+        "slice": PageJob("ct", crop(), {**scan, "regularizer": TV, "views": 20, "tolerance": 0.3}),
+    }
