@@ -170,6 +170,7 @@ def test_an_error_that_does_not_travel_between_processes_is_told(tmp_path):
     assert [path.stem for path in (tmp_path / "parts").glob("*.json")] == ["good"]
 
 
+@pytest.mark.slow
 def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -182,6 +183,7 @@ def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
     assert used == {"a": 1, "b": 1, "c": 1, "d": 1, "watch": 2, "watch-too": 2}
 
 
+@pytest.mark.slow
 def test_the_command_takes_jobs(tmp_path):
     options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2"]
     main(["first", *options], load)

@@ -98,6 +98,7 @@ def test_single_precision(name, batch):
     examine(ALL[name](), torch.float32, batch, 1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FANS)
 def test_fans_on_flat_detectors(name):
     """Their bins in closed form; in double precision, too, to see every digit."""

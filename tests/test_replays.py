@@ -104,6 +104,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_solves_are_the_same(case, graphs, monkeypatch):
     options = {"network": lambda: cl.networks.ridge(channels=4, smoothing=0.01)} | CASES[case]
@@ -288,6 +289,7 @@ def test_parts_of_others_and_gradients_are_left_alone(graphs, monkeypatch):
         assert tool(doubled, x, 1.0)[0][0].requires_grad
 
 
+@pytest.mark.slow
 def test_threads_have_their_own_copies(monkeypatch):
     network = cl.networks.ridge(channels=4, smoothing=0.01)
     problems = [stated(seed, network) for seed in range(4)]

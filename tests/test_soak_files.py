@@ -92,6 +92,7 @@ print("contained" in run.counts["contained"], sum(sum(c.values()) for c in run.c
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits of memory are those of Linux")
 def test_misbehaviour_is_found():
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -172,6 +172,7 @@ def test_the_same_optimum_as_with_one_step(name, box):
     torch.testing.assert_close(stated.objective(ours), stated.objective(theirs), rtol=1e-4, atol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["tv", "ridge"])
 def test_fewer_iterations_to_the_same_certificate(name):
     stated = problem(name)
