@@ -84,7 +84,7 @@ def examine(beam, dtype, batch, tolerance, tiling=SMALL_TILES) -> None:
     assert abs(left - right) <= tolerance * Ax.double().norm() * y.double().norm()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALL)
 def test_double_precision(name):
     examine(ALL[name](), torch.float64, 1, 1e-12)
