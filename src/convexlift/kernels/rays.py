@@ -94,10 +94,7 @@ def backproject_parallel(
     angles * bins, GROUP), ``images`` (batch, height, width).
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
-    across = tl.cdiv(width, TILE_WIDTH)
-    pixel = tl.arange(0, TILE_HEIGHT * TILE_WIDTH)
-    i = tl.program_id(0) // across * TILE_HEIGHT + pixel // TILE_WIDTH
-    j = tl.program_id(0) % across * TILE_WIDTH + pixel % TILE_WIDTH
+    i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
     row, column = i.to(tl.float64), j.to(tl.float64)
     values = sinograms + group.to(tl.int64) * angles * bins * GROUP + image[None, :]
     kind = sinograms.dtype.element_ty
@@ -132,10 +129,7 @@ def backproject_fans(
     Tables are padded to a multiple of UNROLL runs.
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
-    tiles = tl.cdiv(width, TILE_WIDTH)
-    pixel = tl.arange(0, TILE_HEIGHT * TILE_WIDTH)
-    i = tl.program_id(0) // tiles * TILE_HEIGHT + pixel // TILE_WIDTH
-    j = tl.program_id(0) % tiles * TILE_WIDTH + pixel % TILE_WIDTH
+    i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
     # Lanes beyond the image have the place of its last pixel: no divisor is zero there.
     row, column = tl.minimum(i, height - 1).to(tl.float64), tl.minimum(j, width - 1).to(tl.float64)
     values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
@@ -182,10 +176,7 @@ def backproject_runs(
     and ``slope`` are (rays,), ``sinograms`` is (groups, rays, GROUP).
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
-    tiles = tl.cdiv(width, TILE_WIDTH)
-    pixel = tl.arange(0, TILE_HEIGHT * TILE_WIDTH)
-    i = tl.program_id(0) // tiles * TILE_HEIGHT + pixel // TILE_WIDTH
-    j = tl.program_id(0) % tiles * TILE_WIDTH + pixel % TILE_WIDTH
+    i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
     row, column = i.to(tl.float64), j.to(tl.float64)
     values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
     kind = sinograms.dtype.element_ty
@@ -255,6 +246,15 @@ def _quotient(a, b, kind: tl.constexpr):
 def _within(j, size):
     """0 <= j < size in one comparison."""
     return j.to(tl.uint32) < tl.cast(size, tl.uint32)
+
+
+@triton.jit
+def _tile(width, TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr):
+    """Rows and columns of the pixels of a program's tile."""
+    across, pixel = tl.cdiv(width, TILE_WIDTH), tl.arange(0, TILE_HEIGHT * TILE_WIDTH)
+    i = tl.program_id(0) // across * TILE_HEIGHT + pixel // TILE_WIDTH
+    j = tl.program_id(0) % across * TILE_WIDTH + pixel % TILE_WIDTH
+    return i, j
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from convexlift.decisions import decided
-from convexlift.networks.bound_network import IMAGE
+from convexlift.networks.bound_network import IMAGE, BackwardPass
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, dual_names, made_feasible
 from convexlift.problems.packed_slopes import feasible
@@ -84,7 +84,8 @@ def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> B
     def pull(g: Tensor) -> Tensor:
         return -torch.where(g > 0, above, below) * g
 
-    return _pulled(problem, at, witness, problem.operator.adjoint(v), pull)
+    slopes = made_feasible(problem.network, problem.weight, at.x, witness)
+    return _pulled(problem, witness, slopes, problem.operator.adjoint(v), pull)
 
 
 def _slope_at_infinity(problem: VariationalProblem, x: Tensor, sign: float) -> Tensor:
@@ -115,29 +116,28 @@ def _with_p(
     def pull(g: Tensor) -> Tensor:
         return torch.where(exposed, sign * (margin - sign * g).clamp_min(0), 0.0)
 
-    return _pulled(problem, at, witness, seen, pull)
+    return _pulled(problem, witness, slopes, seen, pull)
 
 
 def _pulled(
     problem: VariationalProblem,
-    at: Evaluation,
     witness: Blocks,
+    slopes: BackwardPass,
     seen: Tensor,
     pull: Callable[[Tensor], Tensor],
 ) -> Blocks:
     """p_1 <- Pi(p_1 + V_1 pull(g) / |V_1|^2), accelerated, for a pull of slope -1 or less steep."""
-    network = problem.network
-    layer, backward = network.layers[0], made_feasible(network, problem.weight, at.x, witness)
-    h, t, V = layer.activation, backward.t[0], layer.operators[IMAGE]
+    layers = problem.network.layers
+    h, t, V = layers[0].activation, slopes.t[0], layers[0].operators[IMAGE]
     if not (norm := V.norm(problem.image_shape)):
         return witness
-    p = ahead = backward.p[0]
-    others = seen + backward.c - V.adjoint(p)
+    p = ahead = slopes.p[0]
+    others = seen + slopes.c - V.adjoint(p)
     for k in range(STEPS):
         g = others + V.adjoint(ahead)
         p, before = feasible(h, ahead + V(pull(g)) / norm**2, t), p
         ahead = p + k / (k + 3) * (p - before)
-    return Blocks({**witness, dual_names(1, len(network.layers))[0]: p})
+    return Blocks({**witness, dual_names(1, len(layers))[0]: p})
 
 
 def _with_v(

@@ -222,39 +222,41 @@ def fan_runs(lines: Lines, grid: Grid, runs: Integers) -> FanRuns | None:
     bins = lines.x.shape[1]
     if bins < 3 or not len(runs) or np.ptp(lines.x, axis=1).any() or np.ptp(lines.y, axis=1).any():
         return None
-    down, right = -lines.dy / grid.pixel_height, lines.dx / grid.pixel_width
-    u, v = _pencils(np.stack([down, right]))
-    k = np.arange(bins)
-    off = _cross(np.stack([down, right]), u[..., None] + k * v[..., None])
-    size = np.hypot(down, right) * np.hypot(*(u[..., None] + k * v[..., None]))
-    if not (np.abs(off) <= STRAIGHT_TOLERANCE * size).all():
+    rays = np.stack([-lines.dy / grid.pixel_height, lines.dx / grid.pixel_width])
+    u, v = _pencils(rays)
+    straight = u[..., None] + np.arange(bins) * v[..., None]
+    size = np.hypot(*rays) * np.hypot(*straight)
+    if not (np.abs(_cross(rays, straight)) <= STRAIGHT_TOLERANCE * size).all():
         return None
-    view, turned = runs[:, 0] // bins, runs[:, 2].astype(bool)
+    each, view, first = np.arange(len(runs)), runs[:, 0] // bins, runs[:, 0] % bins
+    along, across = runs[:, 2], 1 - runs[:, 2]  # axes: 0 of rows, 1 of columns
     u, v = u[:, view], v[:, view]
     source = np.stack([grid.rows(lines.y[view, 0]), grid.columns(lines.x[view, 0])])
-    corners = np.array([[-1, -1, grid.height, grid.height], [-1, grid.width, -1, grid.width]])
-    d = corners[:, None] - source[..., None]
-    depth, turn = _cross(d, v[..., None]), _cross(u, v)
-    near = depth * np.sign(turn)[:, None] < CLEARANCE * np.hypot(*v)[:, None]
-    first = runs[:, 0] % bins
-    ends = np.stack([first, first + runs[:, 1] - 1], axis=1)
-    along = np.where(turned, 1, 0), np.arange(len(runs))
-    divisor = np.where(turned, -1.0, 1.0) * np.stack([u[along], v[along]])
-    signs = np.sign(divisor[0][:, None] + divisor[1][:, None] * ends)
-    beyond = np.abs(_cross(d, u[..., None])) > FARTHEST_BIN * np.abs(depth)
-    if near.any() or beyond.any() or (signs[:, 0] * signs[:, 1] <= 0).any():
+    sign = np.where(along, -1.0, 1.0)
+    divisor = sign * np.stack([u[along, each], v[along, each]])
+    ends = divisor[0] + divisor[1] * np.stack([first, first + runs[:, 1] - 1])
+    if not _seen_from_afar(source, u, v, grid) or (ends[0] * ends[1] <= 0).any():
         return None
-    one = np.ones(len(runs))
     minus = np.stack([-u[1], u[0], _cross(source, u)])  # -(d x u), by row, column and 1
     below = np.stack([v[1], -v[0], -_cross(source, v)])  # d x v
-    step = np.where(turned, [0 * one, one, -source[1]], [one, 0 * one, -source[0]])
-    across = np.where(turned, 0, 1), np.arange(len(runs))
-    fan = np.concatenate(
-        [minus, below, step * (turn * np.where(turned, -1.0, 1.0)),
-         [minus[across], below[across]], divisor]
-    )  # fmt: skip
+    step = np.stack([across, along, -source[along, each]]) * (sign * _cross(u, v))
+    changes = np.stack([minus[across, each], below[across, each]])
+    fan = np.concatenate([minus, below, step, changes, divisor])
     places = np.stack([view * bins, first, runs[:, 1]], axis=1).astype(np.int32)
-    return FanRuns(np.ascontiguousarray(fan.T), places, int(runs[:, 3].max()))
+    most = int(runs[:, 3].max())
+    return FanRuns(np.ascontiguousarray(fan.T), places, most)
+
+
+def _seen_from_afar(source: Floats, u: Floats, v: Floats, grid: Grid) -> bool:
+    """Whether all pixels, and their neighbours outside, have a place on the detector.
+
+    The place -(d x u) / (d x v) is largest and smallest at corners, if d x v does not vanish.
+    """
+    corners = np.array([[-1, -1, grid.height, grid.height], [-1, grid.width, -1, grid.width]])
+    d = corners[:, None] - source[..., None]
+    depth = _cross(d, v[..., None]) * np.sign(_cross(u, v))[:, None]
+    far = depth >= CLEARANCE * np.hypot(*v)[:, None]
+    return bool((far & (np.abs(_cross(d, u[..., None])) <= FARTHEST_BIN * depth)).all())
 
 
 def _pencils(ray: Floats) -> tuple[Floats, Floats]:
