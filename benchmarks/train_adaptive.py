@@ -14,7 +14,7 @@ In units of the noise, the lower levels are
 with h the Huber function of width delta, and b = 0 without ``--biases``. A fixed number of
 accelerated projected gradient steps on the dual solves the first, overrelaxed PDHG the others; the
 hypergradient takes a fixed number of steps of conjugate gradients. Crops have no boundary
-(``crop_kernels``). Every 13th picture is held out; PSNR and the largest gap on them are printed.
+(``crop_kernels``), and the guide reads them without a margin. Every 13th picture is held out; PSNR and the largest gap on them are printed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
 from convexlift.tf32 import full_precision
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 
-EDGE = 6
-DUAL_STEPS, RESTART = 60, 40
+EDGE = 8
+DUAL_STEPS, RESTART = 80, 40
 PDHG_STEPS, RATIO, RELAXATION = 80, 1.0, 1.8
 LINEAR_STEPS, DAMPING = 24, 1e-3
 RATES = {"filters": 3e-3, "output": 1e-2, "guide": 1e-3}
@@ -117,7 +117,9 @@ class Training(Crops):
     def read(self, data: Data) -> Reading:
         """W(y) and, if the guide gives them, b(y) at the interior, in units of the noise."""
         margin, floor = self.filters.shape[-1] // 2, self.network.floor
-        numbers = self.network.guide(data.picture, data.noise, data.seen)
+        guide = self.network.guide
+        assert isinstance(guide, UNetGuide)
+        numbers = guide.read(data.picture, data.noise, data.seen)
         numbers = numbers[..., margin:-margin, margin:-margin]
         shares, *others = numbers.split(len(self.filters), 1)
         weights = floor + (1 - floor) * torch.sigmoid(shares).square()
@@ -298,6 +300,8 @@ def main() -> None:
     """Train and save."""
     parser = arguments(__doc__, seconds=540.0)
     parser.add_argument("--colour", action="store_true")
+    parser.add_argument("--filters", type=int, help="24, or 48 in colour")
+    parser.add_argument("--kernel", type=int, default=5)
     parser.add_argument("--widths", type=int, nargs="+", default=[48, 64, 80])
     parser.add_argument("--blocks", type=int, help="residual blocks of the guide at each scale")
     parser.add_argument("--biases", action="store_true", help="which the guide reads as well")
@@ -311,8 +315,11 @@ def main() -> None:
     if given.start:
         network = cl.load(given.start)
     else:
-        channels = {"in_channels": 3, "channels": 48} if given.colour else {}
-        network = networks.adaptive(widths=given.widths, **channels)
+        network = networks.adaptive(
+            in_channels=3 if given.colour else 1,
+            channels=given.filters or (48 if given.colour else 24),
+            kernel=given.kernel, widths=given.widths,
+        )  # fmt: skip
         start_from_filters_(network, 0.7)
     assert isinstance(network, AdaptiveNetwork)
     network = grown(network, biases=given.biases, blocks=given.blocks).cuda()

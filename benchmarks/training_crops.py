@@ -17,7 +17,7 @@ from convexlift.problems.guesses import IMPULSE
 from convexlift.training import ImageSet
 
 LOWEST, HIGHEST = 2 / 255, 75 / 255
-BATCH, CROP = 16, 72
+BATCH, CROP = 12, 96
 
 
 class Data(NamedTuple):

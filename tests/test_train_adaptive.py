@@ -178,11 +178,12 @@ def test_a_grown_guide_is_the_same_at_first() -> None:
 
 
 def test_drawings_have_two_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = (255 * torch.rand(1, 3, 80, 80)).byte()
+    side = training_crops.CROP
+    pictures = (255 * torch.rand(1, 3, side, side)).byte()
     net = cl.networks.adaptive(in_channels=3, channels=6, widths=(8,))
     training = train_adaptive.Training(net, pictures, pictures)
     for kind in range(5):
         monkeypatch.setattr(torch, "randint", lambda *_, kind=kind, **__: torch.tensor([kind]))
-        drawn = training.drawing(pictures[0, :, :72, :72].float() / 255)
-        assert drawn.shape == (3, 72, 72)
+        drawn = training.drawing(pictures[0, :, :side, :side].float() / 255)
+        assert drawn.shape == (3, side, side)
         assert len(drawn.flatten(1).unique(dim=1).T) == 2

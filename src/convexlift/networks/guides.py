@@ -15,6 +15,9 @@ from convexlift.parts import ProblemPart, require_at_least, require_increasing
 
 MEAN, SPREAD, LEVEL = 0.45, 0.25, 0.1
 """Typical brightness and contrast of photographs in [0, 1], and a typical noise level."""
+MARGINS = {2: 16, 3: 0}
+"""Mirrored pixels around a picture that a U-net reads; volumes would become several times as large.
+"""
 
 
 class Guide(nn.Module, ProblemPart, ABC):
@@ -83,7 +86,8 @@ class UNetGuide(Guide, name="UNetGuide"):
     """A small U-net.
 
     It works at half the resolution: four pixels, of volumes eight, become channels, which is four
-    times cheaper, or eight.
+    times cheaper, or eight. Pictures are read with a mirrored margin, so that next to their edges
+    it sees what it saw in training, not zeros.
 
     Args:
         in_channels: channels of the picture.
@@ -133,12 +137,23 @@ class UNetGuide(Guide, name="UNetGuide"):
         return {name: getattr(self, name) for name in names}
 
     def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
-        """One pass down to the coarsest scale and up again."""
-        size, multiple = picture.shape[2:], 2 ** len(self.widths)
-        padding = [side for n in reversed(size) for side in (0, -n % multiple)]
-        pixels = torch.cat([(picture - MEAN) / SPREAD, 1 - seen], 1)
-        # Replicated, not reflected: that works for every size.
-        z = _unshuffled(F.pad(pixels, padding, mode="replicate"))
+        """One pass over the picture and its margin."""
+        size, multiple, margin = picture.shape[2:], 2 ** len(self.widths), MARGINS[self.dimensions]
+        before = -(-margin // multiple) * multiple
+        for axis, n in enumerate(size, start=2):
+            places = _mirrored(n, before, before + -n % multiple, picture.device)
+            picture, seen = picture.index_select(axis, places), seen.index_select(axis, places)
+        whole = self.read(picture, noise, seen)
+        for axis, n in enumerate(size, start=2):
+            whole = whole.narrow(axis, before, n)
+        return whole
+
+    def read(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+        """One pass down to the coarsest scale and up again, without a margin.
+
+        Sides must be multiples of 2 to the number of scales.
+        """
+        z = _unshuffled(torch.cat([(picture - MEAN) / SPREAD, 1 - seen], 1))
         level = (noise / LEVEL).log().expand(-1, 1, *z.shape[2:])
         z = self.first(torch.cat([z, level], 1))
         kept = []
@@ -148,10 +163,7 @@ class UNetGuide(Guide, name="UNetGuide"):
         z = self.encoders[-1](z)
         for decoder, up, finer in reversed(list(zip(self.decoders, self.up, kept, strict=True))):
             z = decoder(up(z) + finer)
-        whole = _shuffled(self.last(F.relu(z)), self.outputs)
-        for axis, length in enumerate(size, start=2):
-            whole = whole.narrow(axis, 0, length)
-        return whole
+        return _shuffled(self.last(F.relu(z)), self.outputs)
 
 
 class ResidualBlock(nn.Module):
@@ -177,6 +189,13 @@ def _residual_blocks(width: int, count: int, dimensions: int) -> nn.Sequential:
 
 def _convolution(dimensions: int) -> type[nn.Conv2d] | type[nn.Conv3d]:
     return nn.Conv2d if dimensions == 2 else nn.Conv3d
+
+
+def _mirrored(n: int, before: int, after: int, device: torch.device) -> Tensor:
+    """The pixels 0 ... n - 1 with mirrored ones around them, as often as it takes; n >= 1."""
+    period = max(2 * n - 2, 1)
+    places = torch.arange(-before, n + after, device=device).remainder(period)
+    return torch.minimum(places, period - places)
 
 
 def _unshuffled(x: Tensor) -> Tensor:
