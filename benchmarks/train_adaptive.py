@@ -14,7 +14,8 @@ In units of the noise, the lower levels are
 with h the Huber function of width delta, and b = 0 without ``--biases``. A fixed number of
 accelerated projected gradient steps on the dual solves the first, overrelaxed PDHG the others; the
 hypergradient takes a fixed number of steps of conjugate gradients. Crops have no boundary
-(``crop_kernels``), and the guide reads them without a margin. Every 13th picture is held out; PSNR and the largest gap on them are printed.
+(``crop_kernels``), and the guide reads them without a margin. Every 13th picture is held out; PSNR
+and the largest gap on them are printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Iterations in kernels are the iterations: in Triton's interpreter, or on a GPU."""
+"""Iterations in kernels are the iterations: on a GPU, or in Triton's interpreter and on threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from host_kernels import COMPILER, HostKernel
 from marks import slow
 
 import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
+from convexlift.kernels import first_layer
 from convexlift.problems.lifting import lift
 from convexlift.solvers import fused_iterations
 from convexlift.solvers.coupling import Coupling
@@ -24,6 +26,18 @@ from convexlift.solvers.saturated_head import SaturatedHead
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.fixture(params=["triton", "cuda"])
+def dual_kernel(request, monkeypatch):
+    """Which kernel takes the dual half of an iteration."""
+    if request.param == "triton":
+        monkeypatch.setattr(first_layer, "compiled", lambda *_, **__: None)
+    elif not ON_GPU:
+        if COMPILER is None:
+            pytest.skip("needs g++")
+        monkeypatch.setattr(first_layer, "compiled", HostKernel)
+    return request.param
 
 
 def one_layer(padding, smoothing, fidelity, kernel=3, size=(9, 12)) -> cl.VariationalProblem:
@@ -108,9 +122,10 @@ def compare(problem, blocks, double=None):
 @pytest.mark.parametrize(
     ("padding", "smoothing", "fidelity", "kernel", "size"),
     [("zero", 0.01, "L2", 5, (9, 18)), ("reflect", 0.0, "L1", 5, (9, 12)),
-     ("circular", 0.01, "KL", 3, (5, 17)), ("replicate", 0.0, "anchored", 3, (9, 12))],
+     ("circular", 0.01, "KL", 3, (5, 17)), ("replicate", 0.0, "anchored", 3, (9, 12)),
+     ("reflect", 0.01, "L2", 7, (19, 35))],
 )  # fmt: skip
-def test_one_layer(padding, smoothing, fidelity, kernel, size):
+def test_one_layer(padding, smoothing, fidelity, kernel, size, dual_kernel):
     compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
 
 
@@ -120,7 +135,7 @@ def test_a_pooled_layer_and_the_rest_of_the_network(blocks):
 
 
 @pytest.mark.parametrize("count", [2, slow(4)])
-def test_multipliers_of_blocks(count):
+def test_multipliers_of_blocks(count, dual_kernel):
     """What a saturated head leaves: one number for each channel and block of 16 x 16 pixels."""
     single = baseline(smooth=False)
     heads = [SaturatedHead.of(problem) for problem in (single, single.to(dtype=torch.float64))]
@@ -128,7 +143,7 @@ def test_multipliers_of_blocks(count):
 
 
 @pytest.mark.parametrize("reads", [("output", "biases"), slow(("output",))], ids=str)
-def test_weights_and_biases_of_pixels(reads):
+def test_weights_and_biases_of_pixels(reads, dual_kernel):
     """Both images have their own."""
     torch.manual_seed(2)
     net = cl.networks.adaptive(channels=5, kernel=3, widths=(4,), blocks=1, reads=reads)

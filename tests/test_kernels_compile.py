@@ -1,12 +1,17 @@
-"""Kernels compile for GPUs that are not here: Triton's compiler needs none."""
+"""Kernels compile for GPUs that are not here: the compilers need none."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from convexlift.kernels import first_layer
 
 pytest.importorskip("triton")
 
@@ -75,3 +80,17 @@ def test_kernels_compile(capability):
     shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
     assert len(shared) == 18
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
+def test_windows_fit_into_registers(channels, side, biased, tmp_path):
+    filters = torch.Size([channels, 1, side, side])
+    (tmp_path / "first_layer.cu").write_text(first_layer.source(filters, 1, biased))
+    run = subprocess.run(
+        ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "first_layer.cu"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    spilt = re.findall(r"(\d+) bytes spill stores", run.stderr)
+    assert spilt == ["0", "0"], run.stderr

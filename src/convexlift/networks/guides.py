@@ -113,6 +113,9 @@ class UNetGuide(Guide, name="UNetGuide"):
             raise ValueError(f"a guide needs widths of at least 1, one for each scale: {widths}")
         self.in_channels, self.outputs = in_channels, outputs
         self.widths, self.blocks, self.dimensions = list(widths), blocks, dimensions
+        # Sides are read in multiples of this.
+        self.multiple = 2 ** len(widths)
+        self.margin = -(-MARGINS[dimensions] // self.multiple) * self.multiple
         finer, coarser = self.widths[:-1], self.widths[1:]
         convolution = _convolution(dimensions)
         transposed = nn.ConvTranspose2d if dimensions == 2 else nn.ConvTranspose3d
@@ -138,20 +141,20 @@ class UNetGuide(Guide, name="UNetGuide"):
 
     def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
         """One pass over the picture and its margin."""
-        size, multiple, margin = picture.shape[2:], 2 ** len(self.widths), MARGINS[self.dimensions]
-        before = -(-margin // multiple) * multiple
-        for axis, n in enumerate(size, start=2):
-            places = _mirrored(n, before, before + -n % multiple, picture.device)
+        axes = list(enumerate(picture.shape[2:], start=2))
+        for axis, n in axes:
+            after = self.margin + -n % self.multiple
+            places = _mirrored(n, self.margin, after, picture.device)
             picture, seen = picture.index_select(axis, places), seen.index_select(axis, places)
         whole = self.read(picture, noise, seen)
-        for axis, n in enumerate(size, start=2):
-            whole = whole.narrow(axis, before, n)
+        for axis, n in axes:
+            whole = whole.narrow(axis, self.margin, n)
         return whole
 
     def read(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
         """One pass down to the coarsest scale and up again, without a margin.
 
-        Sides must be multiples of 2 to the number of scales.
+        Sides must be multiples of ``multiple``.
         """
         z = _unshuffled(torch.cat([(picture - MEAN) / SPREAD, 1 - seen], 1))
         level = (noise / LEVEL).log().expand(-1, 1, *z.shape[2:])

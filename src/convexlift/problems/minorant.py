@@ -13,8 +13,9 @@ a. So one pass over strips and channels that stay in a processor's cache,
 
     z = h(a),    p = s t = clip(v),    loss = t (h(a) + h*(s) - s a),    c <- c + V* p,
 
-reads v once and stores neither a nor z nor p. Above it, only <W_L, z> is needed if there is no
-other layer, or else the block means P z: the image of a smaller network.
+reads v once and stores neither a nor z nor p; on a GPU it may be one kernel (``FusedPass``). Above
+it, only <W_L, z> is needed if there is no other layer, or else the block means P z: the image of a
+smaller network.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from convexlift.networks.bound_network import (
 )
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.evaluation import Evaluation
+from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import dual_names, made_feasible, pooled_layers
 from convexlift.problems.packed_slopes import feasible
 from convexlift.problems.variational import VariationalProblem
@@ -146,6 +148,10 @@ class OnePass:
         if self.pooling is not None:
             above = _Head(self.network, weight, others)
         padded = self.operator.padding(x)
+        fused = FusedPass.of(self.network, x, v) if count == 1 else None
+        if fused is not None:
+            total, slack, c = fused(weight, padded, v)
+            return total, Minorant(self.operator.padding.adjoint(c), used, (), slack), None
         c = torch.zeros_like(padded)
         slack = x.new_zeros(x.shape[0], dtype=torch.float64)
         h = self.layer.activation

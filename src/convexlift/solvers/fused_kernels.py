@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm, PooledEpigraphTerm
+from convexlift.kernels import first_layer
 from convexlift.kernels.availability import kernel_module
 from convexlift.operators.convolution import Boundary, ConvolutionOperator, Padding
 from convexlift.problems.lifting import SaddlePointProblem
@@ -27,8 +28,6 @@ POOLED_TILES = (16, 8)
 """Sides a tile can have where tiles must coincide with pooling blocks."""
 MOST_TAPS = 128
 """Largest number of taps of any filter: 11 x 11 fits."""
-LARGEST = 2**31
-"""Limit on the entries of a dual variable, which are indexed with 32 bits."""
 ROWS = 64
 """Iterations that fit into a table of coefficients."""
 FIXED = 6
@@ -62,7 +61,8 @@ class Buffers:
         self.x_bar = x.new_zeros((batch, 1, height + rows - 1, width + columns - 1))
         around = (tile_rows + rows - 1) * (tile_columns + columns - 1)
         self.spill = x.new_empty((batch, tiles, around))
-        self.scratch = x.new_empty((batch, tiles, rows * columns, tile_rows * tile_columns))
+        taps = 0 if layer.compiled else rows * columns  # which sums in registers
+        self.scratch = x.new_empty((batch, tiles, taps, tile_rows * tile_columns))
         programs = {"x": tiles, layer.name: tiles}
         self.moved = Blocks({n: x.new_zeros((batch, programs.get(n, 1))) for n in (*u, *v)})
         self.table = x.new_zeros((ROWS, batch, FIXED + len(u) + len(v) - 2))
@@ -180,6 +180,7 @@ class FirstLayer:
     Attributes:
         name: the name of the layer's dual variable.
         mean_name: the name for its block means, if these are bounded (``PooledEpigraphTerm``).
+        compiled: ``first_layer.cu`` for this layer, or None to launch Triton's kernel.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class FirstLayer:
         coarse: int,
         multipliers: Tensor | None,
         tile: tuple[int, int],
+        compiled: Any = None,
     ) -> None:
         weight = operator.weight.detach()
         channels, _, *kernel = weight.shape
@@ -197,25 +199,30 @@ class FirstLayer:
         self.name, self.mean_name = names[0], names[1] if len(names) > 1 else None
         self.operator, self.ramp = operator, term.activation.ramp
         self.coarse, self.multipliers, self.tile = coarse, multipliers, tile
+        self.compiled = compiled
         self.channels, self.kernel = channels, (kernel[0], kernel[1])
         self.chunk = 32 if channels % 32 == 0 else 16
         self.taps = max(16, _power_of_two(kernel[0] * kernel[1]))
-        room = -(-channels // self.chunk) * self.chunk
-        filled = weight.new_zeros((room, self.taps))
-        filled[:channels, : kernel[0] * kernel[1]] = weight.flatten(1)
-        high = (filled.view(torch.int32) & TF32_BITS).view(torch.float32)
-        self.filters = torch.stack((high, filled - high))
+        self.filters = _copied(weight) if compiled else self._halves(weight.flatten(1))
         bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach()
         # One for each channel, or (B or 1, C, H, W).
         self.biased = bias.numel() > channels
         self.bias = _copied(bias if self.biased else bias.flatten().expand(channels))
+
+    def _halves(self, filters: Tensor) -> Tensor:
+        """What TF32 matrix units read of the filters, and the rest, padded with zeros."""
+        channels, taps = filters.shape
+        room = -(-channels // self.chunk) * self.chunk
+        filled = F.pad(filters, (0, self.taps - taps, 0, room - channels))
+        high = (filled.view(torch.int32) & TF32_BITS).view(torch.float32)
+        return torch.stack((high, filled - high))
 
     @property
     def kind_of(self) -> tuple[Any, ...]:
         """Everything a captured launch depends on, besides the contents of ``data``."""
         shape = None if self.multipliers is None else self.multipliers.shape
         return (self.name, self.mean_name, self.ramp, self.coarse, shape, self.tile,
-                self.channels, self.kernel, self.bias.shape)  # fmt: skip
+                self.channels, self.kernel, self.bias.shape, self.compiled)  # fmt: skip
 
     @property
     def data(self) -> tuple[Tensor, ...]:
@@ -250,12 +257,19 @@ class FirstLayer:
             if term.size not in POOLED_TILES:
                 raise DoesNotApply(f"pooling by {term.size}; the kernels have {POOLED_TILES}")
             coarse, multipliers, tile = term.size, None, (term.size, term.size)
+            compiled = None
         else:
             coarse, multipliers = _blockwise(term.weights, operator.input_shape[-2:])
-            tile = TILE if operator.weight[0].numel() <= LARGE_FILTER else SMALL_TILE
+            weight, bias = operator.weight, term.bias
+            compiled = first_layer.compiled(
+                "dual_step", weight.device, weight.shape, coarse=coarse,
+                biased=bias is not None and bias.numel() > len(weight),
+            )  # fmt: skip
+            tile = TILE if weight[0].numel() <= LARGE_FILTER else SMALL_TILE
+            tile = first_layer.TILE if compiled else tile
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
             raise DoesNotApply("filters larger than a tile")
-        return FirstLayer(names, term, operator, coarse, multipliers, tile)
+        return FirstLayer(names, term, operator, coarse, multipliers, tile, compiled)
 
     def tiles(self, height: int, width: int) -> int:
         """Number of tiles of an image."""
@@ -269,23 +283,34 @@ class FirstLayer:
 
     def __call__(self, buffers: Buffers, *, step: bool, observed: bool) -> None:
         """Launch ``dual_step``."""
-        ramp, (rows, columns) = self.ramp, self.tile
+        ramp, (rows, columns), table = self.ramp, self.tile, buffers.table
         batch, _, height, width = buffers.w_u["x"].shape
-        around = (rows + self.kernel[0] - 1) * (columns + self.kernel[1] - 1)
+        grid = self.tiles(height, width), batch
         multipliers = buffers.multipliers if self.multipliers is None else self.multipliers
-        kernels().dual_step[(self.tiles(height, width), batch)](
-            buffers.x_bar, buffers.w_v[self.name], buffers.anchor_v[self.name],
-            buffers.v[self.name], buffers.spill, buffers.scratch, buffers.moved[self.name],
-            buffers.mean,
-            self.filters, self.bias, multipliers,
-            buffers.table, buffers.clock,
-            ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset,
+        w, anchor, v, moved = (
+            part[self.name] for part in (buffers.w_v, buffers.anchor_v, buffers.v, buffers.moved)
+        )
+        fixed = self.filters, self.bias, multipliers, table, buffers.clock
+        ramped = ramp.low, ramp.high, ramp.left, ramp.width
+        sizes = (
             multipliers[0].numel() if len(multipliers) == batch else 0,
             self.bias[0].numel() if len(self.bias) == batch else 0, height, width,
+        )  # fmt: skip
+        if self.compiled is not None:
+            self.compiled(
+                grid=(*grid, 1), block=first_layer.BLOCK,
+                args=[buffers.x_bar, w, anchor, v, buffers.spill, moved, *fixed, *ramped, *sizes,
+                      table.shape[-1], int(step), int(observed)],
+            )  # fmt: skip
+            return
+        around = (rows + self.kernel[0] - 1) * (columns + self.kernel[1] - 1)
+        kernels().dual_step[grid](
+            buffers.x_bar, w, anchor, v, buffers.spill, buffers.scratch, moved, buffers.mean,
+            *fixed, *ramped, ramp.offset, *sizes,
             STEP=step, BIASED=self.biased, POOLED=self.mean_name is not None, COARSE=self.coarse,
             OBSERVED=observed,
             FULL=not (height % rows or width % columns or self.channels % self.chunk),
-            COLUMNS=buffers.table.shape[-1],
+            COLUMNS=table.shape[-1],
             KERNEL_HEIGHT=self.kernel[0], KERNEL_WIDTH=self.kernel[1],
             CHANNELS=self.channels, CHUNK=self.chunk, ROOM=self.filters.shape[1],
             TAPS=self.taps,
@@ -302,7 +327,7 @@ def _misfit(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphT
         f"{weight.dtype}, not float32": weight.dtype != torch.float32,
         "a convolution of several channels": weight.shape[1] != 1,
         f"filters of more than {MOST_TAPS} taps": weight[0].numel() > MOST_TAPS,
-        "more dual variables than 32-bit indices reach": numbers >= LARGEST,
+        "more dual variables than 32-bit indices reach": numbers >= first_layer.LARGEST,
         f"the derivative of {term.activation} is not a ramp": term.activation.ramp is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

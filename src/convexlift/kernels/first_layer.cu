@@ -1,0 +1,272 @@
+// A convolutional layer and its adjoint in one pass over its dual variable, for images with one
+// channel: the dual half of a PDHG iteration (see iteration.py), and the sums of a certificate (see
+// problems/minorant.py).
+//
+// A thread holds PIXELS pixels of a column in all channels, and two windows of the image around
+// them in registers: what V reads, and the sums that V* makes. Every tap of a filter is loaded once
+// for both. A warp is 32 columns wide, so that memory is read and written in whole lines whatever
+// the width of the image. In the end the windows of a tile are added in a fixed order: results do
+// not depend on the order in which threads run.
+//
+// Written for NVRTC: names in capitals that are not defined here are macros, from first_layer.py.
+
+#define WINDOW (PIXELS + KERNEL_HEIGHT - 1)
+#define TAPS (KERNEL_HEIGHT * KERNEL_WIDTH)
+#define ROOM ((TAPS + 3) / 4)
+#define THREADS (32 * WARPS)
+#define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
+#define ACROSS (32 + KERNEL_WIDTH - 1)
+#define TINY 1e-37f
+#define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
+
+typedef float Window[WINDOW][KERNEL_WIDTH];
+typedef float Pixels[PIXELS];
+
+// Where a thread is: its first row and its column of an image of `size` pixels.
+struct Place {
+    int thread, image, top, column, height, width, size;
+
+    __device__ Place(int height, int width)
+        : thread(threadIdx.y * 32 + threadIdx.x), image(blockIdx.y), height(height), width(width),
+          size(height * width)
+    {
+        const int across = (width + 31) / 32;
+        top = (blockIdx.x / across * WARPS + threadIdx.y) * PIXELS;
+        column = blockIdx.x % across * 32 + threadIdx.x;
+    }
+    __device__ bool holds(int p) const { return top + p < height && column < width; }
+    __device__ int at(int channel, int p) const
+    {
+        return channel * size + (top + p) * width + column;
+    }
+    __device__ int tile() const { return image * gridDim.x + blockIdx.x; }
+};
+
+// The taps of all filters, four at a time.
+__device__ __forceinline__ void load_taps(float4 (&taps)[CHANNELS * ROOM], const float* filters,
+                                          const Place& here)
+{
+    for (int k = here.thread; k < CHANNELS * ROOM * 4; k += THREADS) {
+        const int tap = k % (ROOM * 4);
+        (&taps[0].x)[k] = tap < TAPS ? filters[k / (ROOM * 4) * TAPS + tap] : 0.0f;
+    }
+    __syncthreads();
+}
+
+// x with its margins, and sums of zeros.
+__device__ __forceinline__ void start(Window& x, Window& sums, const float* padded,
+                                      const Place& here)
+{
+    const int rows = here.height + KERNEL_HEIGHT - 1, stride = here.width + KERNEL_WIDTH - 1;
+    const float* image = padded + (long long)here.image * rows * stride;
+#pragma unroll
+    for (int r = 0; r < WINDOW; r++)
+#pragma unroll
+        for (int s = 0; s < KERNEL_WIDTH; s++) {
+            const bool known = here.top + r < rows && here.column < here.width;
+            x[r][s] = known ? image[(here.top + r) * stride + here.column + s] : 0.0f;
+            sums[r][s] = 0.0f;
+        }
+}
+
+#define EACH_TAP(statement)                                             \
+    _Pragma("unroll") for (int four = 0; four < ROOM; four++)           \
+    {                                                                   \
+        const float4 some = taps[four];                                 \
+        const float each[4] = {some.x, some.y, some.z, some.w};         \
+        _Pragma("unroll") for (int k = 0; k < 4; k++)                   \
+            if (4 * four + k < TAPS) EACH_PIXEL                         \
+            {                                                           \
+                const float f = each[k];                                \
+                const int r = p + (4 * four + k) / KERNEL_WIDTH;        \
+                const int s = (4 * four + k) % KERNEL_WIDTH;            \
+                statement;                                              \
+            }                                                           \
+    }
+
+// a += V x in one channel
+__device__ __forceinline__ void respond(Pixels& a, const Window& x, const float4* taps)
+{
+    EACH_TAP(a[p] += f * x[r][s])
+}
+
+// sums += V* v in one channel
+__device__ __forceinline__ void add_back(Window& sums, const Pixels& v, const float4* taps)
+{
+    EACH_TAP(sums[r][s] += f * v[p])
+}
+
+// The sums of a tile and its margin.
+__device__ __forceinline__ void store(const Window& sums, float* spill, const Place& here)
+{
+    __shared__ float windows[WARPS][WINDOW][ACROSS];
+    for (int k = here.thread; k < WARPS * WINDOW * ACROSS; k += THREADS)
+        (&windows[0][0][0])[k] = 0.0f;
+    __syncthreads();
+    // Columns of a warp overlap: one column of all its windows at a time.
+#pragma unroll
+    for (int s = 0; s < KERNEL_WIDTH; s++) {
+#pragma unroll
+        for (int r = 0; r < WINDOW; r++) windows[threadIdx.y][r][threadIdx.x + s] += sums[r][s];
+        __syncwarp();
+    }
+    __syncthreads();
+    // Rows of warps overlap, too.
+    float* own = spill + (long long)here.tile() * (DOWN * ACROSS);
+    for (int k = here.thread; k < DOWN * ACROSS; k += THREADS) {
+        float total = 0.0f;
+        for (int warp = 0; warp < WARPS; warp++) {
+            const int r = k / ACROSS - warp * PIXELS;
+            if (r >= 0 && r < WINDOW) total += windows[warp][r][k % ACROSS];
+        }
+        own[k] = total;
+    }
+}
+
+// One number of a tile.
+__device__ __forceinline__ double sum_of_threads(double number, const Place& here)
+{
+    __shared__ double numbers[THREADS];
+    numbers[here.thread] = number;
+    __syncthreads();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (here.thread < half) numbers[here.thread] += numbers[here.thread + half];
+        __syncthreads();
+    }
+    const double total = numbers[0];
+    __syncthreads();
+    return total;
+}
+
+// Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels.
+__device__ __forceinline__ float multiplier(const float* multipliers, int apart, int channel, int p,
+                                            const Place& here)
+{
+    if (COARSE == 0) return multipliers[channel];
+    if (!here.holds(p)) return 0.0f;
+    if (COARSE == 1) return multipliers[(long long)here.image * apart + here.at(channel, p)];
+    const int down = (here.height + COARSE - 1) / max(COARSE, 1);
+    const int across = (here.width + COARSE - 1) / max(COARSE, 1);
+    const int row = (here.top + p) / max(COARSE, 1), column = here.column / max(COARSE, 1);
+    return multipliers[(channel * down + row) * across + column];
+}
+
+__device__ __forceinline__ float bias_of(const float* bias, int apart, int channel, int p,
+                                         const Place& here)
+{
+    if (!BIASED) return bias[channel];
+    return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0f;
+}
+
+// v = prox_{sigma f*}(w + sigma (V x_bar + bias)),  w <- a v + b w + e anchor,  spill = V* w;
+// without `step`, V* w alone. The slope of the activation rises from low to high.
+extern "C" __global__ void __launch_bounds__(THREADS) dual_step(
+    const float* x_bar, float* w, const float* anchor, float* v, float* spill, float* moved,
+    const float* filters, const float* bias, const float* multipliers,
+    const float* table, int* clock,
+    double low_, double high_, double left_, double ramp_width_,
+    int apart, int bias_apart, int height, int width, int columns, int step, int observed)
+{
+    __shared__ float4 taps[CHANNELS * ROOM];
+    const Place here(height, width);
+    const int row = clock[1];
+    if (step && here.thread == 0 && here.tile() == 0) clock[0] = row + 1;
+    const float* numbers = table + (row * (int)gridDim.y + here.image) * columns;
+    const float sigma = numbers[1], a = numbers[3], b = numbers[4], e = numbers[5];
+    const float low = low_, rise_by = high_ - low_, left = left_, ramp_width = ramp_width_;
+    const long long begin = (long long)here.image * CHANNELS * here.size;
+    load_taps(taps, filters, here);
+    Window x, sums;
+    start(x, sums, x_bar, here);
+    float way = 0.0f;
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        const float4* f = taps + channel * ROOM;
+        Pixels following, response, t;
+        EACH_PIXEL {
+            following[p] = here.holds(p) ? w[begin + here.at(channel, p)] : 0.0f;
+            t[p] = multiplier(multipliers, apart, channel, p, here);
+            response[p] = bias_of(bias, bias_apart, channel, p, here);
+        }
+        if (step) {
+            respond(response, x, f);
+            EACH_PIXEL {
+                const float old = following[p], q = old + sigma * response[p];
+                // v = t times the slope at the proximal point
+                const float flat = fmaxf(sigma * ramp_width + t[p] * rise_by, TINY);
+                const float rise = __fdividef(q - sigma * left - t[p] * low, flat);
+                const float made = t[p] * low + t[p] * rise_by * fminf(fmaxf(rise, 0.0f), 1.0f);
+                float mixed = a * made + b * old;
+                if (here.holds(p)) {
+                    const long long at = begin + here.at(channel, p);
+                    if (e != 0.0f) mixed += e * anchor[at];
+                    w[at] = mixed;
+                    if (observed) {
+                        v[at] = made;
+                        way += (made - old) * (made - old);
+                    }
+                }
+                following[p] = here.holds(p) ? mixed : 0.0f;
+            }
+        }
+        add_back(sums, following, f);
+    }
+    store(sums, spill, here);
+    if (observed) {
+        const double total = sum_of_threads(way, here);
+        if (here.thread == 0) moved[here.tile()] = (float)total;
+    }
+}
+
+// Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
+// nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
+extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
+    const float* x_padded, const float* v, float* spill, double* totals,
+    const float* filters, const float* bias, const float* outputs, const float* weights,
+    double low_, double high_, double left_, double ramp_width_, double offset_,
+    int apart, int bias_apart, int height, int width)
+{
+    __shared__ float4 taps[CHANNELS * ROOM];
+    const Place here(height, width);
+    const float weight = weights[here.image], offset = offset_;
+    const float low = low_, rise_by = high_ - low_, left = left_, ramp_width = ramp_width_;
+    const float per_width = ramp_width > 0.0f ? 1.0f / ramp_width : 0.0f;
+    const long long begin = (long long)here.image * CHANNELS * here.size;
+    load_taps(taps, filters, here);
+    Window x, sums;
+    start(x, sums, x_padded, here);
+    double value = 0.0, slack = 0.0;
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        const float4* f = taps + channel * ROOM;
+        Pixels a, made;
+        EACH_PIXEL a[p] = bias_of(bias, bias_apart, channel, p, here);
+        respond(a, x, f);
+        float values = 0.0f, losses = 0.0f;
+        EACH_PIXEL {
+            const float output = here.holds(p) ? multiplier(outputs, apart, channel, p, here) : 0.0f;
+            const float t = weight * output;
+            const float given = here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
+            made[p] = fminf(fmaxf(given, t * low), t * (low + rise_by));
+            // From the left end of the ramp: of a, of the part of a on it, of the point of slope s.
+            const float way = a[p] - left, inside = fminf(fmaxf(way, 0.0f), ramp_width);
+            const float share = (made[p] / fmaxf(t, TINY) - low) / rise_by;
+            const float off = inside - share * ramp_width, beyond = way - inside;
+            const float against = beyond > 0.0f ? 1.0f - share : share;
+            losses += t * rise_by * (0.5f * per_width * off * off + fabsf(beyond) * against);
+            // h is the integral of its slope
+            const float bent = 0.5f * per_width * inside * inside + fmaxf(beyond, 0.0f);
+            values += output * (low * a[p] + rise_by * bent + offset);
+        }
+        value += values;
+        slack += losses;
+        add_back(sums, made, f);
+    }
+    store(sums, spill, here);
+    const double all_values = sum_of_threads(value, here);
+    const double all_losses = sum_of_threads(slack, here);
+    if (here.thread == 0) {
+        totals[2 * here.tile()] = all_values;
+        totals[2 * here.tile() + 1] = all_losses;
+    }
+}

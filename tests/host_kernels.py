@@ -1,0 +1,57 @@
+"""CUDA kernels compiled for the CPU, with a thread for each thread of a program."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convexlift.kernels import first_layer
+
+COMPILER = shutil.which("g++")
+EXPORT = """
+extern "C" void run(int programs, int batch, %s)
+{
+    launch(programs, batch, WARPS, [=] { %s(%s); });
+}
+"""
+
+
+class HostKernel:
+    """What ``first_layer.compiled`` gives on a GPU, for tensors on the CPU."""
+
+    def __init__(
+        self, name: str, device: torch.device, filters: torch.Size, *, coarse: int, biased: bool
+    ) -> None:
+        self._run = _built(name, filters, coarse, biased)
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: list[Any]) -> None:
+        """Launch, and wait."""
+        assert block == first_layer.BLOCK
+        for tensor in args:
+            assert not isinstance(tensor, torch.Tensor) or tensor.is_contiguous()
+        kinds = {torch.Tensor: lambda t: ctypes.c_void_p(t.data_ptr()), float: ctypes.c_double,
+                 int: ctypes.c_int}  # fmt: skip
+        self._run(grid[0], grid[1], *(kinds[type(arg)](arg) for arg in args))
+
+
+@cache
+def _built(name: str, filters: torch.Size, coarse: int, biased: bool) -> Any:
+    text = first_layer.source(filters, coarse, biased)
+    after = text[text.index(f" {name}(\n") + len(name) + 2 :]
+    signature = after[: after.index(")\n{")]
+    names = ", ".join(part.split()[-1] for part in signature.split(","))
+    whole = '#include "cuda_on_host.h"\n' + text + EXPORT % (signature, name, names)
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source.write_text(whole)
+        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
+        command = [str(COMPILER), *options, f"-I{Path(__file__).parent}", str(source)]
+        subprocess.run([*command, "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library)).run

@@ -1,0 +1,99 @@
+"""The sums of a certificate in one kernel are those of the plain computation.
+
+On a GPU, or on the threads of a CPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from host_kernels import COMPILER, HostKernel
+
+import convexlift as cl
+from convexlift.kernels import first_layer
+from convexlift.networks import Convolution
+from convexlift.problems import minorant
+from convexlift.problems.certificate import judge
+from convexlift.problems.fused_pass import FusedPass
+from convexlift.problems.lifting import lift
+from convexlift.solvers.primal_dual import lifted_start
+from convexlift.tensors import Blocks
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+RAMPS = [name for name, h in zoo.NAMED.items() if h.ramp is not None and h.group == 1]
+pytestmark = pytest.mark.skipif(not ON_GPU and COMPILER is None, reason="needs g++")
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch):
+    monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    if not ON_GPU:
+        monkeypatch.setattr(first_layer, "compiled", HostKernel)
+
+
+def ridge(name: str, padding: str) -> cl.InputConvexNetwork:
+    """One layer with biases, and a channel that does not count."""
+    layer = cl.ConvexLayer(zoo.NAMED[name], channels=3, skip=Convolution(1, 3, 5, padding=padding))
+    torch.nn.init.normal_(layer.bias, std=0.2)
+    net = cl.InputConvexNetwork([layer])
+    torch.nn.init.uniform_(net.output, 0.1, 1.0)
+    net.output.data[1] = 0.0
+    return net
+
+
+def adaptive(reads: tuple[str, ...]) -> cl.InputConvexNetwork:
+    """Weights, and perhaps biases, of every pixel and image."""
+    net = cl.networks.adaptive(channels=3, kernel=5, widths=(4,), blocks=1, reads=reads)
+    for parameter in net.guide.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return net
+
+
+NETWORKS = {
+    **{name: (lambda name=name: ridge(name, "reflect")) for name in RAMPS},
+    **{p: (lambda p=p: ridge("huber", p)) for p in ("zero", "circular", "replicate")},
+    "weights of pixels": lambda: adaptive(("output",)),
+    "biases of pixels": lambda: adaptive(("output", "biases")),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_as_the_plain_computation(name):
+    """In double precision, up to the rounding of single precision."""
+    torch.manual_seed(1)
+    y = torch.rand(2, 1, 19, 37) * torch.tensor([0.3, 3.0])[:, None, None, None]
+    network = NETWORKS[name]()
+    exact = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.4, box=(0.0, 4.0),
+        noise=0.1 if network.reads_data else None,
+    ).to(dtype=torch.float64, device=DEVICE)  # fmt: skip
+    stated = exact.to(dtype=torch.float32)
+    with torch.no_grad():
+        x = stated.initial_image()
+        _, v = lifted_start(stated, lift(stated, pooled=False), x)
+        duals = Blocks({n: p + 0.5 * p.abs().mean() * torch.randn_like(p) for n, p in v.items()})
+        (v1,) = duals.values()
+        assert FusedPass.of(stated.network, x, v1) is not None
+        found, bounds = judge(stated, x, duals)
+        assert FusedPass.of(exact.network, x.double(), v1.double()) is None
+        doubled = Blocks({name: part.double() for name, part in duals.items()})
+        expected, exact_bounds = judge(exact, x.double(), doubled)
+    near = {"rtol": 3e-5, "atol": 0.0}
+    torch.testing.assert_close(found.objective, expected.objective, **near)
+    torch.testing.assert_close(found.regularizer, expected.regularizer, **near)
+    torch.testing.assert_close(bounds.everywhere.gap, exact_bounds.everywhere.gap, **near)
+    scale = float(exact_bounds.everywhere.data.pixels.abs().max())
+    difference = bounds.everywhere.data.pixels - exact_bounds.everywhere.data.pixels
+    assert float(difference.abs().max()) <= 1e-4 * scale
+
+
+def test_what_it_does_not_take():
+    """Packed dual variables, and activations whose slope is no ramp."""
+    net, x = ridge("huber", "zero").float(), torch.rand(1, 1, 8, 8, dtype=torch.float32)
+    network, v = net.bind((1, 8, 8)), torch.zeros(1, 3, 8, 8, dtype=torch.float32)
+    assert FusedPass.of(network, x.to(DEVICE), v.to(DEVICE)) is not None
+    assert FusedPass.of(network, x, v.to(torch.int16)) is None
+    curved = ridge("softplus", "zero").float().bind((1, 8, 8))
+    assert FusedPass.of(curved, x, v) is None
