@@ -22,9 +22,11 @@ from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 
 CASES = {"faces-inpainting-bilevel": "inpainting", "photo-any-size": "inpainting",
-         "faces-denoising": "salt-and-pepper"}  # fmt: skip
-WEIGHTS = {"faces-inpainting-bilevel": 1.1, "photo-any-size": 0.2, "faces-denoising": 50.0}
-"""For these data; the first and the last are those of the cards."""
+         "photo-open": "gaussian", "faces-denoising": "salt-and-pepper"}  # fmt: skip
+WEIGHTS = {"faces-inpainting-bilevel": 1.1, "photo-any-size": 0.2, "photo-open": 1.0,
+           "faces-denoising": 50.0}  # fmt: skip
+"""For these data; all but the second are those of the cards."""
+NOISE = 0.1
 
 
 def problem(name: str, batch: int, size: int, device: str) -> cl.VariationalProblem:
@@ -37,13 +39,16 @@ def problem(name: str, batch: int, size: int, device: str) -> cl.VariationalProb
         mask = torch.rand(size, size) > 0.3
         data: cl.Fidelity = cl.SquaredL2((clean + 0.03 * torch.randn_like(clean)) * mask)
         operator: cl.LinearOperator = cl.Mask(mask)
+    elif CASES[name] == "gaussian":
+        data, operator = cl.SquaredL2(clean + NOISE * torch.randn_like(clean)), cl.Identity()
     else:
         noise = torch.rand_like(clean)
         y = torch.where(noise < 0.125, 0.0, torch.where(noise > 0.875, 1.0, clean))
         data, operator = cl.L1(y), cl.Identity()
     made = cl.VariationalProblem(
-        fidelity=data, operator=operator, regularizer=network, weight=WEIGHTS[name], box=(0, 1)
-    )
+        fidelity=data, operator=operator, regularizer=network, weight=WEIGHTS[name], box=(0, 1),
+        noise=NOISE if network.reads_data else None,
+    )  # fmt: skip
     return made.to(device=device)
 
 

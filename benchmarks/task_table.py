@@ -55,10 +55,12 @@ def main() -> None:
         weight = given.weight or network.card.weights[given.task]
         gaps, counts, begin = [], [], time.perf_counter()
         for i in range(0, len(images), given.every):
-            clean = images[i][None].to(given.device)
+            clean = images[i][None]
             measured = task.measure(clean, [torch.Generator().manual_seed(i)])
-            solution = cl.solve(measured.problem(network, weight), stop=stop)
-            numbers.setdefault(name, []).append(float(psnr(solution.x.clamp(0, 1), clean)))
+            problem = measured.to(device=given.device).problem(network, weight)
+            solution = cl.solve(problem, stop=stop)
+            found = solution.x.clamp(0, 1).cpu()
+            numbers.setdefault(name, []).append(float(psnr(found, clean)))
             gaps.append(float(solution.gap))
             counts.append(int(solution.iterations))
             if given.output is not None:
