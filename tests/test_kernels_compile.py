@@ -84,7 +84,7 @@ def test_kernels_compile(capability):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
-def test_windows_fit_into_registers(channels, side, biased, tmp_path):
+def test_windows_nearly_fit_into_registers(channels, side, biased, tmp_path):
     filters = torch.Size([channels, 1, side, side])
     (tmp_path / "first_layer.cu").write_text(first_layer.source(filters, 1, biased))
     run = subprocess.run(
@@ -92,5 +92,7 @@ def test_windows_fit_into_registers(channels, side, biased, tmp_path):
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    spilt = re.findall(r"(\d+) bytes spill stores", run.stderr)
-    assert spilt == ["0", "0"], run.stderr
+    # A few, so that four programs fit on a multiprocessor, or three; more would be slow.
+    spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
+    assert len(spilt) == 2
+    assert max(spilt) <= 8 * side**2, run.stderr

@@ -16,15 +16,17 @@
 #define THREADS (32 * WARPS)
 #define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
 #define ACROSS (32 + KERNEL_WIDTH - 1)
+#define PROGRAMS (TAPS <= 32 ? 4 : 3)  // on a multiprocessor: registers for each are few enough
 #define TINY 1e-37f
 #define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 
 typedef float Window[WINDOW][KERNEL_WIDTH];
 typedef float Pixels[PIXELS];
 
-// Where a thread is: its first row and its column of an image of `size` pixels.
+// Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
+// pixels are inside.
 struct Place {
-    int thread, image, top, column, height, width, size;
+    int thread, image, top, column, height, width, size, inside;
 
     __device__ Place(int height, int width)
         : thread(threadIdx.y * 32 + threadIdx.x), image(blockIdx.y), height(height), width(width),
@@ -33,8 +35,9 @@ struct Place {
         const int across = (width + 31) / 32;
         top = (blockIdx.x / across * WARPS + threadIdx.y) * PIXELS;
         column = blockIdx.x % across * 32 + threadIdx.x;
+        inside = column < width ? height - top : 0;
     }
-    __device__ bool holds(int p) const { return top + p < height && column < width; }
+    __device__ bool holds(int p) const { return p < inside; }
     __device__ int at(int channel, int p) const
     {
         return channel * size + (top + p) * width + column;
@@ -160,7 +163,7 @@ __device__ __forceinline__ float bias_of(const float* bias, int apart, int chann
 
 // v = prox_{sigma f*}(w + sigma (V x_bar + bias)),  w <- a v + b w + e anchor,  spill = V* w;
 // without `step`, V* w alone. The slope of the activation rises from low to high.
-extern "C" __global__ void __launch_bounds__(THREADS) dual_step(
+extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
     const float* x_bar, float* w, const float* anchor, float* v, float* spill, float* moved,
     const float* filters, const float* bias, const float* multipliers,
     const float* table, int* clock,
@@ -182,11 +185,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) dual_step(
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel++) {
         const float4* f = taps + channel * ROOM;
-        Pixels following, response, t;
+        Pixels following, response, t, drawn;  // read first: there is work while memory answers
         EACH_PIXEL {
             following[p] = here.holds(p) ? w[begin + here.at(channel, p)] : 0.0f;
             t[p] = multiplier(multipliers, apart, channel, p, here);
             response[p] = bias_of(bias, bias_apart, channel, p, here);
+            drawn[p] = e != 0.0f && here.holds(p) ? e * anchor[begin + here.at(channel, p)] : 0.0f;
         }
         if (step) {
             respond(response, x, f);
@@ -196,10 +200,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) dual_step(
                 const float flat = fmaxf(sigma * ramp_width + t[p] * rise_by, TINY);
                 const float rise = __fdividef(q - sigma * left - t[p] * low, flat);
                 const float made = t[p] * low + t[p] * rise_by * fminf(fmaxf(rise, 0.0f), 1.0f);
-                float mixed = a * made + b * old;
+                const float mixed = a * made + b * old + drawn[p];
                 if (here.holds(p)) {
                     const long long at = begin + here.at(channel, p);
-                    if (e != 0.0f) mixed += e * anchor[at];
                     w[at] = mixed;
                     if (observed) {
                         v[at] = made;
@@ -220,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dual_step(
 
 // Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
 // nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
-extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
+extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     const float* x_padded, const float* v, float* spill, double* totals,
     const float* filters, const float* bias, const float* outputs, const float* weights,
     double low_, double high_, double left_, double ramp_width_, double offset_,
@@ -230,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
     const Place here(height, width);
     const float weight = weights[here.image], offset = offset_;
     const float low = low_, rise_by = high_ - low_, left = left_, ramp_width = ramp_width_;
-    const float per_width = ramp_width > 0.0f ? 1.0f / ramp_width : 0.0f;
+    const float per_width = ramp_width > 0.0f ? 1.0f / ramp_width : 0.0f, per_rise = 1.0f / rise_by;
     const long long begin = (long long)here.image * CHANNELS * here.size;
     load_taps(taps, filters, here);
     Window x, sums;
@@ -239,24 +242,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel++) {
         const float4* f = taps + channel * ROOM;
-        Pixels a, made;
-        EACH_PIXEL a[p] = bias_of(bias, bias_apart, channel, p, here);
+        Pixels a, made, output;
+        EACH_PIXEL {
+            a[p] = bias_of(bias, bias_apart, channel, p, here);
+            made[p] = here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
+            output[p] = here.holds(p) ? multiplier(outputs, apart, channel, p, here) : 0.0f;
+        }
         respond(a, x, f);
         float values = 0.0f, losses = 0.0f;
         EACH_PIXEL {
-            const float output = here.holds(p) ? multiplier(outputs, apart, channel, p, here) : 0.0f;
-            const float t = weight * output;
-            const float given = here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
-            made[p] = fminf(fmaxf(given, t * low), t * (low + rise_by));
+            const float t = weight * output[p];
+            made[p] = fminf(fmaxf(made[p], t * low), t * (low + rise_by));
             // From the left end of the ramp: of a, of the part of a on it, of the point of slope s.
             const float way = a[p] - left, inside = fminf(fmaxf(way, 0.0f), ramp_width);
-            const float share = (made[p] / fmaxf(t, TINY) - low) / rise_by;
+            const float share = (__fdividef(made[p], fmaxf(t, TINY)) - low) * per_rise;
             const float off = inside - share * ramp_width, beyond = way - inside;
             const float against = beyond > 0.0f ? 1.0f - share : share;
             losses += t * rise_by * (0.5f * per_width * off * off + fabsf(beyond) * against);
             // h is the integral of its slope
             const float bent = 0.5f * per_width * inside * inside + fmaxf(beyond, 0.0f);
-            values += output * (low * a[p] + rise_by * bent + offset);
+            values += output[p] * (low * a[p] + rise_by * bent + offset);
         }
         value += values;
         slack += losses;

@@ -6,8 +6,10 @@ several channels, pooled layers, large filters, and machines where it cannot be 
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +19,15 @@ WARPS, PIXELS = 4, 4
 TILE = (WARPS * PIXELS, 32)
 """Rows and columns of a program."""
 BLOCK = (32, WARPS, 1)
+NAMES = ("dual_step", "one_pass")
+BINARY = "first_layer.cubin"
+"""The name of a compiled text in Triton's cache on disk."""
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
 LARGEST = 2**31
 """Limit on the numbers of a layer, which are indexed with 32 bits."""
 
 
-@cache
 def compiled(
     name: str, device: torch.device, filters: torch.Size, *, coarse: int, biased: bool
 ) -> Any:
@@ -40,12 +44,29 @@ def compiled(
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
+    return _module(device, source(filters, coarse, biased)).get(name)
+
+
+@cache
+def _module(device: torch.device, text: str) -> dict[str, Any]:
+    """The kernels of a text, by name; none where they cannot be compiled.
+
+    These functions of torch are private so far, and may change: then there are none, too.
+    """
     try:
+        from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
+        from triton.runtime.cache import get_cache_manager
+
         with torch.cuda.device(device):
-            # Private so far, but documented; other versions may lack it, or a CUDA toolkit.
-            return torch.cuda._compile_kernel(source(filters, coarse, biased), name)
+            kind = torch.cuda.get_device_capability(), torch.version.cuda
+            key = hashlib.sha256(f"{kind} {text}".encode()).hexdigest()
+            files = get_cache_manager(key)
+            if (path := files.get_file(BINARY)) is None:
+                path = files.put(_nvrtc_compile(text, NAMES[0])[0], BINARY)
+            kernels: Any = _cuda_load_module(Path(path).read_bytes(), list(NAMES))
+            return dict(kernels)
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError):
-        return None
+        return {}
 
 
 def source(filters: torch.Size, coarse: int, biased: bool) -> str:
