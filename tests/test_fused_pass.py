@@ -51,11 +51,19 @@ def adaptive(reads: tuple[str, ...]) -> cl.InputConvexNetwork:
     return net
 
 
+def several_levels() -> cl.InputConvexNetwork:
+    """Weights that depend on the noise level of the image."""
+    net = cl.networks.ridge(channels=3, kernel=5, smoothing=0.0, levels=[0.05, 0.2])
+    torch.nn.init.normal_(net.guide.numbers)
+    return net
+
+
 NETWORKS = {
     **{name: (lambda name=name: ridge(name, "reflect")) for name in RAMPS},
     **{p: (lambda p=p: ridge("huber", p)) for p in ("zero", "circular", "replicate")},
     "weights of pixels": lambda: adaptive(("output",)),
     "biases of pixels": lambda: adaptive(("output", "biases")),
+    "weights of images": several_levels,
 }
 
 
@@ -65,9 +73,10 @@ def test_as_the_plain_computation(name):
     torch.manual_seed(1)
     y = torch.rand(2, 1, 19, 37) * torch.tensor([0.3, 3.0])[:, None, None, None]
     network = NETWORKS[name]()
+    noise = torch.tensor([0.05, 0.2]) if name == "weights of images" else 0.1
     exact = cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=network, weight=0.4, box=(0.0, 4.0),
-        noise=0.1 if network.reads_data else None,
+        noise=noise if network.reads_data else None,
     ).to(dtype=torch.float64, device=DEVICE)  # fmt: skip
     stated = exact.to(dtype=torch.float32)
     with torch.no_grad():

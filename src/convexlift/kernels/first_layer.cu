@@ -16,12 +16,13 @@
 #define THREADS (32 * WARPS)
 #define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
 #define ACROSS (32 + KERNEL_WIDTH - 1)
-#define PROGRAMS (TAPS <= 32 ? 4 : 3)  // on a multiprocessor: registers for each are few enough
+#define PROGRAMS (TAPS <= 32 ? 4 : 2)  // on a multiprocessor, which limits their registers
 #define TINY 1e-37f
 #define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 
 typedef float Window[WINDOW][KERNEL_WIDTH];
 typedef float Pixels[PIXELS];
+template <bool VALUE> struct Constant { static constexpr bool value = VALUE; };
 
 // Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
 // pixels are inside.
@@ -141,11 +142,12 @@ __device__ __forceinline__ double sum_of_threads(double number, const Place& her
     return total;
 }
 
-// Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels.
+// Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels; those
+// of the next image are `apart`.
 __device__ __forceinline__ float multiplier(const float* multipliers, int apart, int channel, int p,
                                             const Place& here)
 {
-    if (COARSE == 0) return multipliers[channel];
+    if (COARSE == 0) return multipliers[(long long)here.image * apart + channel];
     if (!here.holds(p)) return 0.0f;
     if (COARSE == 1) return multipliers[(long long)here.image * apart + here.at(channel, p)];
     const int down = (here.height + COARSE - 1) / max(COARSE, 1);
@@ -182,38 +184,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
     Window x, sums;
     start(x, sums, x_bar, here);
     float way = 0.0f;
+    auto each_channel = [&](auto anchored) {
 #pragma unroll 1
-    for (int channel = 0; channel < CHANNELS; channel++) {
-        const float4* f = taps + channel * ROOM;
-        Pixels following, response, t, drawn;  // read first: there is work while memory answers
-        EACH_PIXEL {
-            following[p] = here.holds(p) ? w[begin + here.at(channel, p)] : 0.0f;
-            t[p] = multiplier(multipliers, apart, channel, p, here);
-            response[p] = bias_of(bias, bias_apart, channel, p, here);
-            drawn[p] = e != 0.0f && here.holds(p) ? e * anchor[begin + here.at(channel, p)] : 0.0f;
-        }
-        if (step) {
-            respond(response, x, f);
+        for (int channel = 0; channel < CHANNELS; channel++) {
+            const float4* f = taps + channel * ROOM;
+            Pixels following, response, t, drawn;  // read first: there is work until memory answers
             EACH_PIXEL {
-                const float old = following[p], q = old + sigma * response[p];
-                // v = t times the slope at the proximal point
-                const float flat = fmaxf(sigma * ramp_width + t[p] * rise_by, TINY);
-                const float rise = __fdividef(q - sigma * left - t[p] * low, flat);
-                const float made = t[p] * low + t[p] * rise_by * fminf(fmaxf(rise, 0.0f), 1.0f);
-                const float mixed = a * made + b * old + drawn[p];
-                if (here.holds(p)) {
-                    const long long at = begin + here.at(channel, p);
-                    w[at] = mixed;
-                    if (observed) {
-                        v[at] = made;
-                        way += (made - old) * (made - old);
-                    }
-                }
-                following[p] = here.holds(p) ? mixed : 0.0f;
+                following[p] = here.holds(p) ? w[begin + here.at(channel, p)] : 0.0f;
+                t[p] = multiplier(multipliers, apart, channel, p, here);
+                response[p] = bias_of(bias, bias_apart, channel, p, here);
+                const bool drawing = anchored.value && here.holds(p);
+                drawn[p] = drawing ? e * anchor[begin + here.at(channel, p)] : 0.0f;
             }
+            if (step) {
+                respond(response, x, f);
+                EACH_PIXEL {
+                    const float old = following[p], q = old + sigma * response[p];
+                    // v = t times the slope at the proximal point
+                    const float flat = fmaxf(sigma * ramp_width + t[p] * rise_by, TINY);
+                    const float rise = __fdividef(q - sigma * left - t[p] * low, flat);
+                    const float share = fminf(fmaxf(rise, 0.0f), 1.0f);
+                    const float made = t[p] * low + t[p] * rise_by * share;
+                    const float mixed = a * made + b * old + drawn[p];
+                    if (here.holds(p)) {
+                        const long long at = begin + here.at(channel, p);
+                        w[at] = mixed;
+                        if (observed) {
+                            v[at] = made;
+                            way += (made - old) * (made - old);
+                        }
+                    }
+                    following[p] = here.holds(p) ? mixed : 0.0f;
+                }
+            }
+            add_back(sums, following, f);
         }
-        add_back(sums, following, f);
-    }
+    };
+    // Two loops: reading anchors takes registers, and most iterations have none.
+    if (e != 0.0f)
+        each_channel(Constant<true>());
+    else
+        each_channel(Constant<false>());
     store(sums, spill, here);
     if (observed) {
         const double total = sum_of_threads(way, here);

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.kernels import first_layer
+from convexlift.kernels.availability import current
 from convexlift.networks.activations import Ramp
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.tensors import Scalar
@@ -29,13 +30,13 @@ class FusedPass:
         """The kernel for these tensors, or None if there is none."""
         (layer,) = network.layers
         convolution, ramp = layer.operators[IMAGE].convolution, layer.activation.ramp
-        output = network.output
+        output, bias = network.output, layer.bias
         single = all(each.dtype == torch.float32 for each in (x, v, output))
         if convolution is None or ramp is None or ramp.low == ramp.high or not single:
             return None
-        filters, bias = convolution.weight.detach(), layer.bias
         if v[0].numel() >= first_layer.LARGEST:
             return None
+        filters = convolution.weight.detach()
         kernel = first_layer.compiled(
             "one_pass", x.device, filters.shape, coarse=int(output[0, 0].numel() > 1),
             biased=bias is not None and bias.numel() > len(filters),
@@ -52,12 +53,13 @@ class FusedPass:
         totals = padded.new_empty((batch, math.prod(tiles), 2), dtype=torch.float64)
         weights = (padded.new_ones((batch, 1, 1, 1)) * weight).to(padded)
         apart = (t[0].numel() if len(t) == batch else 0 for t in (self._outputs, self._bias))
-        self._kernel(
-            grid=(math.prod(tiles), batch, 1), block=first_layer.BLOCK,
-            args=[padded.contiguous(), v.contiguous(), spill, totals, self._filters, self._bias,
-                  self._outputs, weights,
-                  ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset, *apart, *self._size],
-        )  # fmt: skip
+        with current(padded.device):
+            self._kernel(
+                grid=(math.prod(tiles), batch, 1), block=first_layer.BLOCK,
+                args=[padded.contiguous(), v.contiguous(), spill, totals, self._filters, self._bias,
+                      self._outputs, weights,
+                      ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset, *apart, *self._size],
+            )  # fmt: skip
         value, slack = totals.sum(1).unbind(1)
         whole = [n * side + k - 1 for n, side, k in zip(tiles, tile, sides, strict=True)]
         c = F.fold(spill.mT, tuple(whole), tuple(around), stride=tile)

@@ -293,8 +293,8 @@ class FirstLayer:
         fixed = self.filters, self.bias, multipliers, table, buffers.clock
         ramped = ramp.low, ramp.high, ramp.left, ramp.width
         sizes = (
-            multipliers[0].numel() if len(multipliers) == batch else 0,
-            self.bias[0].numel() if len(self.bias) == batch else 0, height, width,
+            multipliers[0].numel() if self.coarse == 1 and len(multipliers) == batch else 0,
+            self.bias[0].numel() if self.biased and len(self.bias) == batch else 0, height, width,
         )  # fmt: skip
         if self.compiled is not None:
             self.compiled(
