@@ -116,12 +116,16 @@ def test_solves_are_the_same(case, graphs, monkeypatch):
     assert graphs.replays > graphs.captures
 
 
-def test_later_solves_replay_everything(graphs):
-    network = cl.networks.ridge(channels=4, smoothing=0.01)
+@pytest.mark.parametrize("reads_data", [False, True])
+def test_later_solves_replay_everything(reads_data, graphs):
+    network, options = cl.networks.ridge(channels=4, smoothing=0.01), {}
+    if reads_data:
+        network = cl.networks.adaptive(channels=4, kernel=3, widths=(4,), blocks=1)
+        options = {"noise": 0.1, "weight": 1.0}
     for seed in range(2):
-        cl.solve(stated(seed, network, batch=1))
+        cl.solve(stated(seed, network, batch=1, **options))
     captures, before = graphs.captures, graphs.replays
-    solution = cl.solve(stated(2, network, batch=1))
+    solution = cl.solve(stated(2, network, batch=1, **options))
     assert graphs.captures == captures == 3
     # The initial image, all checks, and the claim.
     assert graphs.replays == before + 1 + len(solution.history) + 1

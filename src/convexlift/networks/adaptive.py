@@ -174,8 +174,10 @@ class ConditionedNetwork(InputConvexNetwork):
         return tuple(bound)
 
     def _with(self, change: Callable[[Tensor], Tensor], layers: list[ConvexLayer]) -> Self:
-        readings = {name: change(read) for name, read in self.readings.items()}
-        return type(self)(layers, readings, change(self.largest), in_channels=self.in_channels)
+        made = copy.copy(self)  # not a new network, whose checks a GPU would wait for
+        made._modules = {**self._modules, "layers": torch.nn.ModuleList(layers)}
+        made._buffers = {n: None if b is None else change(b) for n, b in self._buffers.items()}
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies are for other devices and precisions, where the graph of a guide has no use.
