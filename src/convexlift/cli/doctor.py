@@ -151,7 +151,12 @@ def _kernels() -> str:
         return "none: Triton is not installed; GPUs then run PyTorch's operations"
     if not torch.cuda.is_available():
         return f"Triton {_version('triton')}, not used without a GPU"
-    return f"Triton {_version('triton')}"
+    from convexlift.kernels import first_layer
+
+    device, filters = torch.device("cuda", torch.cuda.current_device()), torch.Size([8, 1, 3, 3])
+    compiled = first_layer.compiled("dual_step", device, filters, coarse=0, biased=False)
+    how = "and CUDA, compiled by NVRTC" if compiled else "only: NVRTC cannot compile CUDA here"
+    return f"Triton {_version('triton')} {how}"
 
 
 def _version(module: str) -> str:
