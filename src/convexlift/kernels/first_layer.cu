@@ -2,11 +2,11 @@
 // channel: the dual half of a PDHG iteration (see iteration.py), and the sums of a certificate (see
 // problems/minorant.py).
 //
-// A thread holds PIXELS pixels of a column in all channels, and two windows of the image around
-// them in registers: what V reads, and the sums that V* makes. Every tap of a filter is loaded once
-// for both. A warp is 32 columns wide, so that memory is read and written in whole lines whatever
-// the width of the image. In the end the windows of a tile are added in a fixed order: results do
-// not depend on the order in which threads run.
+// A thread holds PIXELS pixels of a column, one channel after the other, and two windows of the image
+// around them in registers: what V reads, and the sums that V* makes. A number of the dual variable
+// is read once and written once. A warp is 32 columns wide, so that memory is read and written in
+// whole lines whatever the width of the image. In the end the windows of a tile are added in a fixed
+// order: results do not depend on the order in which threads run.
 //
 // Written for NVRTC: names in capitals that are not defined here are macros, from first_layer.py.
 
