@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from convexlift.functionals.terms import DiagonalFidelityTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
@@ -32,10 +33,13 @@ class Coupling:
         scalar: whether a step is one number for each block and image.
         relaxed: whether relaxed iterations are the faster ones also in long runs, where R has kinks
             and the fidelity is smooth (measured).
+        dual_weight: how much more distances of dual variables count than those of images, a number
+            or (B,). Images converge by themselves where the data hold all pixels in place.
     """
 
     recent = relaxed = False
     scalar = True
+    dual_weight: float | Tensor = 1.0
     choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
@@ -43,6 +47,7 @@ class Coupling:
         self.weights: dict[str, dict[str, float | Tensor]] = {
             v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
         }
+        self.dual_weight = 1.0 + _evenness(saddle.g.get("x"))
 
     def in_double(self) -> Coupling:
         """The same, for the problem in double precision; norms are not computed again."""
@@ -90,11 +95,28 @@ class Coupling:
         squares = {**self.squared_lengths(du, tau), **self.dual_squares(dv) / sigma}
         return Blocks(squares).total().sqrt()
 
-    @staticmethod
-    def balanced_sigma(reach: Blocks, v_sizes: Blocks) -> Blocks:
-        """sigma_i = ||dv_i|| / reach_i.
+    def balanced_sigma(self, reach: Blocks, v_sizes: Blocks) -> Blocks:
+        """sigma_i = dual_weight ||dv_i|| / reach_i.
 
-        It minimises sum_j ||du_j||^2 / tau_j + sum_i ||dv_i||^2 / sigma_i, the bound on the
-        distance that PDHG has to travel. Zero or not finite where a size is.
+        It minimises sum_j ||du_j||^2 / tau_j + dual_weight^2 sum_i ||dv_i||^2 / sigma_i, the bound
+        on the distance that PDHG has to travel. Zero or not finite where a size is.
         """
-        return v_sizes / reach
+        weight = self.dual_weight
+        if isinstance(weight, Tensor):
+            weight = weight.to(next(iter(reach.values())))
+        return weight * v_sizes / reach
+
+
+def _evenness(term: object) -> Tensor | float:
+    """The root of the least curvature of quadratic data over the greatest, (B,).
+
+    0 if a pixel is unseen, or for other data terms. With 1 + evenness as the weight of dual
+    distances, denoising takes two thirds of the iterations (measured; data behind operators and
+    data with kinks would take more).
+    """
+    if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.curvature is None:
+        return 0.0
+    y = term.fidelity.y
+    curvature = (term.fidelity.curvature * term.diagonal.square()).to(y).expand_as(y).flatten(1)
+    least, greatest = curvature.amin(1), curvature.amax(1)
+    return (least / torch.where(greatest > 0, greatest, 1.0)).sqrt()
