@@ -152,8 +152,7 @@ class ConditionedNetwork(InputConvexNetwork):
     def with_readings(self, change: Callable[[str, Tensor], Tensor]) -> Self:
         """The network with other readings, from the names and the present ones."""
         readings = {name: change(name, read) for name, read in self.readings.items()}
-        layers = list(self.layers)
-        return type(self)(layers, readings, self.largest, in_channels=self.in_channels)
+        return type(self)(list(self.layers), readings, self.largest, in_channels=self.in_channels)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         return _fitting(self.output, shape)
@@ -180,8 +179,7 @@ class ConditionedNetwork(InputConvexNetwork):
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Copies are for other devices and precisions, where the graph of a guide has no use.
-        layers = copy.deepcopy(list(self.layers), memo)
+        layers = copy.deepcopy(list(self.layers), memo)  # where the guide's graph has no use
         return self._with(lambda read: read.detach().clone(), layers)
 
 
@@ -311,9 +309,10 @@ class AdaptiveNetwork(InputConvexNetwork):
                 everywhere unless given.
         """
         if picture.ndim != 2 + self.dimensions or picture.shape[1] != self.in_channels:
-            wanted = f"(batch, {self.in_channels}, {SIZES[self.dimensions]})"
-            got = tuple(picture.shape)
-            raise ValueError(f"the guide reads pictures of shape {wanted}, got {got}")
+            wanted, got = SIZES[self.dimensions], tuple(picture.shape)
+            raise ValueError(
+                f"the guide reads pictures of shape (batch, {self.in_channels}, {wanted}), got {got}"
+            )
         if (place := first_non_finite(picture)) is not None:
             raise ValueError(f"the picture for the guide is {float(picture[place])} at {place}")
         level = self._per_image(_levels(noise, picture))
