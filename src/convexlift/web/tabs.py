@@ -110,9 +110,8 @@ class Tab(ABC):
     def _inputs(self, first: InputPicture) -> None:
         megabytes = f"{self.site.limits.upload_bytes / MEGABYTE:g} MB"
         self.file = file_input(
-            label=f"{self.drop}, up to {megabytes}", file_types=list(self.endings),
-            elem_id=f"{self.name}-file",
-        )  # fmt: skip
+            self.endings, label=f"{self.drop}, up to {megabytes}", elem_id=f"{self.name}-file"
+        )
         self.mode = gr.Radio(
             list(zip(self.modes, (OWN, TRY), strict=True)), value=TRY, show_label=False,
             label="What to do", elem_id=f"{self.name}-mode",
